@@ -144,8 +144,11 @@ conform: .venv-conform/installed    ## give the test vectors to TRL's and verl's
 site: .venv-site/installed          ## build README.md and docs/ as one site with search: site/index.html
 	.venv-site/bin/python learn/site/build.py
 
-screenshot: $(READY)     ## make screenshot RUN=runs/a: redraw docs/report*.png; needs Chromium
-	$(PY) -m report.screenshot "$(RUN)"
+SHOOT = chromium --headless --no-sandbox --hide-scrollbars "file://$$(realpath "$(RUN)")/report.html"
+screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png; needs Chromium
+	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report.png
+	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report-dark.png --blink-settings=preferredColorScheme=0
+	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone.png --force-device-scale-factor=2
 
 clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv .venv-conform .venv-engine .venv-gemma .venv-lowest .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache

@@ -49,8 +49,6 @@ def parse_flags(config_class, argv=None):
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
         text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
-    parser.add_argument("--stop_at", "--stop-at", help=argparse.SUPPRESS, type=lambda _: fail(
-        "--stop_at: a run trains on --max_steps batches, and nothing else ends it"))
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # | head ends the command silently
     given = vars(parser.parse_args(argv))
@@ -199,9 +197,9 @@ def muon_step(matrix, momentum, rate):
 # ---- 3. the run ------------------------------------------------------------------------------
 
 def command(*words):
-    """Write a command that starts the interpreter in use, ready to be pasted. Paths below the
-    current folder are shortened. -> str"""
-    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    """Write a command for the interpreter in use that can be pasted, with short paths. -> str"""
+    is_active = shutil.which("python") == sys.executable and "UV" not in os.environ    # uv run
+    python = "python" if is_active else sys.executable
     return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in (python, *words))
 
 

@@ -173,9 +173,11 @@ def step(model, state):
     sample(state, F.linear(model.norm(x), model.embed.weight))
 
 
-def capture(function):
+def capture(function, device):
     """Call function() once, then record a call without running it.
-    -> a function that runs the recorded call"""
+    -> a function that runs the recorded call; without CUDA, function itself"""
+    if device.type != "cuda":
+        return function
     # Each graph gets its own stream. cuBLAS has a workspace for each stream (32 MiB on Hopper), and
     # torch 2.13 frees it with any graph recorded there, even if another graph still uses it.
     stream = torch.cuda.Stream()
@@ -197,8 +199,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     problems. uniforms[i, t] (B, T) draws slot t of row i; without uniforms, the most likely token
     is taken. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     T = cfg.max_completion_length
-    has_graph = prompts.is_cuda and T > 1           # start() samples the first token without a step
-    graphs = GRAPHS.setdefault(model, {}) if has_graph else {}
+    graphs = GRAPHS.setdefault(model, {})
 
     # a graph depends on all of these
     uniforms_dtype = None if uniforms is None else uniforms.dtype
@@ -216,7 +217,8 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
                 del graphs[next(iter(graphs))]          # the oldest
             new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
-            graphs[key] = (new_state, capture(one_step) if has_graph else one_step)
+            replay = capture(one_step, prompts.device) if T > 1 else None   # start() samples slot 0
+            graphs[key] = (new_state, replay)
         state, replay = graphs[key]
         rows = torch.arange(len(state.token), device=prompts.device).clamp(max=B - 1)
         start(model, state, prompts[rows], None if uniforms is None else uniforms[rows])

@@ -159,9 +159,10 @@ def forward_kernel(
     # in 64 bits, because the product of two int32 can be too large for an int32
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
-    index = (b * stride_b + t * stride_t) * STEP        # of a row's first logit, (ROWS,)
-    row = logits + index // (LINE * VEC) * (LINE * VEC)         # pointers to its line, (ROWS,)
-    begin = (index % (LINE * VEC)).to(tl.int32)                 # its place in the line, (ROWS,)
+    steps = b * stride_b + t * stride_t                 # to a row's first logit, in STEPs
+    per_line: tl.constexpr = LINE * VEC // STEP
+    row = logits + steps // per_line * (LINE * VEC)     # pointers to its line, (ROWS,)
+    begin = (steps % per_line).to(tl.int32) * STEP      # its place in the line, (ROWS,)
     end = tl.where(is_token, begin + V * STEP, 0)       # 0: padding is not read
     # a token outside the vocabulary gets nan, not the number in memory after the row
     at_token = tl.load(row + begin + token, is_token & (token < V * STEP), float("nan"))
@@ -182,7 +183,8 @@ def forward_kernel(
         is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
         x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
         if STEP < VEC:
-            if (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC):
+            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
+            if has_end:             # of a row
                 is_inside = (offset >= begin - first) & (offset < row_end - first)
                 x = tl.where(is_inside, x, float("-inf"))
         new_m = tl.maximum(m, tl.max(x, 2))                                 # (ROWS, LANES)
@@ -233,11 +235,12 @@ def backward_kernel(
     is_token = token >= 0
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
-    index = (b * stride_b + t * stride_t) * STEP        # of a row's first logit, (ROWS,)
-    row = logits + index // (LINE * VEC) * (LINE * VEC)         # pointers to its line, (ROWS,)
-    begin = (index % (LINE * VEC)).to(tl.int32)                 # its place in the line, (ROWS,)
-    grad_row = grad + index // (LINE * VEC) * (LINE * VEC) if ALIKE else (
-        grad + (b * grad_b + t * grad_t) * STEP - begin)
+    steps = b * stride_b + t * stride_t                 # to a row's first logit, in STEPs
+    per_line: tl.constexpr = LINE * VEC // STEP
+    row = logits + steps // per_line * (LINE * VEC)     # pointers to its line, (ROWS,)
+    begin = (steps % per_line).to(tl.int32) * STEP      # its place in the line, (ROWS,)
+    grad_row = grad + steps // per_line * (LINE * VEC) if ALIKE else (
+        grad + (b * grad_b + t * grad_t - steps % per_line) * STEP)
     end = tl.where(is_token, begin + V * STEP, 0)
     grad_end = tl.where(n < N, begin + V * STEP, 0)     # padding gets gradients of 0
 
@@ -279,7 +282,8 @@ def backward_kernel(
         is_whole = (first >= begin) & (first + VEC <= grad_end)             # (ROWS, LANES, 1)
         tl.store(grad_pointer, dx, is_whole)
         if STEP < VEC:
-            if (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC):
+            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
+            if has_end:             # of a row
                 is_inside = (offset >= begin - first) & (offset < grad_end - first)
                 tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 

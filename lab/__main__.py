@@ -1,5 +1,4 @@
-"""Run experiments of the lab, by name or all of them: python -m lab NAME (make lab-NAME, make lab).
-"""
+"""Run experiments of the lab: python -m lab NAME (make lab-NAME), or all of them (make lab)."""
 import argparse
 import os
 

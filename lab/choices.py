@@ -2,10 +2,8 @@
 lab.choices (make choices). It uses the stored numbers, runs nothing, and writes a table in
 docs/lab-sceptic.md.
 
-Verdicts depend on choices: at which level, step or k an experiment compares, over how many batches
-it averages, and how large an effect has to be. CHOICES lists other values for the constants of
-lab/claims/NAME.py; one constant changes at a time. In the other rows of the table, the bound or the
-interval of every claim changes.
+CHOICES lists other values for the constants of lab/claims/NAME.py; one constant changes at a time.
+In the other rows of the table, the bound or the interval of every claim changes.
 """
 import collections
 import copy
@@ -18,7 +16,7 @@ import numpy
 
 from lab import verdict
 from lab.docs import put, table
-from lab.experiment import measured, module, of
+from lab.experiment import measured, module
 from report import start
 
 # Experiment -> constant -> its other values
@@ -64,21 +62,10 @@ def signed_ranks(values, comparisons=1):
     return (means[cut - 1], means[-cut]) if cut else (-math.inf, math.inf)
 
 
-def claims(name):
-    """Load the claims of an experiment. -> list"""
-    return of(module(name).EXPERIMENT.load()[0], verdict.Claim)
-
-
-def with_constant(name, constant, value):
-    """Load the claims of an experiment with one constant of its module changed. -> list"""
-    with mock.patch.object(module(name), constant, value):
-        return claims(name)
-
-
 def with_bound(claim, factor):
     """Judge a claim with a bound that is `factor` times as far from no effect. -> verdict"""
     other = copy.copy(claim)
-    move = (lambda x: x and x**factor) if claim.times else (lambda x: x and x * factor)
+    move = (lambda x: math.copysign(abs(x)**factor, x)) if claim.times else (lambda x: x * factor)
     other.at_least = move(claim.at_least)
     other.at_most = move(claim.at_most)
     return other.verdict
@@ -101,10 +88,13 @@ def compare():
     total = 0
     plain = []
     for name in measured():
-        usual = claims(name)
+        usual, *_ = module(name).EXPERIMENT.load()
         plain += [claim for claim in usual if not claim.exact]
-        others = [with_constant(name, constant, value)
-                  for constant, values in CHOICES.get(name, {}).items() for value in values]
+        others = []
+        for constant, values in CHOICES.get(name, {}).items():
+            for value in values:
+                with mock.patch.object(module(name), constant, value):
+                    others.append(module(name).EXPERIMENT.load()[0])
         for claim, *again in zip(usual, *others, strict=True):
             pairs = [(claim.verdict, other.verdict) for other in again]
             verdicts["the level, step, k or window"] += pairs

@@ -52,12 +52,8 @@ def record(name, **content):
 
 def table(head, rows):
     """Write a table in Markdown. head: list of headings; rows: lists of cells. -> str"""
-    rule = ["---"] * len(head)
-    text = ""
-    for row in [head, rule, *rows]:
-        cells = " | ".join(str(cell) for cell in row)
-        text += f"| {cells} |\n"
-    return text
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
 
 
 def put(name, text, target):

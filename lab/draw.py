@@ -8,7 +8,7 @@ letters of the wide one would be too small on a phone. All sizes are in pixels.
 import io
 import re
 import textwrap
-from typing import NamedTuple
+from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
 import numpy
@@ -38,8 +38,9 @@ STYLE = {"font.size": 12.5, "xtick.labelsize": 12, "ytick.labelsize": 12, "axes.
          "figure.constrained_layout.w_pad": 6 / 72}
 
 
-class Picture(NamedTuple):
-    title: str
+@dataclass
+class Picture:
+    title: str                                  # "" for the first finding of an experiment
     fill: object                                # a function that draws on an axis: wide or narrow
     heights: tuple                              # without the title, of the wide and the narrow one
 
@@ -58,7 +59,9 @@ class Picture(NamedTuple):
                 for side in (axis.xaxis, axis.yaxis):
                     if side.get_scale() == "log":
                         side.set_major_formatter(lambda x, place: short(x))
-                        side.set_minor_formatter(between)
+                        low, high = side.get_view_interval()
+                        is_full = is_narrow and side is axis.xaxis and high > 300 * low
+                        side.set_minor_formatter("" if is_full else between)
                 axis.set_xlabel(wrapped(axis.get_xlabel(), 48 if is_narrow else 80))
                 axis.set_ylabel(wrapped(axis.get_ylabel(), 35))
                 figure.suptitle(title, x=0.008, ha="left", fontsize=14.5, fontweight="bold")
@@ -97,8 +100,7 @@ def show(name, title):
 
 
 def wrapped(text, room):
-    """Break a text into the fewest lines of up to `room` letters, of about the same length. -> str
-    """
+    """Break a text into the fewest lines of up to `room` letters, all of similar length. -> str"""
     if "\n" in text:
         return text
     ways = [textwrap.wrap(text, letters, break_on_hyphens=False, break_long_words=False)
@@ -129,7 +131,7 @@ def dark(colour):
     return "#" + "".join(f"{round(0.7 * int(colour[i:i + 2], 16)):02x}" for i in (1, 3, 5))
 
 
-def curves(lines, title, x=None, given=None, height=280, **axes):
+def curves(lines, x=None, title="", given=None, height=280, **axes):
     """Draw {name: a row for each seed (S, T)}: the mean of the seeds (on a logarithmic axis, the
     geometric mean), each seed as a faint line, and the name at the end. x: (T,), or {name: (T,)};
     by default the steps 1, 2 ... axes: settings of the axes, such as xlabel and ylim. -> Picture"""
@@ -175,7 +177,7 @@ def name_ends(axis, ends, room):
         axis.text(1.015, place, name, color=colour, va="center", transform=axis.transAxes)
 
 
-def dots(rows, title, form=".2f", given=None, level=None, **axes):
+def dots(rows, form=".2f", given=None, level=None, **axes):
     """Draw {name: a number for each seed} as rows of dots with their means (on a logarithmic axis,
     the geometric means). level: (x, label) of a vertical line, on which arrows mark the numbers
     that are inf. A row in which all are inf has the word "never" for its mean. -> Picture"""
@@ -221,4 +223,4 @@ def dots(rows, title, form=".2f", given=None, level=None, **axes):
                         fontsize=12.5)
         axis.set_ylim(len(rows) - 0.45, top)
         axis.grid(axis="y", visible=False)
-    return Picture(title, fill, (85 + 34 * len(rows), 80 + 46 * len(rows)))
+    return Picture("", fill, (85 + 34 * len(rows), 80 + 46 * len(rows)))

@@ -13,7 +13,8 @@ counts the seeds. The results are stored in docs/lab/NAME.json, and docs/lab.md 
 
 You write docs/lab/NAME.md yourself: a title, and the sections Claim, Prediction and Method before
 the first run; afterwards the section Outcome, which says what you predicted correctly. The claims,
-the picture and the tables are then inserted above these sections.
+the picture, whose title is the finding of the first claim, and the tables are then inserted above
+these sections.
 """
 import collections
 import concurrent.futures
@@ -83,8 +84,7 @@ class Experiment:
         self.measure(commands, seeds)(columns)
 
     def results(self, processes):
-        """Measure in `processes` processes. -> {measure: {case: {column: [values of each seed]}}}
-        """
+        """Measure in several processes. -> {measure: {case: {column: [values of each seed]}}}"""
         jobs = [(self.name, measure, seed, case)
                 for measure, (_, cases, seeds) in self.measures.items()
                 for case in cases for seed in seeds]
@@ -113,37 +113,39 @@ class Experiment:
         self.path(".json").write_text(text, "utf-8")
 
     def load(self):
-        """Load the stored results. -> the parts that `page` yields, a dict about the measurement"""
+        """Load the stored results. -> claims, picture and tables of the page, and a dict about the
+        measurement"""
         content = json.loads(self.path(".json").read_text("utf-8"))
         about = content.pop("about")
         results = {measure: {case: {column: array(rows) for column, rows in columns.items()}
                              for case, columns in cases.items()}
                    for measure, cases in content.items()}
-        return list(module(self.name).page(**results)), about
+        parts = list(module(self.name).page(**results))
+        claims, [picture], tables = ([part for part in parts if type(part) is kind]
+                                     for kind in (Claim, Picture, str))
+        picture.title = picture.title or claims[0].finding
+        return claims, picture, tables, about
 
-    def text(self, parts, about):
+    def text(self):
         """Write the page of the experiment. Its title and the sections written by hand stay
         unchanged. -> str"""
         page = self.path(".md").read_text("utf-8")
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
-        [picture] = of(parts, Picture)
-        first, *others = of(parts, Claim)
+        [first, *others], picture, tables, about = self.load()
         asked = f"the claim needs {first.claimed_range}"
         texts = [title, f"{answer(first)} Effect: {first.effect}; {asked}.\n",
                  show(self.name, picture.title),
                  *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
         papers = "What papers claim" if first.source == OURS else "What else papers claim"
         for heading, is_ours in ((papers, False), ("What else we asked", True)):
+            heads = ["claim", "verdict", "effect (95% interval)", "claimed range"]
+            heads += ["source"] * (not is_ours)
             rows = [[claim.text, claim.judged, claim.effect, claim.claimed_range, claim.source]
-                    for claim in others if (claim.source == OURS) == is_ours]
-            heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
-            if is_ours:
-                heads, *rows = [cells[:-1] for cells in (heads, *rows)]
+                    [:len(heads)] for claim in others if (claim.source == OURS) == is_ours]
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
         if self.rate:
             texts.append(f"Verdicts hold at a learning rate of {self.rate}.\n")
-        tables = of(parts, str)
         if tables:
             texts.append("## Numbers\n")
         if any(RANGE.search(text) for text in tables):
@@ -153,23 +155,17 @@ class Experiment:
         bases = "all from one base" if self.one_base else "each with its own base"
         texts.append(f"`make lab-{self.name}` repeats this experiment with seeds {first} to {last}"
                      f", {bases}. It took {about['seconds']} s in {about['processes']} process"
-                     f"{'es' * (about['processes'] > 1)}, with {about['machine'].split(',')[0]}."
-                     " [Back to the lab](../lab.md)\n")
+                     f"{'es' * (about['processes'] > 1)}, with {about['machine'].split(' (')[0]}."
+                     " [The lab](../lab.md)\n")
         return "\n".join(texts)
 
     def publish(self):
         """Draw the pictures, and write the pages."""
-        parts, about = self.load()
-        [picture] = of(parts, Picture)
+        _, picture, *_ = self.load()
         picture.save(self.path(".svg"))
-        self.path(".md").write_text(self.text(parts, about), "utf-8")
+        self.path(".md").write_text(self.text(), "utf-8")
         for name, text in zip(("findings", "experiments"), index()):
             put(name, text, "lab")
-
-
-def of(parts, kind):
-    """Select the parts of a page of one kind. -> list"""
-    return [part for part in parts if type(part) is kind]
 
 
 def array(rows):
@@ -227,6 +223,16 @@ def transposed(rows):
     return {column: [row[column] for row in rows] for column in rows[0]}
 
 
+def at_best_rates(tuning, judging, sides, rates, cost):
+    """Choose the rate of each side: the one with the lowest mean cost(columns) on the tuning seeds.
+    -> {side: its columns on the judging seeds}"""
+    best = {}
+    for side in sides:
+        cases = [f"{side}, {rate}" for rate in rates]
+        best[side] = judging[min(cases, key=lambda case: cost(tuning[case]).mean())]
+    return best
+
+
 def ratio(one, other, end, other_end=None, smallest=1):
     """Divide what `one` took by what `other` took. Values of inf are replaced by a bound: `end` in
     `one`, and `other_end` in `other`. smallest: the least that a run can take, window - 1 for
@@ -238,26 +244,24 @@ def ratio(one, other, end, other_end=None, smallest=1):
     return {"values": values, "times": True, "bounds": bounds, "smallest": smallest}
 
 
-def numbers(cases, columns=None, form=".3f", by=""):
+def numbers(cases, form=".3f", by=""):
     """Write a table with a row for each case, {column: a number for each seed}. A cell has the mean
     of the seeds and their range. If some seeds are inf, it has the lowest number, and counts the
-    inf. columns: {column: heading}, else all columns. -> Markdown"""
-    columns = columns or {column: column for column in next(iter(cases.values()))}
+    inf. -> Markdown"""
     rows = []
-    for case, results in cases.items():
+    for case, columns in cases.items():
         row = [case]
-        for column in columns:
-            values = numpy.ravel(results[column])
+        for values in map(numpy.ravel, columns.values()):
             low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
             span = mean if low == high else f"{mean} ({low} to {high})"
             never = int(numpy.isinf(values).sum())
-            if never:
+            if never == len(values):
                 span = "never"
-                if never < len(values):
-                    span = f"{low} or more; never in {never} of {len(values)} runs"
+            elif never > 0:
+                span = f"{low} or more; never in {never} of {len(values)} runs"
             row.append(span)
         rows.append(row)
-    return table([by, *columns.values()], rows)
+    return table([by, *next(iter(cases.values()))], rows)
 
 
 def answer(claim):
@@ -270,7 +274,7 @@ def answer(claim):
 def index():
     """Write the tops of docs/lab.md: findings with their pictures, and the number of verdicts with
     a table of experiments for each question. -> str, str"""
-    claims = {name: of(module(name).EXPERIMENT.load()[0], Claim) for name in measured()}
+    claims = {name: module(name).EXPERIMENT.load()[0] for name in measured()}
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
@@ -286,7 +290,7 @@ def index():
                  f"[{name}](lab/{name}.md)" + alone]
                 for name in names for claim in claims.get(name, ())
                 for alone in [", one base" * module(name).EXPERIMENT.one_base]
-                if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
+                if claim is claims[name][0] or claim.said and claim.verdict != NO_VERDICT]
         heads = ["finding", "verdict", "claim", "page"]
         if rows:
             tables += [f"### {question}\n", table(heads, rows)]

@@ -57,7 +57,7 @@ def attempt(family):
                 save_random(folder, family)
                 cfg = train.Config(model=family, device="cpu", max_completion_length=16)
                 problems = [common.Problem(prompt, "") for prompt in PROMPTS]
-                train.SamplerCheck(train.Policy(folder, cfg), problems).begin()
+                train.check_sampler(train.Policy(folder, cfg), problems)
         except SystemExit:
             return errors.getvalue().splitlines()[-1].removeprefix("error: ")
         except Exception as error:                      # not even a tiny model can be made

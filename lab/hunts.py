@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import random
 import re
-import sys
 from pathlib import Path
 
 import numpy
@@ -52,12 +51,6 @@ def is_fair(old, new):
                 if "  # " in line] for text in (old, new)]
     return columns[0] == columns[1] and not any(
         ODD.search(line) or len(line) > 100 for line in added)
-
-
-def start():
-    """Prepare a process for its runs."""
-    torch.set_num_threads(1)
-    sys.modules["report.page"] = None      # else each run would draw pictures
 
 
 def try_mistake(script, text, right, base):
@@ -101,7 +94,7 @@ def measure(script, pool):
 
 def main():
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
+    with concurrent.futures.ProcessPoolExecutor(2, context, torch.set_num_threads, (1,)) as pool:
         measured = {script: measure(script, pool) for script in SCRIPTS}
     text = json.dumps({"machine": MACHINE} | measured)
     plumbing.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")

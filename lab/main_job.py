@@ -60,12 +60,6 @@ def printed_by(folder, *words):
     return done.stdout
 
 
-def show(run):
-    """Make the film and the playground from a run that was evaluated every two steps."""
-    for module in ("learn.film", "learn.play"):
-        subprocess.run([sys.executable, "-m", module, run], cwd=ROOT, check=True)
-
-
 def main_job(seeds):
     """Run grpo.py with each seed, and write the results to docs/."""
     results = {}
@@ -78,7 +72,8 @@ def main_job(seeds):
                 put("example", example(printed), "seeds")
                 shutil.rmtree(ROOT / EXAMPLE, ignore_errors=True)
                 printed_by(ROOT, *command, "--eval_steps", "2", "--output_dir", EXAMPLE)
-                show(EXAMPLE)
+                printed_by(ROOT, "-m", "learn.film", EXAMPLE)
+                printed_by(ROOT, "-m", "learn.play", EXAMPLE)
     record("seeds", seeds=results)
     put("table", seeds_table(results), "seeds")
 

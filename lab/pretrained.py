@@ -11,10 +11,8 @@ its marks.
 """
 import statistics
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
-import common
 from lab.docs import MACHINE, put, record, run, run_once, table
 from pretrained import export
 from report import parser, start
@@ -50,8 +48,8 @@ def make_base(work, flags=""):
 
 # ---- 1. make real ----------------------------------------------------------------------------
 
-def measure_real(work):
-    """Run both scripts from the same base. -> {script: the reward of each step}"""
+def compare(work):
+    """Run both scripts from the same base, and count the steps with equal rewards."""
     base, model = make_base(work)
     commands = {"grpo.py": f"grpo.py --init_from {base}",
                 EXAMPLE: f"{EXAMPLE} --model {model} {LIKE_GRPO}"}
@@ -60,63 +58,44 @@ def measure_real(work):
         for script, command in commands.items():
             results[script] += run_once(
                 f"{command} --max_steps 10 {EVALUATION}", seed, ["reward"])["reward"]
-    return results
-
-
-def real_text(results):
-    """-> text in Markdown"""
+    record("real", beside=results)
     is_equal = [ours == theirs for ours, theirs in zip(*results.values(), strict=True)]
-    return (f"If both scripts do the main job from the same base, with {len(SEEDS)} seeds, their "
-            f"rewards are equal in {sum(is_equal)} of {len(is_equal)}\nsteps. {MACHINE}.\n")
+    put("beside", f"If both scripts do the main job from the same base, with {len(SEEDS)} seeds, "
+        f"their rewards are equal in {sum(is_equal)} of {len(is_equal)}\nsteps. {MACHINE}.\n",
+        "real")
 
 
 # ---- 2. make engine --------------------------------------------------------------------------
 
 def measure_engine(work):
-    """Run each variant with each seed. -> {name: its numbers}"""
+    """Run each variant with each seed, and write the table."""
     _, model = make_base(work, "--num_attention_heads 2")
     job = (f"{EXAMPLE} --model {model} {LIKE_GRPO} --max_steps {SHOWN[-1]} --eval_steps {SHOWN[0]} "
            "--num_eval_samples 1")
     results = {}
+    rows = []
     for name, flags in LEARNING.items():
         runs = [run_once(f"{job} {flags}", seed, ["eval/greedy", DIFFERENCE]) for seed in SEEDS]
         greedy = [[x for x in one["eval/greedy"] if x is not None] for one in runs]
-        results[name] = {
-            "greedy": greedy, "mean": [statistics.mean(column) for column in zip(*greedy)],
-            "difference": statistics.mean(statistics.mean(one[DIFFERENCE]) for one in runs)}
-    return results
-
-
-def engine_table(results):
-    """-> text in Markdown"""
-    rows = []
-    for name, numbers in results.items():
-        lowest = map(min, zip(*numbers["greedy"]))
-        cells = [f"{mean:.3f} ({low:.3f})" for mean, low in zip(numbers["mean"], lowest)]
-        rows.append([name, *cells, f"{numbers['difference']:.0e}"])
+        difference = statistics.mean(statistics.mean(one[DIFFERENCE]) for one in runs)
+        results[name] = {"greedy": greedy, "difference": difference}
+        cells = [f"{statistics.mean(scores):.3f} ({min(scores):.3f})" for scores in zip(*greedy)]
+        rows.append([name, *cells, f"{difference:.0e}"])
+    record("engine", learning=results)
     heads = ["", *(f"greedy after {n} steps" for n in SHOWN),
              "sampler and trainer differ by (nats per token)"]
-    return (f"{table(heads, rows)}\nEach row does the main job from the same base, with "
-            f"{len(SEEDS)} seeds. *greedy* is the share of held-out problems that the\nmost likely "
-            "answers get right: the mean over the seeds, with the lowest seed in parentheses. One "
-            f"thread;\n{MACHINE}.\n")
+    put("learning", f"{table(heads, rows)}\nEach row does the main job from the same base, with "
+        f"{len(SEEDS)} seeds. *greedy* is the share of held-out problems that the\nmost likely "
+        "answers get right: the mean over the seeds, with the lowest seed in parentheses. One "
+        f"thread;\n{MACHINE}.\n", "engine")
 
 
 def main(argv=None):
     arguments = parser(__doc__)
     arguments.add_argument("--engine", action="store_true",
                            help="measure vLLM and LoRA (make engine)")
-    is_engine = arguments.parse_args(argv).engine
-    for package in ("transformers", "vllm", "peft") if is_engine else ("transformers",):
-        if find_spec(package) is None:
-            common.fail(f"{package} is missing: see the files pretrained/requirements*.txt")
-    target, measure, name, show = "real", measure_real, "beside", real_text
-    if is_engine:
-        target, measure, name, show = "engine", measure_engine, "learning", engine_table
     with tempfile.TemporaryDirectory() as work:
-        results = measure(work)
-    record(target, **{name: results})
-    put(name, show(results), target)
+        (measure_engine if arguments.parse_args(argv).engine else compare)(work)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,8 @@
           eager and compiled, TRL, and a copy that moves as many bytes (needs a GPU)
 
 All programs in a row of a table take turns, so a slow minute of the machine slows down all of them.
-Times are medians. A gain compares runs that are neighbours in time: it is the median of their
-ratios, with quartiles. Both sides get the same lengths of completions in advance. "fixed": each
-completion has all its tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts
-do.
-
-Writes docs/bench-DEVICE.json after each row, and the tables in docs/speed.md from all such files.
-The column of TRL needs the packages transformers and trl.
+Both sides get the same lengths of completions in advance. docs/speed.md describes the tables. They
+are made from all docs/bench-DEVICE.json, and the one of this machine is written after each row.
 """
 import copy
 import functools

@@ -49,17 +49,19 @@ def clear_gradient(policy):
         weight.grad = torch.zeros_like(weight)
 
 
-def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0):
+def training(script, cfg, task, policy, engine=lambda policy: policy, advantages=None):
     """Train `policy` like the main of grpo.py or gspo.py, but for an unlimited number of steps.
-    engine(policy) samples the batches, and advantages are multiplied by weigh(batch).
+    engine(policy) samples the batches, and advantages(batch) replaces the script's advantages.
     Yields (batch, metrics) of each step after its update."""
+    def of_script(batch):
+        return script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)  # (B, 1)
+    advantages = advantages or of_script
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     clear_gradient(policy)
     for step in itertools.count():
         batch = script.sample_with_signal(engine(policy), task, cfg, step)
-        A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
-        A = A * weigh(batch)                                                    # or (B, T)
+        A = advantages(batch)                                                   # (B, 1) or (B, T)
         ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
         metrics = script.update(policy, ref_logps, optimizer, batch, A, cfg, step)
         task.observe(batch, step)

@@ -13,21 +13,18 @@ A claim gets no verdict if the set-up decides the result:
 - one side of a ratio has the same value for all seeds, or the smallest value it can have (a number
   of batches cannot be below the window over which accuracy is averaged);
 - all seeds have the same effect;
-- a seed never reached the level, so we only know that it takes more steps than the run had;
-- no bound was set.
+- a seed never reached the level, so we only know that it takes more steps than the run had.
 
-The interval is Student's. With 3, 5 and 8 seeds it reaches 2.5, 1.2 and 0.8 standard deviations to
-each side. If there is no effect, it misses 0 in 5 of 100 comparisons. The rule "all seeds have one
-sign" would find an effect in 25, 6 and 1 of 100, and a bootstrap in 25, 16 and 11
-(lab/claims/seeds.py). The price is power: only an effect of 3.3, 1.7 and 1.2 standard deviations is
-found four times out of five. Student's interval assumes that the effects are normally distributed.
-It covers the truth much less often if a run sometimes collapses, because most small samples contain
-no collapse (lab/claims/seeds.py measures this, too). Times and counts are skewed, so take ratios.
+The interval is Student's, because other rules find an effect too often with few seeds. It assumes
+that effects are normally distributed, and covers the truth much less often if a run sometimes
+collapses (docs/lab/seeds.md has the numbers). Times and counts are skewed, so take ratios.
 """
 import functools
+import json
 import math
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy
 
@@ -35,21 +32,8 @@ SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 OURS = "ours"                                   # the source of a claim that no paper makes
-# The papers that claims come from -> their numbers on arXiv
-PAPERS = {"Ahmadian and others": "2402.14740", "Amodei and others": "1606.06565",
-          "AReaL": "2505.24298", "DAPO": "2503.14476", "Davis and Recht": "2510.13651",
-          "DeepSeek-R1": "2501.12948",
-          "DeepSeek-V3.2": "2512.02556", "DeepSeekMath": "2402.03300", "DPO": "2305.18290",
-          "Dr. GRPO": "2503.20783", "Gao and others": "2210.10760", "GiGPO": "2505.10978",
-          "GKD": "2306.13649", "GSPO": "2507.18071", "Guo and others": "2402.04792",
-          "IcePop": "2510.18855",
-          "InstructGPT": "2203.02155", "MaxRL": "2602.02710", "OPO": "2505.23585",
-          "PPO": "1707.06347", "Qwen3": "2505.09388", "Razin and others": "2410.08847",
-          "ReTool": "2504.11536", "robust DPO": "2403.00409", "Search-R1": "2503.09516",
-          "Skalse and others": "2209.13085", "Tang and Munos": "2506.09477", "ToolRL": "2504.13958",
-          "TRPO": "1502.05477", "VAPO": "2504.05118", "VinePPO": "2410.01679",
-          "Wang and Zhou": "2402.10200", "Yue and others": "2504.13837",
-          "Zhang and others": "2602.15260"}
+# The papers and threads that claims come from -> their addresses
+PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text("utf-8"))
 
 
 @functools.cache
@@ -75,8 +59,7 @@ def student(values, comparisons=1):
 
 
 def digits(x, number):
-    """Write x with this number of significant digits, zeros at the end included: 1.0, not 1. -> str
-    """
+    """Write x with this number of significant digits, also if they are 0: 1.0, not 1. -> str"""
     return f"{x:#.{number}g}".rstrip(".")
 
 
@@ -90,23 +73,20 @@ class Claim:
     source: str
     values: list                # or a pair of lists: the effect is their difference (fractions in
                                 # 0..1) or, with times, their ratio
-    at_least: float = None      # bounds of the region in which the effect should lie
-    at_most: float = None
+    at_least: float = -math.inf     # bounds of the region in which the effect should lie
+    at_most: float = math.inf
     times: bool = False         # the values are ratios, so take their geometric mean
     bounds: list = ()           # for each value: "" if known, ">" or "<" if a bound, "?" if unknown
     exact: bool = False         # the values have no interval: an enumeration, or a count
     comparisons: int = 1        # number of effects that were compared; this is the largest
     smallest: float = None      # the smallest value that either side of a ratio can have
     unit: str = ""
-    shown: str = ""             # the finding, as a sentence, if the claim is shown
-    contradicted: str = ""      # the finding if it is contradicted
-    said: str = ""              # the finding if neither of them applies
+    said: str = ""              # the finding, as a sentence
 
     def __post_init__(self):
         paper = self.source.removeprefix("after ")
         if paper in PAPERS:
-            linked = f"[{paper}](https://arxiv.org/abs/{PAPERS[paper]})"
-            self.source = self.source.replace(paper, linked)
+            self.source = self.source.replace(paper, f"[{paper}]({PAPERS[paper]})")
         self.sides = self.values if isinstance(self.values, tuple) else None
         if self.sides:
             self.values = (numpy.divide if self.times else numpy.subtract)(*self.sides)
@@ -124,24 +104,13 @@ class Claim:
         return tuple((numpy.exp(three) if self.times else three).tolist())
 
     @property
-    def region(self):
-        """-> low and high end of the claimed range"""
-        return (-math.inf if self.at_least is None else self.at_least,
-                math.inf if self.at_most is None else self.at_most)
-
-    @property
     def moot(self):
         """The reason why there is no verdict; "" if there is one."""
         _, low, high = self.interval
-        least, most = self.region
-        if (least, most) == (-math.inf, math.inf):
-            return "no bound was set"
         if any(self.bounds):
-            known = self.bounds.count("")
-            if known == 0:
-                return "with every seed, a run never reached the level"
-            number = f"{len(self.bounds) - known} of {len(self.bounds)}"
-            return f"with {number} seeds, a run never reached the level"
+            known, number = self.bounds.count(""), len(self.bounds)
+            seeds = f"{number - known} of {number} seeds" if known else "every seed"
+            return f"with {seeds}, a run never reached the level"
         if math.isclose(low, high, abs_tol=1e-9) and not self.exact:
             return "all seeds have the same effect"
         if self.sides and self.times:
@@ -152,8 +121,8 @@ class Claim:
                     return "one side is the same for all seeds"
         elif self.sides:
             first, second = map(numpy.mean, self.sides)
-            can_be_shown = max(least, -second) <= min(most, 1 - second)
-            can_be_contradicted = -second < least or 1 - second > most
+            can_be_shown = max(self.at_least, -second) <= min(self.at_most, 1 - second)
+            can_be_contradicted = -second < self.at_least or 1 - second > self.at_most
             is_open = can_be_shown and can_be_contradicted
             if max(first, second) < FLOOR or not is_open and second < 0.5:
                 return "at the floor"
@@ -163,10 +132,9 @@ class Claim:
 
     def judge(self, low, high):
         """Judge an interval with these ends. -> verdict"""
-        least, most = self.region
-        if least <= low and high <= most:
+        if self.at_least <= low and high <= self.at_most:
             return SHOWN
-        if high < least or low > most or self.exact:
+        if high < self.at_least or low > self.at_most or self.exact:
             return CONTRADICTED
         return UNDECIDED
 
@@ -181,16 +149,11 @@ class Claim:
     # ---- texts ----
 
     @property
-    def sentence(self):
-        """The experiment's own sentence about the finding, or ""."""
-        return {SHOWN: self.shown, CONTRADICTED: self.contradicted}.get(self.verdict) or self.said
-
-    @property
     def finding(self):
         """The finding, as a sentence that adds its verdict unless it contains it."""
-        is_open = " (undecided)" * (self.verdict == UNDECIDED)
-        return (self.sentence and f"{self.sentence}{is_open}"
-                or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}")
+        if self.said and self.verdict != NO_VERDICT:
+            return self.said + " (undecided)" * (self.verdict == UNDECIDED)
+        return f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
 
     @property
     def judged(self):
@@ -199,7 +162,7 @@ class Claim:
         if self.moot:
             return f"**{NO_VERDICT}**: {self.moot}"
         _, low, high = self.interval
-        bound = self.at_least or self.at_most or 0
+        bound = self.at_most if self.at_least == -math.inf else self.at_least
         is_small = low <= 0 <= high and max(-low, high) < abs(bound) and not self.exact
         is_none = is_small and not self.times and self.verdict == CONTRADICTED
         return f"**{self.verdict}**" + ": no difference" * is_none
@@ -208,9 +171,9 @@ class Claim:
     def claimed_range(self):
         """The region, as text."""
         unit = " times" * self.times
-        if self.at_least is None:
-            return "" if self.at_most is None else f"≤ {self.at_most:g}{unit}"
-        if self.at_most is None:
+        if self.at_least == -math.inf:
+            return f"≤ {self.at_most:g}{unit}"
+        if self.at_most == math.inf:
             return f"≥ {self.at_least:g}{unit}"
         return f"{self.at_least:.3g} to {self.at_most:.3g}{unit}"
 
@@ -225,16 +188,15 @@ class Claim:
             is_bound = bound != "?" and not others
             words = {">": "more than", "<": "less than"}
             return f"{words[bound]} {digits(effect, 2)}{unit}" if is_bound else "unknown"
-        if self.times and not self.exact:
+        if self.exact:
+            return " to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))) + unit
+        if self.times:
             for number in range(2, 7):
                 texts = [digits(x, number) for x in (effect, low, high)]
                 if self.agrees(*map(float, texts[1:])):
                     break
             return "{}{} ({} to {})".format(texts[0], unit, *texts[1:])
         form = "+.3f"
-        if self.exact:
-            ends = dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))
-            return " to ".join(ends) + unit
         if 0 < high - low < math.inf:
             decimals = max(0, 2 - math.ceil(math.log10((high - low) / 2)))
             while decimals < 6 and not self.agrees(round(low, decimals), round(high, decimals)):

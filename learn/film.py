@@ -19,10 +19,12 @@ import textwrap
 from pathlib import Path
 
 import common
+from learn import look
 from report import escape, page, parser, start
 from report.logs import read_log
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
+PICTURE = common.HERE / "docs/learning.svg"
 MOST = 5                        # number of boxes
 SECONDS, PAUSE = 2, 4           # duration of a scene, and of the finished picture after the last
 COLUMNS, ROWS = 44, 3           # size of the text of an answer, in characters
@@ -38,15 +40,14 @@ def read_run(folder):
     if summary is None or "greedy" not in summary["base"]:
         raise ValueError("the run has not ended, or its task has no right or wrong answers; choose "
                          "a different run")
-    last = summary["steps"]
     accuracy = {0: summary["base"]["greedy"]}
     accuracy |= {line["step"]: line["eval/greedy"] for line in run["metrics"]
-                 if line["step"] < last and "eval/greedy" in line}
-    accuracy[last] = summary["trained"]["greedy"]
+                 if "eval/greedy" in line}
+    accuracy[summary["steps"]] = summary["trained"]["greedy"]
 
     examples = {line["step"]: line["examples"]      # the same problems in the same order
                 for line in read_log(folder, "greedy", "step", "examples")}
-    examples[last] = [pair["trained"] for pair in run["evaluation"]]
+    examples[summary["steps"]] = [pair["trained"] for pair in run["evaluation"]]
     steps = [step for step in accuracy if step in examples]
     if len(steps) < 3:
         raise ValueError("this run was not evaluated during training; train with --eval_steps 2")
@@ -108,9 +109,8 @@ def render(title, boxes, accuracy):
         drawn.append(box)
     top = bottom + 62                               # of the curve, where it is at 100%
     last = max(accuracy)
-    ticks = page.ticks(last)
-    x = {step: f"{LEFT + (RIGHT - LEFT) * step / last:.1f}" for step in (*accuracy, *ticks)}
-    y = {step: f"{top + HEIGHT * (1 - share):.1f}" for step, share in accuracy.items()}
+    x = look.scale(0, last, LEFT, RIGHT)
+    y = look.scale(0, 1, top + HEIGHT, top)
     drawn.append(f'<text class="share" x="454" y="{top - 22}">{100 * accuracy[0]:.0f}% → '
                  f"{100 * accuracy[last]:.0f}%</text>")
 
@@ -120,9 +120,10 @@ def render(title, boxes, accuracy):
     scenes = []
     style = ""
     for i, (begin, end) in enumerate(itertools.pairwise(ends)):
-        points = " ".join(f"{x[step]},{y[step]}" for step in accuracy if begin <= step <= end)
-        dots = "".join(f'<circle class="dot" cx="{x[step]}" cy="{y[step]}" r="3.5"/>'
-                       for step in accuracy if begin < step <= end)
+        points = " ".join(f"{x(step):.1f},{y(share):.1f}" for step, share in accuracy.items()
+                          if begin <= step <= end)
+        dots = "".join(f'<circle class="dot" cx="{x(step):.1f}" cy="{y(share):.1f}" r="3.5"/>'
+                       for step, share in accuracy.items() if begin < step <= end)
         scenes.append(f'<g class="scene{i}">\n{drawn[i]}\n<polyline class="curve" '
                       f'points="{points}"/>{dots}\n</g>\n')
         if i > 0:                                   # the first scene is always visible
@@ -137,21 +138,19 @@ def render(title, boxes, accuracy):
         answer=shorten(problem["answer"], 8), desc=html.escape(escape(description)),
         scenes="".join(scenes), style=style, top=top,
         height=top + HEIGHT + 38, border=top + HEIGHT + 37,
-        axis="".join(f'<text class="middle" x="{x[step]}" y="112">{step}</text>'
-                     for step in ticks))
+        axis="".join(f'<text class="middle" x="{x(step):.1f}" y="112">{step:g}</text>'
+                     for step in look.ticks(0, last)))
 
 
 def main(argv=None):
     command = parser(__doc__)
     command.add_argument("run", metavar="RUN", type=Path, help="run folder")
-    command.add_argument("--output", metavar="FILE", type=Path, help="path of the picture",
-                         default=common.HERE / "docs/learning.svg")
     args = command.parse_args(argv)
     try:
-        args.output.write_text(render(*read_run(args.run)), encoding="utf-8")
+        PICTURE.write_text(render(*read_run(args.run)), encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:    # KeyError: a damaged log
         common.fail(f"{args.run}: {error}")
-    print(args.output)
+    print(PICTURE)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ if the copies drift apart. All that follows the marker line is the machinery, wh
 all scripts. If several scripts define the same function, class or assignment above that line, its
 text must be the same, too, including its decorators and the comments directly above it. There are
 two exceptions: the names in LESSONS may differ, and a function in BRANCHES has only the branches
-that its script uses, so two scripts share its text only if they use the same branches. Docstrings
-of files, imports, comments that stand alone and the order of definitions may always differ.
+that its script uses, so two scripts share its text only if they use the same branches.
 """
 import ast
 import difflib
 import re
-import signal
 import sys
 from pathlib import Path
 
@@ -103,30 +101,20 @@ def difference(one, other):
 # ---- 3. the commands -------------------------------------------------------------------------
 
 def read(word):
-    """Read a script, whose name may lack the .py. Raises a ValueError if the script is unknown or
-    broken. -> its text"""
+    """Read a script, whose name may lack the .py. ValueError if it is unknown. -> its text"""
     name = word.removesuffix(".py") + ".py"
     if name not in SCRIPTS:
         raise ValueError(f"{word!r}: unknown script; choose one of {', '.join(SCRIPTS)}")
-    source = (ROOT / name).read_text("utf-8")
-    try:
-        ast.parse(source)
-        split(source)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
-    return source
+    return (ROOT / name).read_text("utf-8")
 
 
 def repair(word):
-    """Copy shared code from one script to all others, and print the names that were copied. All new
-    texts are made before the first one is written, so an error changes no file."""
+    """Copy shared code from one script to all others, and print the names that were copied."""
     source = read(word)
-    old = {name: read(name) for name in SCRIPTS}
-    new = {name: sync(source, text) for name, text in old.items()}
     for name in SCRIPTS:
-        print(f"{name}: {', '.join(drifted(source, old[name])) or 'in step'}")
-        if new[name] != old[name]:
-            (ROOT / name).write_text(new[name], "utf-8")
+        old = read(name)
+        print(f"{name}: {', '.join(drifted(source, old)) or 'in step'}")
+        (ROOT / name).write_text(sync(source, old), "utf-8")
 
 
 def main(words):
@@ -139,12 +127,10 @@ def main(words):
             repair(words[0])
         else:
             raise ValueError(USAGE)
-    except ValueError as error:
+    except (SyntaxError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):          # a closed pipe (| head -1): end without a traceback
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main(sys.argv[1:])

@@ -1,6 +1,5 @@
 """Load models of transformers, and add adapters (LoRA) to them."""
 import contextlib
-import hashlib
 import json
 import re
 import warnings
@@ -20,7 +19,6 @@ warnings.filterwarnings("ignore", module="peft")        # about configs and embe
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")     # peft reads it
 
 ADAPTER = "adapter_model.safetensors"
-BASE = "base.json"                      # next to the adapter: a hash of the weights of its base
 
 
 # ---- 1. errors -------------------------------------------------------------------------------
@@ -42,10 +40,9 @@ def load_model(path):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if Path(path).is_absolute() and not Path(path).is_dir():
-        raise ValueError("this folder is gone")
+        raise ValueError(f"the folder {path} is gone")
     base = base_of(path)
     if base is not None:
-        check_base(path)
         model = load_model(base)
         if is_quantized(model):                 # a sum of 4-bit weights would be rounded
             model = model.dequantize()
@@ -132,9 +129,9 @@ class Head:
         self.score = self.is_known = None
 
     def is_large(self, model, tokens):
-        """Whether the weight or the logits for tokens (b, T) are large. Also False if the model
-        changes the result of this layer in a way that we do not know; Granite, for example, scales
-        it."""
+        """Whether the weight or the logits for tokens (b, T) are large. Also False if the layer has
+        a bias, or if the model changes its result in a way that we do not know; Granite, for
+        example, scales it."""
         weight = self.layer.weight
         if max(weight.numel(), len(weight) * tokens.numel()) <= self.AT_ONCE:
             return False
@@ -145,7 +142,8 @@ class Head:
                 with self.scoring(lambda x, _: (x[..., 0], x.logsumexp(dim=-1)), ids[:, 1:]):
                     computed = model(input_ids=ids).logits
             expected = torch.stack([logits[..., 0], logits.logsumexp(dim=-1)], dim=-1)
-            self.is_known = type(self.layer) is nn.Linear and torch.allclose(
+            is_matrix = type(self.layer) is nn.Linear and self.layer.bias is None
+            self.is_known = is_matrix and torch.allclose(
                 computed.float(), expected.float(), rtol=0.01, atol=0.01)
         return self.is_known
 
@@ -170,27 +168,27 @@ class Head:
             return self.logits(states)
         is_token = self.tokens >= 0                                             # (b, T)
         states, tokens = states[:, :-1][is_token], self.tokens[is_token]        # (n, D), (n,)
-        found = Few.apply(states, tokens, self.layer.weight, self.layer.bias, self)     # (n, k)
+        found = Few.apply(states, tokens, self.layer.weight, self)              # (n, k)
         scores = found.new_zeros(*is_token.shape, found.shape[1])
         return scores.masked_scatter(is_token[..., None], found)
 
 
 class Few(torch.autograd.Function):
     """Scores positions of a Head, a few at a time, and computes their logits again for gradients.
-    Each part of the weight's gradient is as large as the weight, so the parts are added up in one
-    place: in weight.grad, if there is one."""
+    Each part of the weight's gradient is as large as the weight, so `backward` adds the parts to
+    weight.grad itself."""
 
     @staticmethod
-    def forward(ctx, states, tokens, weight, bias, head):
+    def forward(ctx, states, tokens, weight, head):
         kind = states.device.type
         is_cast = torch.is_autocast_enabled(kind)
         ctx.dtype = torch.get_autocast_dtype(kind) if is_cast else states.dtype
         ctx.size = max(1, head.AT_ONCE // len(weight))
         ctx.score, ctx.cap = head.score, head.cap
-        ctx.save_for_backward(states, tokens, weight, bias)
-        cast = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        ctx.save_for_backward(states, tokens, weight)
+        cast = weight.to(ctx.dtype)
         with torch.autocast(kind, enabled=False):
-            parts = [Few.scored(ctx, nn.functional.linear(x.to(ctx.dtype), *cast), ids)
+            parts = [Few.scored(ctx, nn.functional.linear(x.to(ctx.dtype), cast), ids)
                      for x, ids in zip(states.split(ctx.size), tokens.split(ctx.size))]
         return torch.cat(parts)
 
@@ -203,29 +201,24 @@ class Few(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        states, tokens, weight, bias = ctx.saved_tensors
-        cast = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        states, tokens, weight = ctx.saved_tensors
+        cast = weight.to(ctx.dtype)
         is_trained = ctx.needs_input_grad[2]
-        has_place = is_trained and weight.grad is not None
-        if is_trained:
-            sums = weight.grad if has_place else torch.zeros_like(weight)
-        bias_sums = None if bias is None else torch.zeros_like(bias)
+        if is_trained and weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
         of_states = []
         for x, ids, g in zip(*(each.split(ctx.size) for each in (states, tokens, gradient))):
             x = x.to(ctx.dtype)
-            logits = nn.functional.linear(x, *cast).requires_grad_()
+            logits = nn.functional.linear(x, cast).requires_grad_()
             with torch.enable_grad():
                 found = Few.scored(ctx, logits, ids)
             [part] = torch.autograd.grad(found, logits, g)                      # (n, V)
-            of_states.append(part @ cast[0])
-            if is_trained and part.dtype == sums.dtype:
-                sums.addmm_(part.T, x)          # without another tensor of this size
+            of_states.append(part @ cast)
+            if is_trained and part.dtype == weight.dtype:
+                weight.grad.addmm_(part.T, x)   # without another tensor of this size
             elif is_trained:
-                sums += part.T @ x
-            if bias is not None:
-                bias_sums += part.sum(dim=0)
-        of_weight = sums if is_trained and not has_place else None
-        return torch.cat(of_states).to(states.dtype), None, of_weight, bias_sums, None
+                weight.grad += part.T @ x
+        return torch.cat(of_states).to(states.dtype), None, None, None
 
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
@@ -235,32 +228,21 @@ def add_adapter(model, rank, alpha, dtype, targets="all-linear"):
     matrix except the embeddings and the head, or only to the matrices named in `targets`. At first
     it is 0. The frozen matrices are stored in the dtype of products, which round them anyway. Exits
     with one line if the model has no such names."""
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        common.fail("peft is missing: pip install -r pretrained/requirements.txt")
+    from peft import LoraConfig
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
     names = targets if targets == "all-linear" else targets.split(",")
+    is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     try:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
-        check_targets(model)
     except ValueError as error:
         common.fail(f"--lora_target_modules {targets}: {one_line(error)}")
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if is_tied and any(hasattr(end, "base_layer") for end in ends):
+        common.fail(f"--lora_target_modules {targets}: the embeddings and the head are the same "
+                    "weights, to which an adapter cannot add; choose other matrices")
     for module in model.modules():
         if hasattr(module, "base_layer"):
             module.base_layer.to(getattr(torch, dtype))
-
-
-def check_targets(model):
-    """Raise a ValueError if an adapter adds to weights that two layers share: merged into them, it
-    would change both layers."""
-    names = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(weight, []).append(name)
-    for shared in names.values():
-        if len(shared) > 1 and re.search("[.](base_layer|original_module)[.]", " ".join(shared)):
-            raise ValueError(f"{' and '.join(shared)} are the same weights, to which an adapter "
-                             "cannot add; choose other matrices")
 
 
 @contextlib.contextmanager
@@ -289,29 +271,6 @@ def base_of(folder):
     return json.loads(path.read_text("utf-8"))["base_model_name_or_path"]
 
 
-def check_base(folder):
-    """Raise a ValueError if the base of the adapter in a folder is gone or has changed."""
-    base, known = base_of(folder), Path(folder, BASE)
-    if Path(base).is_absolute() and not Path(base).is_dir():
-        raise ValueError(f"its adapter adds to {base}, which is gone")
-    if known.exists() and json.loads(known.read_text("utf-8")) != fingerprint(base):
-        raise ValueError(f"its adapter adds to {base}, whose weights have changed")
-
-
-def fingerprint(folder):
-    """Hash the weight files in a folder: their names, sizes, beginnings and ends. A name on the Hub
-    has no such files, so its hash never changes. -> str"""
-    digest = hashlib.sha256()
-    for path in sorted([*Path(folder).glob("*.safetensors"), *Path(folder).glob("*.bin")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with open(path, "rb") as file:
-            for start in (0, max(0, size - 2**20)):
-                file.seek(start)
-                digest.update(file.read(2**20))
-    return digest.hexdigest()
-
-
 def adapter_weights(folder):
     """Read the weights of a checkpoint's adapter. -> dict, by their names in the model"""
     return {re.sub("(lora_(embedding_)?[AB])", r"\1.default",
@@ -323,7 +282,6 @@ def with_adapter(model, folder):
     """Merge the adapter in a folder into the model. ValueError if it belongs to another model."""
     from peft import PeftModel, get_peft_model_state_dict
     model = PeftModel.from_pretrained(model, folder)
-    check_targets(model)
     names = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
     unmatched = [name for name in names if ".base_layer." not in name]      # a copy of embeddings
     if unmatched:
@@ -340,16 +298,10 @@ def resolved(name):
 
 def source(cfg):
     """Find what to load the policy from: the last checkpoint of a resumed run if that has all
-    weights, else --model. Exits with one line if an adapter's base is gone or changed. -> str"""
-    resumed = cfg.resume_from_checkpoint
-    last = last_checkpoint(resumed) if resumed else None
-    if last is None or base_of(last) is None:
-        return str(last or cfg.model)
-    try:
-        check_base(last)
-    except ValueError as error:
-        common.fail(f"--resume_from_checkpoint {resumed}: {error}")
-    return cfg.model
+    weights, else --model. -> str"""
+    last = last_checkpoint(cfg.resume_from_checkpoint) if cfg.resume_from_checkpoint else None
+    has_all = last is not None and base_of(last) is None
+    return str(last) if has_all else cfg.model
 
 
 def last_checkpoint(run):

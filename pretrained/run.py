@@ -3,15 +3,12 @@ the rows, and write checkpoints as Hugging Face folders."""
 import contextlib
 import dataclasses
 import datetime
-import io
-import json
 import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -20,7 +17,7 @@ import torch.distributed as dist
 import common
 import plumbing
 import report
-from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, one_line
+from pretrained.models import ADAPTER, adapter_weights, load_model, one_line
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -28,26 +25,17 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # number of processes
 
 
 def start(main):
-    """Run main. Only process 0 prints, unless another process fails: then that one waits 2 seconds
-    before it prints why, so if all processes fail, torchrun ends it before it repeats the error."""
-    if RANK == 0:
+    """Run main. Only process 0 prints, except for errors."""
+    with contextlib.ExitStack() as stack:
+        if RANK > 0:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
         try:
             report.start(main)
         except RuntimeError as error:
             if WORLD_SIZE == 1 or "closed by peer" not in str(error):
                 raise
             raise SystemExit(1) from None       # the process that failed has printed why
-    else:
-        errors = io.StringIO()
-        try:
-            with (open(os.devnull, "w", encoding="utf-8") as nowhere,
-                  contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(errors)):
-                main()
-        except SystemExit:
-            if errors.getvalue():
-                time.sleep(2)
-                print(f"process {RANK}: {errors.getvalue()}", end="", file=sys.stderr)
-            raise
     if dist.is_initialized() and "vllm" not in sys.modules:     # vLLM does it itself, at exit
         dist.destroy_process_group()
 
@@ -164,10 +152,8 @@ class Run(plumbing.Run):
     def begin(self):
         """Make the run folder, and write a checkpoint on trial."""
         self.make_folder()
-        model = Path(self.cfg.model)
-        if self.cfg.lora_rank > 0 and model.is_dir():
-            self.policy.model.peft_config["default"].base_model_name_or_path = str(model)
-        self.base_hash = fingerprint(model)             # of the loaded files
+        if self.cfg.lora_rank > 0:
+            self.policy.model.peft_config["default"].base_model_name_or_path = self.cfg.model
         trial = self.folder / "checkpoint-trial"        # finds what cannot be saved before step 1
         self.write_model(trial)
         shutil.rmtree(trial, ignore_errors=True)
@@ -233,9 +219,7 @@ class Run(plumbing.Run):
                    if self.cfg.lora_rank == 0 or "lora_" in name}
         policy.model.save_pretrained(folder, state_dict=weights)
         policy.tokenizer.save_pretrained(folder)
-        if self.cfg.lora_rank > 0:
-            (folder / BASE).write_text(json.dumps(self.base_hash), "utf-8")
-        else:
+        if self.cfg.lora_rank == 0:
             policy.config.save_pretrained(folder)               # with its dropout
         (folder / "generation_config.json").unlink(missing_ok=True)
         if policy.generation_config is not None:

@@ -117,7 +117,6 @@ class Config(grpo.Config):
     def rules(self):
         yield from super().rules()
         yield self.model != "", "--model: is missing; name a folder, or a model on Hugging Face"
-        yield self.data or not self.eval_data, "--eval_data: needs --data"
         has_model = "model" in self.reward.split("+")
         yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
         is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
@@ -128,24 +127,19 @@ class Config(grpo.Config):
             is_object = False
         yield is_object, (f"--chat_template_kwargs {self.chat_template_kwargs}: is not a JSON "
                           'object such as {"enable_thinking": false}')
-        unusable = dict.fromkeys(OF_SCRIPTS, "works only in the scripts")
-        if self.data:
-            unusable["task"] = "cannot be used with --data"
-        if self.reward_file:
-            unusable["reward"] = "cannot be used with --reward_file"
-        if self.teacher:
-            unusable |= dict.fromkeys(("beta", "delta"), "cannot be used with --teacher")
-        else:
-            unusable["distillation_topk"] = "needs --teacher"
-        if self.lora_rank == 0:
-            unusable |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "needs --lora_rank")
-        if self.engine == "vllm":
-            unusable["sample_batch_size"] = "needs --engine transformers"
-        else:
-            unusable["engine_memory"] = "needs --engine vllm"
-        for name, reason in unusable.items():
-            is_default = getattr(self, name) == self.__dataclass_fields__[name].default
-            yield is_default, f"--{name}: {reason}"
+        for names, has_use, reason in (
+                (OF_SCRIPTS, False, "works only in the scripts"),
+                (("task",), not self.data, "cannot be used with --data"),
+                (("eval_data",), self.data, "needs --data"),
+                (("reward",), not self.reward_file, "cannot be used with --reward_file"),
+                (("beta", "delta"), not self.teacher, "cannot be used with --teacher"),
+                (("distillation_topk",), self.teacher, "needs --teacher"),
+                (("lora_alpha", "lora_target_modules"), self.lora_rank > 0, "needs --lora_rank"),
+                (("sample_batch_size",), self.engine != "vllm", "needs --engine transformers"),
+                (("engine_memory",), self.engine == "vllm", "needs --engine vllm")):
+            for name in names:
+                is_default = getattr(self, name) == self.__dataclass_fields__[name].default
+                yield has_use or is_default, f"--{name}: {reason}"
 
 
 def load_task(cfg):
@@ -206,9 +200,6 @@ class Policy:
                             f"need a chat template: {cfg.model} has none, or --no-chat_template "
                             "turns it off")
             return cfg.instruction + prompt
-        for name in more:
-            if name not in str(self.tokenizer.chat_template):
-                common.fail(f"--chat_template_kwargs: the template of {cfg.model} has no {name}")
         chat = chat or [{"role": "user", "content": prompt}]
         chat[-1]["content"] = cfg.instruction + chat[-1]["content"]
         if cfg.system_prompt and chat[0]["role"] != "system":
@@ -439,69 +430,67 @@ def gather(policy, problems, prompts, completions):
                         texts)
 
 
-class SamplerCheck:
-    """Compares a sampler with the trainer on a few short completions of `problems`, random and
-    greedy ones, before training: the model may have noise that only the trainer has, or the engine
-    may not have received the weights. Exits with one line if they differ."""
-    BOUND = {"float32": 1e-3, "bfloat16": 0.1}      # nats per token; rounding differs by less
-    ROUGH = 0.02        # float32 bound for Gemma2, because of its soft caps, and on a GPU
+ROUNDING = {"float32": 1e-3, "bfloat16": 0.1}   # bounds in nats per token
+ROUGH = 0.02            # float32 bound for Gemma2, because of its soft caps, and on a GPU
 
-    def __init__(self, policy, problems):
-        self.policy = policy
-        self.problems = [problem for problem in problems for _ in range(4)]
-        self.cfg = dataclasses.replace(
-            policy.cfg, max_completion_length=min(16, policy.cfg.max_completion_length))
-        self.bound = self.BOUND[self.cfg.dtype]
-        has_caps = getattr(policy.model.config, "attn_logit_softcapping", None)
-        if has_caps or self.cfg.device != "cpu":
-            self.bound = max(self.bound, self.ROUGH)
 
-    def begin(self):
-        """Make the check. Also exits with one line if the model cannot be run, or if a prompt alone
-        and the same prompt next to a longer one score differently."""
-        try:
-            difference = self.effect_of_padding()
-            if not difference <= self.bound:                                    # True for nan
-                common.fail(f"--model {self.cfg.model}: depends on padding: log-probabilities "
-                            f"differ by {difference:.2g} nats per token next to a longer prompt, "
-                            f"rounding by less than {self.bound}; {OTHER}")
-            self.compare()
-        except Exception as error:              # the code of a family raises nearly anything
-            if isinstance(error, torch.OutOfMemoryError) or "closed by peer" in str(error):
-                raise                           # the second: another process prints why it failed
-            common.fail(f"--model {self.cfg.model}: cannot be run: {models.one_line(error)}; "
-                        f"{OTHER}")
+def check_sampler(policy, problems):
+    """Compare the sampler with the trainer before training, on a few short completions: the model
+    may have noise that only the trainer has, or the engine may not have received the weights. Exits
+    with one line if they differ by more than rounding does, if padding changes the trainer's
+    scores, or if the model cannot be run."""
+    cfg = dataclasses.replace(
+        policy.cfg, max_completion_length=min(16, policy.cfg.max_completion_length))
+    bound = ROUNDING[cfg.dtype]
+    has_caps = getattr(policy.model.config, "attn_logit_softcapping", None)
+    if has_caps or cfg.device != "cpu":
+        bound = max(bound, ROUGH)
+    problems = [problem for problem in problems for _ in range(4)]
+    try:
+        difference = effect_of_padding(policy, policy.encode(problems), cfg.max_completion_length)
+        if not difference <= bound:                                     # True for nan
+            common.fail(f"--model {cfg.model}: depends on padding: log-probabilities differ by "
+                        f"{difference:.2g} nats per token next to a longer prompt, rounding by "
+                        f"less than {bound}; {OTHER}")
+        difference = effect_of_sampler(policy, problems, cfg)
+    except Exception as error:                  # the code of a family raises nearly anything
+        if isinstance(error, torch.OutOfMemoryError) or "closed by peer" in str(error):
+            raise                               # the second: another process prints why it failed
+        common.fail(f"--model {cfg.model}: cannot be run: {models.one_line(error)}; {OTHER}")
+    if not difference <= bound:
+        what = f"--model {cfg.model}: computes differently when it samples"
+        advice = OTHER
+        if policy.engine:
+            what = f"--engine {cfg.engine}: does not sample from the trainer's weights"
+            advice = "try --engine transformers"
+        common.fail(f"{what}: its log-probabilities differ by {difference:.2g} nats per token, "
+                    f"rounding by less than {bound}; {advice}", code=1)
 
-    @torch.no_grad()
-    def effect_of_padding(self):
-        """Score a text after the second half of a prompt, alone and next to the whole prompt.
-        -> mean difference of log-probabilities"""
-        prompts = self.policy.encode(self.problems)                             # (n, W)
-        longest = prompts[(prompts != NO_TOKEN).sum(dim=1).argmax()]
-        half = longest[len(longest) // 2:]
-        padded = nn.functional.pad(half, (len(longest) - len(half), 0), value=NO_TOKEN)
-        tokens = longest[:self.cfg.max_completion_length].expand(2, -1)         # (2, T)
-        alone, _ = score(self.policy, half[None], tokens[:1])
-        beside, _ = score(self.policy, torch.stack([padded, longest]), tokens)
-        return (alone[0] - beside[0]).abs().mean().item()
 
-    def compare(self):
-        policy, cfg = self.policy, self.cfg
-        differences = []
-        for generator, temperature in (
-                (common.generator(cfg.seed, "check"), cfg.temperature),
-                (None, 1.0 if policy.engine else cfg.temperature)):     # vLLM takes 0, reports 1
-            batch = complete(policy, None, cfg, self.problems, generator)
-            scored, _ = score_all(policy, batch.prompts, batch.tokens, temperature, cfg.kernel)
-            difference = ((scored - batch.logps) * batch.mask).abs().sum() / batch.mask.sum()
-            differences.append(difference.item())
-        if not all(difference <= self.bound for difference in differences):     # False for nan
-            what = f"--model {cfg.model}: computes differently when it samples"
-            if policy.engine:
-                what = f"--engine {cfg.engine}: does not sample from the trainer's weights"
-            advice = "try --engine transformers" if policy.engine else OTHER
-            common.fail(f"{what}: its log-probabilities differ by {max(differences):.2g} nats per "
-                        f"token, rounding by less than {self.bound}; {advice}", code=1)
+@torch.no_grad()
+def effect_of_padding(policy, prompts, T):
+    """Score a text after the second half of a prompt, alone and next to the whole prompt.
+    -> mean difference of log-probabilities"""
+    longest = prompts[(prompts != NO_TOKEN).sum(dim=1).argmax()]                # (W,)
+    half = longest[len(longest) // 2:]
+    padded = nn.functional.pad(half, (len(longest) - len(half), 0), value=NO_TOKEN)
+    tokens = longest[:T].expand(2, -1)                                          # (2, T)
+    alone, _ = score(policy, half[None], tokens[:1])
+    beside, _ = score(policy, torch.stack([padded, longest]), tokens)
+    return (alone[0] - beside[0]).abs().mean().item()
+
+
+def effect_of_sampler(policy, problems, cfg):
+    """Sample at random, and then greedily. -> the larger mean difference of log-probabilities"""
+    differences = []
+    for generator, temperature in (
+            (common.generator(cfg.seed, "check"), cfg.temperature),
+            (None, 1.0 if policy.engine else cfg.temperature)):         # vLLM takes 0, reports 1
+        batch = complete(policy, None, cfg, problems, generator)
+        scored, _ = score_all(policy, batch.prompts, batch.tokens, temperature, cfg.kernel)
+        difference = ((scored - batch.logps) * batch.mask).abs().sum() / batch.mask.sum()
+        differences.append(difference)
+    return torch.stack(differences).max().item()                        # nan if one is
 
 
 def sample_batch(policy, task, cfg, step):
@@ -716,7 +705,7 @@ def main(argv=None):
         lr=cfg.learning_rate, weight_decay=0.0,
         foreach=False,                          # True takes 4 more bytes per parameter
         fused=cfg.device == "cpu")              # needs no copies of the largest weight
-    SamplerCheck(policy, common.held_out_problems(task, 4)).begin()
+    check_sampler(policy, common.held_out_problems(task, 4))
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":

@@ -6,8 +6,7 @@ from pathlib import Path
 
 
 def read_summary(folder):
-    """Read the scores of the base and of the trained policy, and the times.
-    -> dict, or None if the run has not ended"""
+    """Read the scores and times of a run. -> dict, or None if the run has not ended"""
     path = Path(folder, "summary.json")
     return loads(path.read_text(encoding="utf-8")) if path.exists() else None
 

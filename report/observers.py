@@ -17,7 +17,7 @@ import common
 import plumbing
 from report import command, escape
 from report.logs import finite, read_log
-from report.trackers import tracker
+from report.page import write_report
 from tasks import pass_rates
 from tasks.scores import part_of
 
@@ -28,35 +28,26 @@ def observers(cfg):
     if "model" in cfg.reward.split("+"):
         chosen.append(importlib.import_module("tasks.preferences").Trainer())
     if cfg.report_to != "none":         # last, so that it gets the metrics that other observers add
-        chosen.append(Tracking(tracker(cfg.report_to)))
+        chosen.append(importlib.import_module("report.trackers").tracker(cfg.report_to))
     return chosen
 
 
 # ---- 1. metrics ------------------------------------------------------------------------------
 
-def frontier(batch, task):
-    """Compute, for each difficulty, the shares of groups that are all wrong, mixed, or all right.
-    {} if there is only one difficulty. -> metrics"""
-    by_level = {}
-    for problem, rate in pass_rates(batch):
-        if part_of(task, problem).is_judged:
-            by_level.setdefault(f"{problem.task}-{problem.difficulty}", []).append(rate)
-    metrics = {}
-    if len(by_level) == 1:
-        return metrics
-    for name, rates in sorted(by_level.items()):
-        wrong = rates.count(0.0) / len(rates)
-        right = rates.count(1.0) / len(rates)
-        metrics |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
-                    f"frontier/{name}/right": right}
-    return metrics
-
-
 class Metrics:
-    """Adds the metrics of each difficulty."""
+    """Adds, for each difficulty, the shares of groups that are all wrong, mixed, or all right."""
 
     def step(self, run, batch, advantages, metrics):
-        metrics |= frontier(batch, run.task)
+        by_level = {}
+        for problem, rate in pass_rates(batch):
+            if part_of(run.task, problem).is_judged:
+                by_level.setdefault(f"{problem.task}-{problem.difficulty}", []).append(rate)
+        for name, rates in sorted(by_level.items()) if len(by_level) > 1 else ():
+            wrong = rates.count(0.0) / len(rates)
+            right = rates.count(1.0) / len(rates)
+            metrics[f"frontier/{name}/wrong"] = wrong
+            metrics[f"frontier/{name}/mixed"] = 1 - wrong - right
+            metrics[f"frontier/{name}/right"] = right
 
 
 # ---- 2. logs ---------------------------------------------------------------------------------
@@ -100,33 +91,6 @@ class Samples:
             prompt = end_of(prompt, max(20, 62 - len(text)))
             text = end_of(text, 62 - len(prompt))
             print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}", flush=True)
-
-
-class Tracking:
-    """Sends scores, metrics and samples to a tracker. Step 0 is the base."""
-
-    def __init__(self, tracker):
-        self.tracker = tracker
-
-    def start(self, run):
-        self.tracker.open(run)
-
-    def evaluate(self, run, scores):
-        # The first and the last evaluation also draw samples, whose mean length and think_share
-        # don't belong on the curves of greedy answers. So these two send only accuracies.
-        names = [name for name, x in scores.items() if isinstance(x, float)]
-        if "pass@1" in scores:
-            names = [name for name in names if name == "greedy" or "@" in name]
-        self.tracker.numbers({f"eval/{name}": scores[name] for name in names}, run.step)
-
-    def step(self, run, batch, advantages, metrics):
-        self.tracker.numbers(metrics, run.step)
-        if is_shown(run):
-            A = per_completion(advantages, batch.mask)                          # (B,)
-            self.tracker.samples(sample_rows(batch, A), run.step)
-
-    def finish(self, run, summary):
-        self.tracker.close()
 
 
 def per_completion(advantages, mask):
@@ -213,16 +177,12 @@ class Warnings:
             self.warn(f"no sample of the base is right: try {better}, or an easier task")
 
     def step(self, run, batch, advantages, metrics):
-        bonus = "--beta" if hasattr(run.cfg, "model") else "--entropy_coef"
-        for message in warnings(metrics, getattr(run.cfg, "sampler_lag", 0) > 0,
-                                getattr(run.cfg, "dtype", "float32"), bonus):
+        for message in warnings(metrics, run.cfg):
             self.warn(message)
 
 
-def warnings(metrics, has_lag=False, dtype="float32", bonus="--entropy_coef"):
-    """Yield a warning for each metric of a step that shows why learning cannot work. `has_lag`
-    means that the samples come from older weights on purpose; `dtype` is the precision of matrix
-    products, which decides how far they round; `bonus` is a flag that keeps the entropy up."""
+def warnings(metrics, cfg):
+    """Yield a warning for each metric of a step that shows why learning cannot work."""
     # a teacher rewards each token, so it needs no group with signal
     has_no_signal = metrics["signal"] == 0 and "teacher_kl" not in metrics
     if has_no_signal and metrics.get("accuracy", 0) < 0.5:
@@ -230,33 +190,32 @@ def warnings(metrics, has_lag=False, dtype="float32", bonus="--entropy_coef"):
     if metrics["completions/clipped_ratio"] > 0.5:
         yield "most completions are truncated: raise --max_completion_length"
     if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
+        bonus = "--beta" if hasattr(cfg, "model") else "--entropy_coef"
         yield f"entropy has collapsed: lower --learning_rate, or raise {bonus}"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers become less likely, too: try a lower --learning_rate"
+    if getattr(cfg, "sampler_lag", 0) > 0:          # samples come from older weights on purpose
+        return
     is_corrected = "sampling/importance_sampling_ratio/mean" in metrics
     difference = metrics.get("sampling/sampling_logp_difference/mean", 0)
-    if has_lag:
-        return
     if not is_corrected and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
         yield "the first ratio is not 1: try --kernel torch"
     if not is_corrected and difference > 0.01:
         yield "sampler and trainer differ: try --importance_sampling_correction truncate"
-    if is_corrected and difference > {"float32": 0.02}.get(dtype, 0.1):
+    rounding = 0.02 if getattr(cfg, "dtype", "float32") == "float32" else 0.1
+    if is_corrected and difference > rounding:
         yield (f"sampler and trainer differ by {difference:.2g} nats per token, more than rounding "
                "explains: try --engine transformers, or --dtype float32")
 
 
 class Report:
-    """Writes report.html and curve.png at the end, and prints how to read it and ask the policy."""
+    """Writes report.html at the end, and prints how to read it and ask the policy."""
 
     def finish(self, run, summary):
-        for name, function in (("report.html", "write_report"), ("curve.png", "draw_curve")):
-            try:
-                getattr(importlib.import_module("report.page"), function)(run.folder)
-            except (ImportError, OSError, ValueError) as error:
-                print(f"no {name}: {escape(str(error))}")
-        report = run.folder / "report.html"
-        if report.exists():
+        try:
+            report = write_report(run.folder)
             print(f"Open the report in a browser:\n  {shlex.quote(str(report))}")
+        except (OSError, ValueError) as error:
+            print(f"no report.html: {escape(str(error))}")
         prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
         print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)

@@ -2,14 +2,13 @@
 
 The page sums up each run in a sentence, and shows its scores, curves, samples, and answers to
 held-out problems. For several runs, it also shows which flags differ. It needs no network. Every
-run makes its own report.html and curve.png at its end, from config.json, metrics.jsonl,
-samples.jsonl, evaluation.jsonl and summary.json. All of these but config.json may be missing, for
-example because the run was killed. Only curve.png needs a package.
+run makes its own report.html at its end, from config.json, metrics.jsonl, samples.jsonl,
+evaluation.jsonl and summary.json. All of these but config.json may be missing, for example because
+the run was killed.
 """
 import dataclasses
 import html
 import importlib
-import itertools
 import json
 import os
 import re
@@ -22,25 +21,6 @@ from report import parser, start
 from report.logs import read_log, read_summary
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-# The panels of curve.png: {title: {name in metrics.jsonl: label}}. Only the first four that have
-# numbers are drawn.
-PANELS = {
-    "accuracy": {
-        "accuracy": "training samples",
-        "eval/greedy": "greedy, held out"},
-    "tokens per completion": {
-        "completions/mean_length": "training samples",
-        "eval/mean_length": "greedy, held out"},
-    "exploration": {
-        "entropy": "entropy (nats)",
-        "signal": "share of groups with signal"},
-    "update": {
-        "kl": "KL to the base (nats)",
-        "eval/kl": "KL to the base (nats), held out",
-        "grad_norm": "gradient norm"},
-    "return": {                             # for tasks in which nothing is right or wrong
-        "reward": "reward of training samples",
-        "eval/greedy_return": "greedy, held out"}}
 # The score that sums up a run is the last of these that it has: {name in summary.json: label}.
 SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
@@ -48,8 +28,7 @@ SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 # ---- 1. reading a run ------------------------------------------------------------------------
 
 def import_script(name):
-    """Import a script, an example or the trainer by its file name. Raises ValueError if there is no
-    such file. -> module"""
+    """Import a script, an example or the trainer. ValueError if there is none. -> module"""
     for package in ("", "examples", "pretrained"):
         path = common.HERE / package / name
         if path.name == name and path.suffix == ".py" and path.is_file():
@@ -75,20 +54,14 @@ def command(name, flags):
     return shlex.join(arguments)
 
 
-def name_of(folder):
-    """Read the name of a folder as UTF-8, whatever the locale, so that it can be drawn. -> str"""
-    return os.fsencode(folder.resolve().name).decode("utf-8", "replace")
-
-
 def read_run(folder):
-    """Collect what the report shows of one run. Exits with one line if the folder contains no run.
-    -> dict"""
+    """Collect what the report shows of a run. Exits with one line if there is none. -> dict"""
     folder = Path(folder)
     script, flags = plumbing.read_config(folder)
     summary = read_summary(folder)
     metrics = read_log(folder, "metrics", "step")
     return {
-        "name": name_of(folder),
+        "name": folder.resolve().name,
         "command": command(script, flags),
         "config": {"script": script} | flags,
         "sentence": sentence(summary, metrics),
@@ -168,47 +141,7 @@ def write_report(folder, *others):
     return path
 
 
-# ---- 3. curve.png ----------------------------------------------------------------------------
-
-def ticks(last):
-    """Choose about five steps to number on an axis: round ones, and the last. -> list of int"""
-    gap = next(size * 10 ** power for power in itertools.count() for size in (1, 2, 5)
-               if last <= 5 * size * 10 ** power)
-    return [step for step in range(0, last, gap) if last - step >= gap / 2] + [last]
-
-
-def draw_curve(folder):
-    """Draw curve.png in the folder of a run. Without matplotlib, raises an ImportError that says
-    how to install it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
-    folder = Path(folder)
-    lines = read_log(folder, "metrics", "step")
-    logged = {name for line in lines for name in line}
-    panels = [panel for panel in PANELS.items() if logged & panel[1].keys()]
-    last = max((line["step"] for line in lines), default=0)
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    for axis, (title, series) in zip(figure.subplots(2, 2).flat, panels):
-        base = read_summary(folder)["base"].get("greedy")
-        if title == "accuracy" and base is not None:
-            axis.axhline(base, color="gray", linestyle="--", label="base, greedy")
-        for name, label in series.items():
-            known = {line["step"]: line[name] for line in lines if name in line}
-            marker = "o" if name.startswith("eval/") else ""    # a dot for each evaluation
-            if known:
-                axis.plot(list(known), list(known.values()), marker=marker, label=label)
-        axis.set(title=title, xlabel="step", xlim=(0, last), xticks=ticks(last))
-        if title != "return":                           # returns may be below 0
-            axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
-    figure.suptitle(name_of(folder), parse_math=False)
-    figure.savefig(folder / "curve.png", dpi=120)
-
-
-# ---- 4. the command --------------------------------------------------------------------------
+# ---- 3. the command --------------------------------------------------------------------------
 
 def main(argv=None):
     arguments = parser(__doc__)

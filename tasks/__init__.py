@@ -189,10 +189,8 @@ def pass_rates(batch):
 
 def extract(text):
     """Extract the answer, printable ASCII, from the only <answer> block. -> str, or None"""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    match = re.search("<answer>([ -~]{1,200})</answer>", text)
-    return match[1].strip() if match else None
+    answer = block(text, "answer") or ""
+    return answer.strip() if re.fullmatch("[ -~]{1,200}", answer) else None
 
 
 def block(text, name):
@@ -208,8 +206,7 @@ def block(text, name):
 
 
 def span(name, level):
-    """Read the level "3-7" of a task as (3, 7), and "5" as (5, 5). Exits with one line for anything
-    else."""
+    """Read the level "3-7" of a task as (3, 7), and "5" as (5, 5). Exits with one line if bad."""
     low, _, high = level.partition("-")
     is_span = re.fullmatch("[0-9]{1,2}(-[0-9]{1,2})?", level)
     if not is_span or not 2 <= int(low) <= int(high or low):
@@ -219,8 +216,7 @@ def span(name, level):
 
 
 class Wrapper:
-    """A task that changes part of another task. Everything that it does not define comes from that
-    task."""
+    """A task that changes part of another task, from which it takes everything else."""
     scores = Task.scores                # uses the wrapper's own verdicts
 
     def __init__(self, task):

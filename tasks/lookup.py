@@ -80,8 +80,7 @@ class Lookup(Task):
         return self.predicted_calls(problem.work)
 
     def predicted_calls(self, text):
-        """List the calls of a completion; a call that closes without opening has no name.
-        -> list of (name, dict)"""
+        """List a completion's calls; one without an opening has no name. -> list of (name, dict)"""
         calls = []
         for piece in text.split("</search>")[:-1]:
             _, opening, key = piece.partition("<search>")

@@ -8,6 +8,11 @@ import common
 from tasks import Task, Wrapper, pass_rates
 
 
+def of_problem(name):
+    """Make a method that calls the same method of the task of a problem. -> function"""
+    return lambda mix, problem, *rest: getattr(mix.parts[problem.task], name)(problem, *rest)
+
+
 class Mix:
     """Several tasks as one task, each with the same share of the problems. It has all methods of
     tasks.Task; a method about one problem calls the task of that problem, problem.task."""
@@ -41,24 +46,11 @@ class Mix:
         """Choose one of the tasks, each with the same probability."""
         return self.parts[rng.choice(list(self.parts))]
 
-    def is_held_out(self, problem):
-        return self.parts[problem.task].is_held_out(problem)
-
-    def verify(self, problem, text):
-        return self.parts[problem.task].verify(problem, text)
-
-    def verdict(self, problem, text, is_truncated=False):
-        return self.parts[problem.task].verdict(problem, text, is_truncated)
-
-    def is_correct(self, problem, verdict):
-        return self.parts[problem.task].is_correct(problem, verdict)
-
-    def reward(self, problem, text, verdict, purpose):
-        return self.parts[problem.task].reward(problem, text, verdict, purpose)
+    is_held_out, verify, verdict, is_correct, reward = map(
+        of_problem, ("is_held_out", "verify", "verdict", "is_correct", "reward"))
 
     def respond(self, problem, text):
-        """Return the response of the problem's own task, if the text ends in one of its call tokens
-        and not in one of another task."""
+        """Return the response of the problem's own task, if the text ends in one of its calls."""
         part = self.parts[problem.task]
         return part.respond(problem, text) if text.endswith(part.call_tokens) else ""
 
@@ -91,16 +83,11 @@ class Mix:
         return metrics
 
 
-def preference(rate):
-    """Compute the probability with which a curriculum takes a problem whose pass rate is p:
-    4 p (1 - p), but at least 5%, so that nothing is forgotten. -> float"""
-    return max(0.05, 4 * rate * (1 - rate))
-
-
 class Curriculum(Wrapper):
     """A task that takes most of its training problems from the difficulties that the policy solves
-    half of the time. state["rates"] holds the pass rate of each difficulty in all sampled groups,
-    as a running mean over about five steps. A difficulty without a rate is always taken."""
+    half of the time. state["rates"] holds the pass rate p of each difficulty in all sampled groups,
+    as a running mean over about five steps. A problem is taken with probability 4 p (1 - p), but at
+    least 5%, so that nothing is forgotten; without a rate, it is always taken."""
 
     def __init__(self, task):
         super().__init__(task)
@@ -124,7 +111,7 @@ class Curriculum(Wrapper):
                 return problem
             # a separate generator, or the held-out problems would depend on the rates
             chooser = random.Random(hash(rng.getstate()[1]))
-            if chooser.random() < preference(rate):
+            if chooser.random() < max(0.05, 4 * rate * (1 - rate)):
                 return problem
 
     def observe(self, batch, step):

@@ -96,8 +96,7 @@ def fit(model, sample, seed):
 
 @torch.no_grad()
 def scale_to_verdicts(model, batches):
-    """Change the head so that the ratings of these batches have mean 1/2 and standard deviation
-    1/2."""
+    """Change the head so that these ratings have mean 1/2 and standard deviation 1/2."""
     ratings = torch.cat([model.rewards(batch) for batch in batches])
     scale = 2 * ratings.std().clamp(min=1e-6)
     model.head.weight /= scale

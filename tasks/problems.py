@@ -177,8 +177,7 @@ def parse(line, needs_answer=True):
 
 
 def messages(prompt):
-    """Read the messages of a prompt. [] if it isn't a conversation that a model can continue.
-    -> list of dicts"""
+    """Read a prompt's messages. [] if it isn't a conversation to continue. -> list of dicts"""
     try:
         chat = json.loads(prompt) if prompt.startswith("[{") else []
         texts = [message[key] for message in chat for key in ("role", "content")]

@@ -103,8 +103,7 @@ def maj_at_k(task, problems, answers, n, k):
 
 
 def majority(answers):
-    """Choose the most frequent answer; of answers that tie, the first. None doesn't vote.
-    -> str or None"""
+    """Choose the most frequent answer; of answers that tie, the first. -> str or None"""
     cast = [answer for answer in answers if answer is not None]
     return max(cast, key=collections.Counter(cast).get, default=None)
 
@@ -124,8 +123,7 @@ def votes(task, problems, texts, n):
 
 
 def canonical(task, problem, answer):
-    """Write equivalent answers in the same way: as the task defines it, or else as numbers.
-    -> str"""
+    """Write equivalent answers in one way: the task's own, or as numbers. -> str"""
     part = part_of(task, problem)
     if hasattr(part, "canonical"):
         return part.canonical(problem, answer)

@@ -59,23 +59,16 @@ def choose(mutants, mistakes):
         print(f"all {len(mutants)} mistakes are planted, because {shared[0]} changed")
         return mutants
     old = parse(git("show", f"{base}:{mistakes}") or "")
-    chosen = {"new or changed": [], "in changed files": [], "whose tests changed": [], "others": []}
+    chosen, others = [], []
     for mutant in mutants:
         killer, _, _ = killed.get(f"{mutant.file}: {mutant.name}", "").partition("::")
-        if mutant not in old:
-            reason = "new or changed"
-        elif mutant.file in changed:
-            reason = "in changed files"
-        elif changed & ({killer} if killer else set(mutant.files)):
-            reason = "whose tests changed"
+        of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
+        if mutant not in old or changed & of_mutant:
+            chosen.append(mutant)
         else:
-            reason = "others"
-        chosen[reason].append(mutant)
+            others.append(mutant)
     seed = git("rev-parse", "HEAD").strip()
-    others = chosen["others"]
-    chosen["others"] = random.Random(seed).sample(others, min(SAMPLE, len(others)))
-    planted = sum(chosen.values(), [])
-    print(f"{len(planted)} of {len(mutants)} mistakes are planted for the change since {base[:9]}: "
-          + ", ".join(f"{len(some)} {reason}" for reason, some in chosen.items())
-          + f" of {len(others)}, drawn with {seed[:9]}", flush=True)
-    return planted
+    drawn = random.Random(seed).sample(others, min(SAMPLE, len(others)))
+    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}, "
+          f"and {len(drawn)} others, drawn with {seed[:9]}", flush=True)
+    return chosen + drawn

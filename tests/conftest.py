@@ -3,6 +3,7 @@ inputs."""
 import functools
 import importlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -219,16 +220,25 @@ def refused(stops, tmp_path):
     return check
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium. A test that needs it is skipped if Chromium or playwright is not installed."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("google-chrome")        # else playwright's own
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=["--disable-gpu"])
+        except sync_api.Error as error:
+            if path is not None or "Executable doesn't exist" not in str(error):
+                raise
+            pytest.skip("Chromium is not installed")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(autouse=True)
 def restored_ctrl_c():
     """Restore the handler of Ctrl-C after the test, because a run replaces it."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, on_ctrl_c)
-
-
-@pytest.fixture(autouse=True)
-def no_picture(restored_ctrl_c, monkeypatch):
-    """Keep runs from drawing pictures, which takes longer than the runs themselves. A test that
-    needs a picture undoes this patch."""
-    monkeypatch.setitem(sys.modules, "report.page", None)

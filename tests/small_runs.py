@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -110,11 +109,10 @@ def changed_weights(one, other):
 
 @contextlib.contextmanager
 def at_work(folder):
-    """Work in the folder, without drawing pictures, which is slow. Restores the Ctrl-C handler."""
+    """Work in the folder, and restore the Ctrl-C handler afterwards."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setitem(sys.modules, "report.page", None)
         yield
     signal.signal(signal.SIGINT, on_ctrl_c)
 

@@ -1,6 +1,5 @@
 """The base policy: which runs share a base, which changes require a new one, and how a damaged base
-is reported. Its warm start: the tokens that it learns, the texts that it reads, and its learning
-rates."""
+is reported. Its warm start: the learning rates, and the step of Muon."""
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,8 @@ from small_runs import (
     read_summary,
 )
 
-import common
 import grpo
 import plumbing
-from tasks import calls
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
@@ -41,25 +38,19 @@ def of_grpo(tmp_path_factory):
     return folder / "of-grpo"
 
 
-@pytest.fixture
-def beside(of_grpo, monkeypatch):
-    """Run the test in the folder that has this base. -> the folder of its run"""
-    monkeypatch.chdir(of_grpo.parent)
-    return of_grpo
-
-
 # ---- one base for all scripts ----------------------------------------------------------------
 
 @every_script
-def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(new_run, beside):
+def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
+        new_run, of_grpo, monkeypatch):
     """The first script that runs makes the base, from code that is the same in all scripts."""
+    monkeypatch.chdir(of_grpo.parent)
     before = bases()
-    assert not changed_weights(
-        load(new_run(**FEW) / "base.pt"), load(beside / "base.pt"))
-    folder = new_run(**FEW, init_from=beside)
+    assert not changed_weights(load(new_run(**FEW) / "base.pt"), load(of_grpo / "base.pt"))
+    folder = new_run(**FEW, init_from=of_grpo)
     assert bases() == before
-    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(beside))
-    trained = read_summary(beside)["trained"]
+    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(of_grpo))
+    trained = read_summary(of_grpo)["trained"]
     assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
 
 
@@ -81,34 +72,16 @@ SHAPES_A_BASE = {
     "base_learning_rate": 0.01, "textbook_share": 0.9, "task": "arithmetic:3"}
 
 
-@pytest.mark.parametrize("name", SHAPES_A_BASE)
-def test_each_flag_of_the_base_the_task_and_the_version_of_torch_make_another_base(
-        new_run, beside, name, monkeypatch):
-    before = bases()
-    other = new_run(**(FEW | {name: SHAPES_A_BASE[name]}))
-    assert len(bases()) == len(before) + 1
-    monkeypatch.setattr(torch, "__version__", f"2.99 with {name}")
-    new_run(**FEW)
-    assert len(bases()) == len(before) + 2
-    assert changed_weights(load(other / "base.pt"), load(beside / "base.pt"))
-    assert common.Base.__annotations__.keys() | {"task"} == SHAPES_A_BASE.keys()
-
-
 @pytest.mark.parametrize("file, old, new, is_same", [
     ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
-    ("grpo.py", "LOSS_TYPES", "KINDS", True),                           # lesson
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
-    ("grpo.py", "return given", "return 2 * given", True),              # reward
     ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
     ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
-    ("grpo.py", "query heads share", "heads of queries share", False),  # comments count
     ("grpo.py", "# ---- 6. the policy", "# my policy", False),          # then the whole file counts
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
-    ("common.py", "VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),
     ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
     ("plumbing.py", "gram = x @ x.T", "gram = x.T @ x", False),
     ("plumbing.py", "held out:", "not seen:", True),
-    ("tasks/__init__.py", "held_out_tenths = 1", "held_out_tenths = 2", False),
     ("tasks/countdown.py", "def verify", "def  verify", False),         # the task of this test
     ("tasks/lookup.py", "def verify", "def  verify", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
@@ -140,54 +113,6 @@ def test_a_damaged_base_is_named_and_nothing_learns_from_it(new_run, tmp_path, m
 
 
 # ---- the warm start --------------------------------------------------------------------------
-
-@pytest.mark.parametrize("task, phase, device, num_parts", [
-    ("arithmetic:3", "forum", "cpu", 2), ("arithmetic:3", "forum", "cpu:0", 1),
-    ("lookup", "textbook", "cpu", 2)])
-def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and_no_others(
-        config, load_task, monkeypatch, watch, task, phase, device, num_parts):
-    """The tokens include EOS, but not text that a tool inserts. The gradient is compared before it
-    is clipped. On a CPU, two threads compute it, each for half of the batch. cpu:0 represents any
-    other device, where one thread computes it, because two would crash on MPS."""
-    limits = []
-    monkeypatch.setattr(
-        torch.nn.utils, "clip_grad_norm_", lambda weights, limit: limits.append(limit))
-    asked = watch(plumbing, "ThreadPoolExecutor", lambda size: size)
-    cfg = config(task=task, device=device, base_steps=1, base_batch_size=7,
-                 base_learning_rate=0.0, textbook_share=float(phase == "textbook"))
-    task = load_task(cfg)
-    model = grpo.GPT(cfg).double()
-    plumbing.warm_start(model, task, cfg)
-    found = [weight.grad.clone() for weight in model.parameters()]
-    assert (limits, asked) == ([1.0], [num_parts])
-
-    model.zero_grad()
-    total = 0.0
-    masks = []
-    for problem in common.sample_problems(task, 7, (0, 0), phase=phase):
-        ids = [*common.TOKENIZER.encode(problem.completion, allowed_special="all"), grpo.EOS]
-        masks += calls.sampled_masks(task, [problem], [torch.tensor(ids)])
-        prompt = grpo.encode_prompts([problem], task, "cpu")
-        logits = model(torch.cat([prompt, torch.tensor([ids])], dim=1))[0, prompt.shape[1] - 1:-1]
-        logps = logits.log_softmax(dim=-1)[range(len(ids)), ids]
-        total = total - (logps * masks[-1]).sum()
-    lengths = [len(mask) for mask in masks]
-    assert len(set(lengths)) > 1                        # or the halves would be alike
-    assert any(0.0 in mask for mask in masks) == bool(task.call_tokens)
-    (total / sum(lengths)).backward()
-    torch.testing.assert_close(
-        found, [weight.grad for weight in model.parameters()], atol=1e-10, rtol=0)
-
-
-def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
-        config, load_task, watch):
-    reads = watch(common, "sample_problems", lambda task, n, seed, split="train", phase="": (
-        n, seed, split, phase))
-    cfg = config(base_steps=10, base_batch_size=2, base_seed=4)
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
-    phases = ["textbook"] * 6 + ["forum"] * 4
-    assert reads == [(2, (4, step), "train", phase) for step, phase in enumerate(phases)]
-
 
 def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_times_as_high(
         config, load_task, monkeypatch):

@@ -15,8 +15,7 @@ TABLES = conform.tables(FOUND)
 def test_the_page_has_the_tables_of_what_was_found():
     page = (ROOT / "docs/conformance.md").read_text()
     for name, table in TABLES.items():
-        found = re.search(f"make conform: {name} -->\n(.*?)<!-- end of {name} -->", page, re.S)
-        assert found[1] == table
+        assert f"make conform: {name} -->\n{table}<!-- end" in page
     readme = " ".join((ROOT / "README.md").read_text().split())
     for right, all_cases in re.findall(r"in (\d+) of the (\d+) cases", TABLES["vectors"]):
         assert f"{right} of {all_cases}" in readme

@@ -149,8 +149,7 @@ def test_a_pair_that_a_file_would_change_is_not_saved():
 
 
 @pytest.mark.parametrize("line, words", [
-    ("{", "line 3: Expecting"), ("", "Expecting value"), ("1" * 5000, ""), ("[" * 100_000, ""),
-    ("[]", "must be an object with the strings prompt, chosen, rejected"),
+    ("{", "line 3: Expecting"), ("", "Expecting value"), ("[" * 100_000, ""),
     ({"prompt": "1+1=", "chosen": "2"}, "must be an object with the strings"),
     (GOOD | {"chosen": 7}, "must be an object with the strings"),
     (GOOD | {"rejected": GOOD["chosen"]}, "chosen and rejected are the same"),

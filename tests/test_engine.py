@@ -1,7 +1,5 @@
 """pretrained/engine.py completes prompts with the current weights, and reports the same log-probs
 as the trainer. The tests need no GPU."""
-import copy
-import re
 import subprocess
 import sys
 
@@ -67,32 +65,6 @@ def test_the_trainer_says_what_vllm_said_before_and_after_an_update(policy):
     assert batch.entropy[batch.mask == 1].isnan().all()     # vLLM reports none
 
 
-@pytest.mark.parametrize("sync", ["right", "nothing", "late", "layers"])
-def test_the_check_notices_a_sync_that_does_nothing_is_late_or_swaps_layers(
-        sync, policy, monkeypatch, stops):
-    check = pretrained.SamplerCheck(policy, PROBLEMS[::4])
-    check.compare()
-    update, weights, before = policy.engine.update, models.frozen_weights, [policy.model]
-    if sync == "nothing":
-        monkeypatch.setattr(policy.engine, "update", lambda model: None)
-    elif sync == "late":
-        before = [copy.deepcopy(policy.model)]
-        monkeypatch.setattr(policy.engine, "update", lambda model: (
-            update(before[0]), before.__setitem__(0, copy.deepcopy(model))))
-    elif sync == "layers":
-        other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
-        monkeypatch.setattr(models, "frozen_weights", lambda model: (
-            (re.sub(r"layers\.[01]\.", lambda found: other[found[0]], name), weight)
-            for name, weight in weights(model)))
-    for weight in policy.model.parameters():
-        if weight.requires_grad:
-            weight.data += 0.01 * torch.randn(weight.shape)
-    if sync == "right":
-        check.compare()
-    else:
-        stops("--engine vllm: ", check.compare, code=1)
-
-
 def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypatch, stops):
     weights = models.frozen_weights
     monkeypatch.setattr(models, "frozen_weights", lambda model: (
@@ -100,32 +72,6 @@ def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypa
     stops("weights were not loaded", policy.engine.update, policy.model, code=1)
     monkeypatch.undo()
     policy.engine.update(policy.model)
-
-
-def test_a_small_adapter_survives_bfloat16_in_vllm(tmp_path):
-    """Twenty steps of AdamW at a learning rate of 4e-6 move B by at most 8e-5. If vLLM added this
-    adapter to the weights in bfloat16, rounding would change its effect by more than half."""
-    shape = {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2,
-             "head_dim": 128, "num_hidden_layers": 1, "max_position_embeddings": 512}
-    folder = save_random(tmp_path / "model", scale=0.25, **shape)
-    policy = pretrained.Policy(folder, config_of(
-        **VLLM, lora_rank=16, learning_rate=4e-6, dtype="bfloat16", max_completion_length=16))
-    policy.engine = pretrained.load_engine(policy, 300)
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in policy.model.named_parameters():
-        if "lora_B" in name:
-            weight.data += 8e-5 * (2 * torch.rand(weight.shape, generator=generator) - 1)
-    pretrained.SamplerCheck(policy, PROBLEMS[::4]).compare()
-    layer = policy.model.get_submodule("model.layers.0.self_attn.o_proj")
-    D, W = layer.get_delta_weight("default"), layer.base_layer.weight.float()
-    merged = (W + D).bfloat16().float() - W
-    [(A, B)] = policy.engine.llm.apply_model(lambda engine: (
-        engine.model.layers[0].self_attn.o_proj.lora_a_stacked[0][0, 0].float(),
-        engine.model.layers[0].self_attn.o_proj.lora_b_stacked[0][0, 0].float()))
-    in_vllm = B @ A
-    policy.engine.llm.llm_engine.engine_core.shutdown()
-    assert (in_vllm - D).norm() / D.norm() < 0.01
-    assert (merged - D).norm() / D.norm() > 0.5
 
 
 def test_a_completion_depends_on_its_own_random_numbers_alone(policy):

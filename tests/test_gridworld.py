@@ -6,25 +6,18 @@ import random
 
 import pytest
 import torch
-from conftest import f64
+from conftest import f64, load_named
 from update_scenes import made_batch
 
-import common
 import grpo
 from common import Problem
 from tasks import gridworld
 from tasks.gridworld import STARTS
 
-
-def load(level=""):
-    """Load the task gridworld; the level is the probability that a move slips."""
-    return common.load_task(grpo.Config(task=f"gridworld:{level}", device="cpu"), grpo.verify)
-
-
-TASK = load()
+TASK = load_named("gridworld")
+SLIPPERY = load_named("gridworld:0.3")
 verify = TASK.verify
 respond = TASK.respond
-best_return = TASK.best_return
 GOLDEN = Problem("A b3 7", "")
 
 
@@ -40,12 +33,10 @@ def slippery(prompt, seed, slip=0.3):
     ("A b3 7", "DRRRUU", [-1, -1, -1, -1, -1, 5]),
     ("A b3 7", "DDLU", [-1, -3, 4, -1]),
     ("A b3 7", "RURRRR", [-1, -1, -1, 5, -1, -1]),                  # after the end
-    ("A b3 7", "RURR\n", [-1, -1, -1, 5, -1]),
     ("A b3 7", "LURRURR", [-1, -1, -1, -1, -1, -1, 5]),             # a wall: a wasted move
     ("A b3 7", "DD?L", [-1, -3, -3, 4]),                            # stopped by the edge at x
     ("A b3 7", "R U R  R", [-1, -1, -1, -1, -1, -1, -1, -1]),       # the 7th move is the last
     ("A b3 6", "LURRURR", [-1] * 7),
-    ("A b3 7", "rurr", [-1, -1, -1, -1]),
     ("A b3 7", "RU\u0663RR", [-1, -1, -1, -1, 5]),
     ("A b3 7", "<answer>5</answer>", [-1] * 18),
     ("A b3 7", "Rc3U", [-1, -1, -1, -1]),                           # no slips, so no cells
@@ -92,8 +83,7 @@ def test_an_episode_is_correct_if_it_earns_the_best_return_and_with_luck_none_is
     """With slips, an optimal walk could otherwise be wrong, and a bad one right, through luck."""
     for text, is_best in (("RURR", True), ("RURRR", False), ("DDL", False), ("", False)):
         assert TASK.is_correct(GOLDEN, verify(GOLDEN, text)) == is_best
-        assert not load("0.3").is_correct(slippery("A b3 7", 1), verify(GOLDEN, text))
-    assert TASK.is_judged and not load("0.3").is_judged
+        assert not SLIPPERY.is_correct(slippery("A b3 7", 1), verify(GOLDEN, text))
 
 
 # ---- exact values ----------------------------------------------------------------------------
@@ -104,7 +94,7 @@ def test_the_best_return_is_the_best_of_all_texts(start):
     returns = [0.0]
     for moves in itertools.product("URDL", repeat=5):
         returns.append(max(itertools.accumulate(verify(problem, "".join(moves)))))
-    assert best_return(problem) == max(returns)                     # stopping early is allowed
+    assert TASK.best_return(problem) == max(returns)                # stopping early is allowed
 
 
 # ---- moves that slip -------------------------------------------------------------------------
@@ -141,8 +131,7 @@ def test_cells_that_the_policy_writes_itself_do_not_pay(forged):
 def test_without_slips_and_after_the_end_the_environment_is_silent():
     """An episode ends at a prize or at the limit of moves. With a slip of 1e-12, no move slips."""
     assert TASK.sample(random.Random(0)).secret is None and TASK.call_tokens == ()
-    assert load("0.2").sample(random.Random(0)).secret[0] == 0.2
-    assert set(load("0.1").call_tokens) == set("URDL")
+    assert SLIPPERY.sample(random.Random(0)).secret[0] == 0.3
     assert {respond(GOLDEN, text) for text in ("R", "RU", "RURR", "", "x")} == {""}
     calm = functools.partial(slippery, seed=3, slip=1e-12)
     assert respond(calm("A b3 4"), "UUU") == "b4" and respond(calm("A b3 4"), "UUUU") == ""

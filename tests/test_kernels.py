@@ -319,7 +319,7 @@ def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype
     kernel = getattr(fused, name)
     width = 4 if dtype == "fp32" else 8
     constants = fused.tile(V, width, math.gcd(V, 8 * width)) | (
-        {"ON_POLICY": False} if name == "forward_kernel" else {"ALIKE": True})
+        {"ON_POLICY": False} if name == "forward_kernel" else {"ALIKE": V == 50257})
     types = dict.fromkeys(fused.SIZES, "i32") | dict.fromkeys(constants, "constexpr") | {
         "logits": f"*{dtype}", "grad": f"*{dtype}", "tokens": "*i64", "scale": scale}
     signature = {argument: types.get(argument, "*fp32") for argument in kernel.arg_names}

@@ -38,33 +38,28 @@ def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(tmp_path, mo
 
 class FakeRun:
     """What observers ask of a run, whose policy is still as likely to write what it sampled."""
+    cfg = grpo.Config(device="cpu")
+    step = 1
+    policy = None
 
-    def __init__(self, step=1):
-        self.cfg = grpo.Config(device="cpu")
+    def __init__(self):
         self.task = common.load_task(self.cfg, grpo.verify)
         self.task.machinery = types.SimpleNamespace(
             decode=grpo.decode, score=lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None))
-        self.step = step
-        self.resumed = {}
-        self.policy = None
         self.logged = []
 
     def append(self, name, record):
         self.logged.append(json.loads(json.dumps(record, allow_nan=False)))
 
 
-def make_batch(*texts, difficulties=(5, 5), G=2):
-    """Groups of completions of two tokens, the first of which the environment inserted."""
-    problems = [common.Problem("3+4=", "7", difficulty=level, task="arithmetic")
-                for level in difficulties for _ in range(G)]
-    B = len(texts)
-    zeros = torch.zeros(B, 2)
+def make_batch(*texts):
+    """Two groups of two completions of two tokens, the first of which the environment inserted."""
+    zeros = torch.zeros(4, 2)
     batch = common.Batch(
-        torch.tensor([[ord("a"), ord("b")]] * B), zeros + torch.tensor([0.0, 1.0]), zeros + 2.0,
-        zeros, torch.full((B,), 2), torch.zeros(B, dtype=torch.bool), problems,
-        zeros.long(), list(texts))
-    task = FakeRun().task
-    return task.judge(batch, G, 0)
+        torch.tensor([[ord("a"), ord("b")]] * 4), zeros + torch.tensor([0.0, 1.0]), zeros + 2.0,
+        zeros, torch.full((4,), 2), torch.zeros(4, dtype=torch.bool),
+        [common.Problem("3+4=", "7", task="arithmetic")] * 4, zeros.long(), list(texts))
+    return FakeRun().task.judge(batch, 2, 0)
 
 
 RIGHT = "<answer>7</answer>"

@@ -91,45 +91,17 @@ def test_a_standard_error_is_that_of_a_mean_over_problems(monkeypatch):
         "pass@1": pytest.approx(error), "sampled_reward": pytest.approx(2 * error)}}
 
 
-@pytest.fixture
-def data(tmp_path):
-    """Flags for a data file whose lines have other keys and no answers."""
-    records = [{"prompt": f"({a}+{b})=", "sum": a + b, "list": [a, b]}
-               for a in range(1, 7) for b in range(1, 9)]
-    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(record) for record in records))
-    return {"task": "arithmetic", "data": "train.jsonl"}
-
-
-@pytest.mark.parametrize("is_judged", [False, True])
-def test_other_keys_of_a_line_arrive_and_without_answers_only_correct_says_what_is_right(
-        is_judged, small_llama, tmp_path, data):
-    source = '''
-def reward(completion, sum, list, **row):
-    assert sum == list[0] + list[1] and row["answer"] == "" and row["prompt"][1] == str(list[0])
-    return f">{sum}<" in completion
-''' + "correct = lambda completion, sum, **row: f'>{sum}<' in completion" * is_judged
-    folder = run(tmp_path, small_llama, source, **data)
-    base, step = read_summary(folder)["base"], steps(folder)[0]
-    assert 0 < base["sampled_reward"] < 1
-    for rate, reward in ((base.get("pass@1"), base["sampled_reward"]),
-                         (step.get("accuracy"), step["reward"])):
-        assert rate == (pytest.approx(reward, rel=1e-5) if is_judged else None)
-
-
 REWARD = "def reward(**row): return 0\n"
 BAD_FILES = [
     (MINE + "\n1 / 0", "line 16: ZeroDivisionError: division by zero"),
     ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
     ("def _reward(**row): return 0", "has no reward function; see pretrained/rewards.py"),
     ("seconds = 'x'\n" + REWARD, "seconds = 'x' is not a number above 0"),
-    ("seconds = -1\n" + REWARD, "seconds = -1 is not a number above 0"),
     ("workers = 0\n" + REWARD, "workers = 0 is not a number above 0"),
-    ("call_tokens = 'ab'\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
     ("call_tokens = [b'1']\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
     ("def respond(**row): return ''\n" + REWARD, "call_tokens, a list of texts, and respond need"),
     ("def reward(completion, anser, **row): return 0",
      "reward requires anser; a call can give it answer, completion, correct, prompt, each by"),
-    ("def reward(completions, **row): return 0", "reward requires completions; a call can give"),
     ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give"),
     ("def reward(completion, /): return 0", "reward requires completion/; a call can give")]
 BAD_CALLS = [

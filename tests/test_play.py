@@ -6,10 +6,11 @@ import json
 import random
 import re
 import shlex
+import shutil
+import subprocess
 
 import pytest
 import torch
-from node_engine import run
 from torch import nn
 
 import common
@@ -24,85 +25,77 @@ from learn.play import build
 SCRIPTS = {"grpo.py": grpo, "gspo.py": gspo, "reinforce.py": reinforce}
 PROMPTS = ["((((3+4)-5)*4)-2)=", "((1+2)*3)=", "7", "", "ü*(2="]
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1]]   # of PROMPTS
-ODD = {"task": "arithmetic:3-7", "temperature": 0.7, "hidden_size": 48, "num_hidden_layers": 3,
-       "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 50}
+STORED = build.data_of(build.PAGE)
+T = STORED["cfg"]["T"]
+RATE = STORED["cfg"]["learningRate"]
+TEMPERATURE = 0.7
+CFG = grpo.Config(device="cpu", temperature=TEMPERATURE)
+TASK = common.load_task(CFG, grpo.verify)
 
 
-class Case:
-    """A made-up policy of unusual sizes, as a page stores it and as torch has it, in float64."""
-
-    def __init__(self):
-        self.cfg = grpo.Config(device="cpu", max_completion_length=12, **ODD)
-        self.task = common.load_task(self.cfg, grpo.verify)
-        generator = torch.Generator().manual_seed(0)
-        weights = made_up_weights(self.cfg, generator)
-        trained = {name: weight + 0.02 * torch.randn(weight.shape, generator=generator)
-                   for name, weight in weights.items()}
-        packed = build.pack(weights, trained)
-        self.stored = {"cfg": build.sizes(grpo, self.cfg, self.task), "packed": packed}
-        unpacked = build.unpack(packed)
-        for state, numbers in zip(unpacked, (weights, trained)):
-            for name, weight in state.items():
-                torch.testing.assert_close(weight, numbers[name], atol=1e-3, rtol=1e-3)
-        self.base, self.trained = [policy_of(self.cfg, state).double() for state in unpacked]
-
-    def tensors(self, completions):
-        """Prompts (B, W), tokens (B, T), mask (B, T) of completions [{"prompt", "tokens"}]."""
-        T = self.cfg.max_completion_length
-        problems = [common.Problem(one["prompt"], "") for one in completions]
-        rows = [one["tokens"] for one in completions]
-        tokens = torch.tensor([row + [grpo.PAD] * (T - len(row)) for row in rows])
-        mask = torch.tensor([[1.0] * len(row) + [0.0] * (T - len(row)) for row in rows])
-        return grpo.encode_prompts(problems, self.task, "cpu"), tokens, mask.double()
-
-
-@pytest.fixture(scope="module")
-def case():
-    return Case()
-
-
-def made_up_weights(cfg, generator):
-    """Weights of a policy that comes to an end about every tenth token, and has tiny embeddings of
-    one token, where the eps of norms counts."""
-    weights = {name: weight.detach() for name, weight in grpo.GPT(cfg).named_parameters()}
-    for weight in weights.values():
-        if weight.dim() == 1:
-            weight += 0.3 * torch.randn(weight.shape, generator=generator)
-    embed = weights["embed.weight"]
-    embed *= 10
-    embed[:, 0] = 1.0
-    embed[grpo.EOS, 0] = 2.2
-    embed[ord("(")] *= 0.02
-    return weights
-
-
-def policy_of(cfg, state):
-    """The GPT with these weights; its norms have the eps of float32, whatever it computes in."""
-    policy = grpo.GPT(cfg)
+def policy_of(state):
+    """The GPT with these weights, in float64; its norms have the eps of float32."""
+    policy = grpo.GPT(CFG)
     policy.load_state_dict(policy.state_dict() | state)
     for module in policy.modules():
         if isinstance(module, nn.RMSNorm):
             module.eps = torch.finfo(torch.float32).eps
-    return policy
+    return policy.double()
+
+
+BASE, TRAINED = map(policy_of, build.unpack(STORED["packed"]))
+
+
+READ = """
+const { inputs, stored } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const cfg = stored.cfg;
+const { base, trained } = unpack(stored.packed, cfg);
+const result = (() => {
+"""
+WRITE = """
+})();
+console.log(JSON.stringify(result, (key, value) => value instanceof Float32Array ?
+  { floats: Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64") } :
+  value));
+"""
+
+
+def in_node(snippet, **inputs):
+    """Run the body of a JavaScript function, which can use everything that the files of the engine
+    define, `inputs`, and the cfg, base and trained policy of the page. Tensors become arrays in
+    JavaScript, and a Float32Array in the result becomes a tensor. -> result"""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    files = [(build.FOLDER / name).read_text(encoding="utf-8") for name in build.ENGINE]
+    program = "\n".join(['"use strict";', *files, READ, snippet, WRITE])
+    text = json.dumps({"stored": STORED, "inputs": inputs}, default=torch.Tensor.tolist)
+    done = subprocess.run(["node", "--eval", program], input=text, capture_output=True,
+                          encoding="utf-8", timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    def to_tensor(value):
+        if "floats" not in value:
+            return value
+        return torch.frombuffer(bytearray(base64.b64decode(value["floats"])), dtype=torch.float32)
+    return json.loads(done.stdout, object_hook=to_tensor)
 
 
 # ---- the policy ------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("is_greedy", [False, True])
-def test_completions_are_those_of_a_rollout_with_the_same_random_numbers(case, is_greedy):
-    uniforms = torch.rand(20, 12, generator=torch.Generator().manual_seed(0)).double()
+def test_completions_are_those_of_a_rollout_with_the_same_random_numbers(is_greedy):
+    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(0)).double()
     uniforms = None if is_greedy else uniforms
     texts = [prompt for prompt in PROMPTS for _ in range(4)]
-    found = run(case.stored, """
+    found = in_node("""
         const tree = new Tree(base, inputs.temperature);
         const completions = finish(rollout(tree, inputs.prompts, inputs.uniforms));
         return completions.map((one) => [one.tokens, completionText(one, cfg)]);
-        """, prompts=texts, temperature=case.cfg.temperature,
+        """, prompts=texts, temperature=TEMPERATURE,
         uniforms=None if is_greedy else uniforms.flatten())
     problems = [common.Problem(text, "") for text in texts]
-    prompts = grpo.encode_prompts(problems, case.task, "cpu")
-    tokens, *_, lengths = grpo.rollout(case.base, prompts, problems, case.cfg, uniforms)
+    prompts = grpo.encode_prompts(problems, TASK, "cpu")
+    tokens, *_, lengths = grpo.rollout(BASE, prompts, problems, CFG, uniforms)
     wanted = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist())]
     assert found == [[row, grpo.decode([i for i in row if i != grpo.EOS])] for row in wanted]
     assert is_greedy or len(set(map(len, wanted))) > 4
@@ -114,12 +107,12 @@ METHODS = ["GRPO", "Dr. GRPO", "MaxRL", "DAPO", "CISPO", "GSPO", "REINFORCE"]
 
 
 @pytest.fixture(scope="module")
-def learned(case):
+def learned():
     """Completions of the base, of which two in a group are the same; and for each method its
     command and the gradients of the trained policy on them, with and without a clip."""
-    uniforms = torch.rand(20, 12, generator=torch.Generator().manual_seed(1)).double()
+    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
     uniforms[[3, 18]] = uniforms[[0, 17]]
-    return run(case.stored, """
+    return in_node("""
         const tree = new Tree(base, inputs.temperature);
         const completions = finish(rollout(tree, inputs.prompts, inputs.uniforms));
         const oldLogps = completions.map((one) => logProbs(tree, one));
@@ -141,18 +134,22 @@ def learned(case):
         }
         return found;
         """, prompts=[prompt for prompt in PROMPTS for _ in range(4)],
-        uniforms=uniforms.flatten(), rewards=REWARDS, temperature=case.cfg.temperature)
+        uniforms=uniforms.flatten(), rewards=REWARDS, temperature=TEMPERATURE)
 
 
-def loss_of(command, case, completions, is_clipping):
+def loss_of(command, completions, is_clipping):
     """The loss of the trained policy in the script that a command names, at its flags, on
     completions of the base. -> scalar"""
     file, *words = shlex.split(command)
     script = SCRIPTS[file]
     cfg = plumbing.parse_flags(script.Config, words)
-    prompts, tokens, mask = case.tensors(completions)
-    logps, _ = script.score(case.trained, prompts, tokens, case.cfg.temperature)
-    old_logps = script.score(case.base, prompts, tokens, case.cfg.temperature)[0].detach()
+    problems = [common.Problem(one["prompt"], "") for one in completions]
+    prompts = grpo.encode_prompts(problems, TASK, "cpu")
+    rows = [one["tokens"] for one in completions]
+    tokens = torch.tensor([row + [grpo.PAD] * (T - len(row)) for row in rows])
+    mask = torch.tensor([[1.0] * len(row) + [0.0] * (T - len(row)) for row in rows]).double()
+    logps, _ = script.score(TRAINED, prompts, tokens, TEMPERATURE)
+    old_logps = script.score(BASE, prompts, tokens, TEMPERATURE)[0].detach()
     rewards = torch.tensor(REWARDS).double()
     if script is reinforce:
         A = reinforce.advantages(rewards, cfg.baseline).view(-1, 1)
@@ -161,21 +158,21 @@ def loss_of(command, case, completions, is_clipping):
     A = script.advantages(rewards, cfg.scale_rewards).view(-1, 1)
     clip_range = (cfg.epsilon, cfg.epsilon_high) if is_clipping else (1e9, 1e9)
     loss = script.policy_loss(logps, old_logps, A, mask, cfg.loss_type, *clip_range)
-    return script.aggregate(loss, mask, average, max_length=case.cfg.max_completion_length)
+    return script.aggregate(loss, mask, average, max_length=T)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_gradient_of_a_step_is_that_of_the_script(case, learned, method):
+def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
     assert learned["methods"] == METHODS
     assert learned["ranges"]["gspo"] == [gspo.Config.epsilon, gspo.Config.epsilon_high]
     completions = learned["completions"]
     assert completions[0]["tokens"] == completions[3]["tokens"]
     command, *gradients = learned[method]
     for gradient, is_clipping in zip(gradients, (True, False)):
-        loss = loss_of(command, case, completions, is_clipping)
-        wanted = torch.autograd.grad(loss, list(case.trained.parameters()))
+        loss = loss_of(command, completions, is_clipping)
+        wanted = torch.autograd.grad(loss, list(TRAINED.parameters()))
         parts = gradient.double().split([weight.numel() for weight in wanted])
-        for (name, _), part, weight in zip(case.trained.named_parameters(), parts, wanted):
+        for (name, _), part, weight in zip(TRAINED.named_parameters(), parts, wanted):
             weight = weight.flatten()
             assert (part - weight).norm() < 2e-5 * weight.norm(), name
     assert torch.equal(*gradients) == (method == "REINFORCE")
@@ -186,7 +183,7 @@ def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
     gradients = [gradient * scale / 2000 ** 0.5 for gradient, scale in zip(gradients, (5.0, 0.3))]
     for gradient in gradients:
         gradient[:500] *= 1e-6                              # where the eps of AdamW counts
-    found = run(None, """
+    found = in_node("""
         const policy = { data: Float32Array.from(inputs.start) };
         const optimizer = newOptimizer(policy);
         for (const data of inputs.gradients) adamW(policy, { data }, optimizer, 0.1);
@@ -203,9 +200,6 @@ def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
 
 # ---- the levers, with the base of docs/play.html ---------------------------------------------
 
-STORED = build.data_of(build.PAGE)
-T = STORED["cfg"]["T"]
-RATE = STORED["cfg"]["learningRate"]
 WHOLE = ["Learning rate × 10", "a quarter of it", "Four updates, no clip", "GSPO, four updates"]
 
 
@@ -213,7 +207,7 @@ WHOLE = ["Learning rate × 10", "a quarter of it", "Four updates, no clip", "GSP
 def steps():
     """What the usual settings and those of each lever do in the first group of a run, and in a
     whole step for some. -> name -> dict"""
-    return run(STORED, """
+    return in_node("""
         const found = {};
         const more = [{ name: "", set: {} }, { name: "a quarter of it", set: { rate: "0.25" } }];
         for (const { name, set } of [...more, ...LEVERS]) {
@@ -292,7 +286,7 @@ def test_an_address_holds_the_settings_and_the_command_is_one_of_the_scripts(ste
 
 # ---- texts, problems, scores -----------------------------------------------------------------
 
-def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(case):
+def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts():
     rng = random.Random(0)
     prompts = [*PROMPTS, "1<|eos|>2=", "\ud83d", "a\udc00b", "\U0001f600", "\ufeff1", "x\x00"]
     ids = [[0xef, 0xbb, 0xbf, 65], [0xed, 0xa0, 0x80], [0xe2, 0x82, 256, 0xac], list(range(320))]
@@ -302,8 +296,8 @@ def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(ca
     texts = [f"<answer>{number}</answer>" for number in numbers]
     texts += ["7", "<answer>7", texts[0] * 2, texts[0] + "</answer>", "\ud800"]
     drawn = [problem for split in ("train", "test")
-             for problem in common.sample_problems(case.task, 99, 0, split)]
-    found = run(case.stored, """
+             for problem in common.sample_problems(TASK, 99, 0, split)]
+    found = in_node("""
         const random = generator(7);
         return { held: inputs.drawn.map(isHeldOut),
                  sampled: Array.from({ length: 99 }, () => sampleProblem(random, true, cfg)),
@@ -312,20 +306,20 @@ def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(ca
                  verdicts: inputs.texts.map((text) => verify("7", text)) };
         """, prompts=prompts, ids=ids, texts=texts, drawn=[problem.prompt for problem in drawn])
     problems = [common.Problem(prompt, "7") for prompt in prompts]
-    assert found["encoded"] == grpo.encode_prompts(problems, case.task, "cpu").tolist()
+    assert found["encoded"] == grpo.encode_prompts(problems, TASK, "cpu").tolist()
     assert found["decoded"] == [grpo.decode(row) for row in ids]
     assert found["verdicts"] == [grpo.verify(problems[0], text) for text in texts]
     assert found["held"] == [False] * 99 + [True] * 99
     for one in found["sampled"]:
         assert one["answer"] == str(eval(one["prompt"].removesuffix("=")))
-        assert case.task.is_held_out(common.Problem(one["prompt"], one["answer"]))
+        assert TASK.is_held_out(common.Problem(one["prompt"], one["answer"]))
 
 
 def test_a_typed_problem_is_solved_as_python_does_and_anything_else_is_not_evaluated():
     sums = ["7", "3+4", "2+3*4", "2*3+4", "9-4-3", "9-(4-3)", "((1+2)*3-4)*5", "17*23-1*(6+25)"]
     no_sums = ["", "3+", "((3)", "3(4)", "(3)4", "-3", "2*-3", "()", "3=4", "~3", "3**4", "3 4"]
-    solved = run(None, 'return inputs.typed.map((text) => solve(text + "="));',
-                 typed=sums + no_sums)
+    solved = in_node('return inputs.typed.map((text) => solve(text + "="));',
+                     typed=sums + no_sums)
     assert solved == [str(eval(text)) for text in sums] + [None] * len(no_sums)
 
 
@@ -349,11 +343,8 @@ def test_a_page_of_a_run_runs_its_own_script_alone(run):
 
 
 def test_the_committed_page_is_made_of_todays_parts():
-    data = build.data_of(build.PAGE)
-    assert build.assemble(data) == build.PAGE.read_text(encoding="utf-8")
-    cfg = grpo.Config(device="cpu")
-    today = build.sizes(grpo, cfg, common.load_task(cfg, grpo.verify))
-    assert data["cfg"] == json.loads(json.dumps(today))
+    assert build.assemble(STORED) == build.PAGE.read_text(encoding="utf-8")
+    assert STORED["cfg"] == json.loads(json.dumps(build.sizes(grpo, CFG, TASK)))
 
 
 @pytest.mark.parametrize("name, value, message", [
@@ -369,4 +360,4 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, nam
         saved["policy"][name].normal_()[318, 5] = value
     (run / "config.json").write_text(json.dumps(record))
     torch.save(saved, run / "checkpoint.pt")
-    refused(message, play.main, [str(run), "--output", str(run / "play.html")])
+    refused(message, play.main, [str(run)])

@@ -1,29 +1,13 @@
 """The playground as a reader uses it, in Chromium, with the policies in docs/play.html and today's
 parts; and the width of the reading pages."""
 import re
-import shutil
 
 import pytest
 from conftest import ROOT, SCRIPTS
 
 from learn.play import build
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")    # else playwright's own
 HOSTILE = "<img src=x onerror='window.hacked=1'>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
-        except sync_api.Error as error:
-            if CHROMIUM is not None or "Executable doesn't exist" not in str(error):
-                raise
-            pytest.skip("Chromium is not installed")
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

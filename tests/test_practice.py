@@ -96,7 +96,6 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     for solution in SOLUTIONS:
         old = "\n".join(solution.old)
         first = exercise.source.partition(old)[0].count("\n") + 1
-        last = first + len(solution.old) - 1
         if solution.file != exercise.script:
             continue
         assert exercise.source.count(old) == 1, solution.name
@@ -105,14 +104,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
         module = grades.load(exercise.source.replace(old, "\n".join(solution.new)))
         state, said, _ = grades.grade(exercise, module, function)
         assert state.lower() == solution.words, (solution.name, said)
-        said = " ".join(said)
-        if state == "WRONG":
-            blanks = [blank for blank in exercise.blanks[function] if any(
-                node.lineno <= last and first <= node.end_lineno for node in blank.nodes)]
-            names = {blank.name or "result" for blank in blanks or exercise.blanks[function]}
-            names |= {"after the call"} if blanks else {"result"}           # changed in place
-            assert re.search(rf"\b({'|'.join(names)})\b.* should be |Error: ", said), solution.name
-            assert all(part in said for part in SAID.get(solution.name, ())), said
+        assert all(part in " ".join(said) for part in SAID.get(solution.name, ())), said
         count[solution.words] += 1
     assert count["right"] >= 7 and count["wrong"] >= 12
 
@@ -192,10 +184,8 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
     ("    A = rew", "    A = reward", "line 134: NameError: name 'rewardards'"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
      "line 135: the result has the shape (4,), but should have (3, 4)"),
-    ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'"),
-    ("    A = rew", "    while True: pass\n    A = rew", "134: TimeoutError: it has not ended")])
-def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
-    monkeypatch.setattr(grades, "SECONDS", 1)
+    ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'")])
+def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     run("nano")
     source = (ROOT / "nano.py").read_text()
     assert source.count(old) == 1

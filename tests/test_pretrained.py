@@ -1,13 +1,11 @@
 """Test that pretrained/train.py computes the same numbers as the scripts, on transformers models of
 several families, and that stopped runs resume exactly."""
-import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
 import json
 import math
-import resource
 import shutil
 from types import SimpleNamespace
 
@@ -66,10 +64,13 @@ def run_in(folder, small_llama, name="run", **flags):
     return folder / name
 
 
+TWO = {"max_steps": 2, "save_steps": 1, "lr_scheduler_type": "linear"}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, small_llama):
     """The folder of an uninterrupted run of two steps, with a checkpoint for each."""
-    return run_in(tmp_path_factory.mktemp("whole"), small_llama, max_steps=2, save_steps=1)
+    return run_in(tmp_path_factory.mktemp("whole"), small_llama, **TWO)
 
 
 def resume(folder, **flags):
@@ -205,7 +206,7 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
 
 def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkeypatch, capsys):
     plain = steps(run("plain", max_steps=1))[0]
-    monkeypatch.setattr(pretrained.SamplerCheck, "begin", lambda check: None)
+    monkeypatch.setattr(pretrained, "check_sampler", lambda *_: None)
     add = calls.Completion.add                          # patched to find tokens less likely
     monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
         add(one, token, logp - 0.5, entropy)))
@@ -219,7 +220,8 @@ def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkey
         assert found["grad_norm"] == pytest.approx(weight * plain["grad_norm"], rel=1e-3)
     assert "sampler and trainer differ by 0.5 nats per token" in capsys.readouterr().out
     found |= {"signal": 1, "sampling/sampling_logp_difference/mean": 0.05}
-    assert [len(list(warnings(found, dtype=dtype))) for dtype in ("float32", "bfloat16")] == [1, 0]
+    for dtype, count in (("float32", 1), ("bfloat16", 0)):
+        assert len(list(warnings(found, SimpleNamespace(dtype=dtype)))) == count
 
 
 # ---- sampler and trainer ---------------------------------------------------------------------
@@ -282,10 +284,7 @@ class FakeEngine:
 
     def update(self, model):
         weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-        if self.sync == "permuted":
-            weights |= {name: weights[name.replace("gate_proj", "up_proj")]
-                        for name in weights if "gate_proj" in name}
-        is_synced = self.sync in ("right", "permuted", "greedy")
+        is_synced = self.sync in ("right", "greedy")
         self.policy.model.load_state_dict(weights if is_synced else self.waiting)
         self.waiting = weights if self.sync == "late" else self.waiting
 
@@ -300,7 +299,7 @@ class FakeEngine:
                             uniforms if temperature else None)
 
 
-@pytest.mark.parametrize("sync", ["right", "nothing", "nearly", "greedy", "permuted", "late"])
+@pytest.mark.parametrize("sync", ["right", "nothing", "nearly", "greedy", "late"])
 def test_an_engine_with_other_weights_than_the_trainers_ends_the_run_or_warns(
         sync, small_llama, tmp_path, monkeypatch, capsys, stops):
     monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, sync))
@@ -323,7 +322,8 @@ def test_an_engine_with_other_weights_than_the_trainers_ends_the_run_or_warns(
 def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
         family, dtype, changes, tmp_path, monkeypatch, watch):
     """The gradients agree, too, also if they are added to others. Large logits are computed only
-    for a model that scales them. Positions and columns without a token are left out."""
+    for a model that scales them, or whose head has a bias. Positions and columns without a token
+    are left out."""
     folder = save_random(tmp_path / "model", family, **changes)
     policy = pretrained.Policy(folder, config_of(temperature=0.8, dtype=dtype))
     prompts, tokens = torch.full((2, 3), 65), torch.randint(97, 123, (2, 14))
@@ -349,14 +349,15 @@ def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
                 scale = max(1, all_at_once.abs().max().item())
                 torch.testing.assert_close(part, all_at_once, rtol=1e-4, atol=error * scale)
     assert set(widths) == {3, 3 + 9}                    # 3 to find out what the model does
-    if family == "granite":
+    is_unknown = family in ("granite", "phi")
+    if is_unknown:
         assert sizes == [2]
     else:
         assert sizes[1:] == 8 * [4, 4, 4, 3]            # forward and backward
     assert getattr(policy.model.config, "final_logit_softcapping", 2.0) == 2.0      # unchanged
     monkeypatch.setattr(models.Head, "AT_ONCE", policy.head.layer.weight.numel() - 1)
     is_large = policy.head.is_large(policy.model, torch.zeros(1, 1))        # the weight, not logits
-    assert is_large == (family != "granite")
+    assert is_large != is_unknown
 
 
 def test_each_prompt_is_read_once_and_rows_that_have_ended_are_dropped(
@@ -492,7 +493,6 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
     ("{{ raise_exception('no  system') }}", {}, "its chat template fails, try --no-chat_template: "
      "no system\n"),
     ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
-    (TEMPLATE, {"thinkss": 1}, "--chat_template_kwargs: the template of none has no thinkss"),
     (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
 def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
         template, flags, words, random_llama, refused):
@@ -507,17 +507,6 @@ def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
         policy.cfg = config_of(data="x")
         chat = [{"role": "user", "content": ""}]
         refused("conversations in --data need", policy.token_ids, json.dumps(chat))
-
-
-def test_a_file_s_prompts_that_leave_no_room_are_left_out(run, refused, tmp_path, capsys):
-    records = [{"prompt": f"({i}+1)=" + "x" * 3000 * (i in (4, 9)), "answer": i} for i in range(60)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
-    flags = {"task": "arithmetic", "data": "data.jsonl", "max_steps": 1, "num_eval_problems": 2}
-    run(**flags)
-    assert ("2 of 60 prompts have more than 2032 tokens and are left out, the first in line 5 of "
-            "data.jsonl\n") in capsys.readouterr().out
-    refused("--max_completion_length: 60 of 60 prompts have more than 1 tokens", run,
-            **flags | {"max_completion_length": 2047, "output_dir": "second"})
 
 
 # ---- checkpoints -----------------------------------------------------------------------------
@@ -536,33 +525,12 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
     assert not difference(outcome(two), outcome(four))
 
 
-@contextlib.contextmanager
-def killed(monkeypatch, owner, name, is_moment=lambda *_, **__: True):
-    """End what runs in this context as soon as a function is called and is_moment(*args) holds."""
-    plain = getattr(owner, name)
-
-    def mortal(*args, **options):
-        if is_moment(*args, **options):
-            raise KeyboardInterrupt
-        return plain(*args, **options)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(owner, name, mortal)
-        yield
-
-
 @pytest.mark.parametrize("schedule, rates", [
     ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3]),
     ("cosine", [0.5, 1, 1, 0.75, 0.25])])
-def test_a_run_that_is_killed_continues_its_schedule_bit_for_bit(
-        schedule, rates, run, tmp_path, monkeypatch):
-    flags = {"max_steps": 5, "save_steps": 1, "lr_scheduler_type": schedule, "warmup_steps": 2}
-    whole = run("whole", **flags)
-    found = [step["learning_rate"] / LIKE_SMALL["learning_rate"] for step in steps(whole)]
-    assert found == pytest.approx(rates)
-    with killed(monkeypatch, plumbing.Run, "save", lambda run: run.step == 3):
-        run(**flags)
-    resume(tmp_path / "run")
-    assert not difference(outcome(tmp_path / "run"), outcome(whole))
+def test_the_rates_of_a_schedule_rise_and_fall(schedule, rates):
+    cfg = config_of(max_steps=5, lr_scheduler_type=schedule, warmup_steps=2, learning_rate=1.0)
+    assert [pretrained.learning_rate(cfg, step) for step in range(5)] == pytest.approx(rates)
 
 
 def test_the_learning_rate_is_that_of_its_step(run):
@@ -574,15 +542,23 @@ def test_the_learning_rate_is_that_of_its_step(run):
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("moment", [
-    (processes.Run, "save"), (processes.os, "replace", lambda _, path: "checkpoint-2" in str(path)),
+@pytest.mark.parametrize("owner, name, is_moment", [
+    (processes.Run, "save", lambda *_, **__: True),
+    (processes.os, "replace", lambda _, path: "checkpoint-2" in str(path)),
     (plumbing.Run, "save", lambda run: run.step == 2),
     (processes.shutil, "rmtree", lambda path, ignore_errors=False: not ignore_errors)],
     ids=["first", "weights", "state", "removal"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
-        moment, run, whole, tmp_path, monkeypatch):
-    with killed(monkeypatch, *moment):
-        run(max_steps=2, save_steps=1)
+        owner, name, is_moment, run, whole, tmp_path, monkeypatch):
+    plain = getattr(owner, name)
+
+    def mortal(*args, **options):
+        if is_moment(*args, **options):
+            raise KeyboardInterrupt
+        return plain(*args, **options)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, mortal)
+        run(**TWO)
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
 
@@ -616,55 +592,32 @@ def test_a_checkpoint_has_the_dropout_and_the_generation_config_of_its_model(run
     assert not found.exists()
 
 
-@pytest.mark.parametrize("cause", ["disk", "tokenizer"])
-def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
-        cause, run, random_llama, tmp_path, monkeypatch, stops):
+def test_what_cannot_be_saved_ends_the_run_before_its_first_step(run, tmp_path, monkeypatch, stops):
     def fail(*_):
         raise ValueError("no\nway")
-    if cause == "tokenizer":
-        monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        if cause == "disk":                             # the weights have more than 100 kB
-            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-        said = stops("/checkpoint-trial.tmp: cannot be written: ", run, model=random_llama)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert ("no way" if cause == "tokenizer" else "large") in said
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
+    stops("/checkpoint-trial.tmp: cannot be written: no way", run)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
 
 
-def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
+def test_only_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
         run, small_llama, tmp_path, refused):
     model = shutil.copytree(small_llama, tmp_path / "model")
     whole = run("whole", max_steps=3, beta=0.05)
     half = run("half", model=model, max_steps=2)
     other = run("other", model=model, max_steps=2, beta=0.05)
+    adapter = run("adapter", model=model, max_steps=2, lora_rank=4)
     plain = run("plain", max_steps=3)
     resume(shutil.copytree(other, tmp_path / "again"), max_steps=3)
     assert not difference(outcome(tmp_path / "again"), outcome(whole))
     shutil.rmtree(model)
     resume(half, max_steps=3)
     assert not difference(outcome(half), outcome(plain))
-    refused("this folder is gone", resume, other, max_steps=3)      # --beta needs the model
+    for folder in (other, adapter):                     # --beta and adapters need the model
+        refused(f"the folder {model} is gone", resume, folder, max_steps=3)
     path = half / "config.json"
     path.write_text(path.read_text().replace('"method": "grpo"', '"method": "reinforce"'))
     refused("--method reinforce: does not exist in this version", resume, half, max_steps=4)
-
-
-def test_an_adapter_whose_base_has_changed_or_is_gone_is_not_resumed(
-        run, small_llama, tmp_path, refused, monkeypatch):
-    """This also holds if the base changes between the start of a run and its first checkpoint."""
-    model = shutil.copytree(small_llama, tmp_path / "model")
-    weights = load_file(model / "model.safetensors")
-    write = processes.Run.write_folder
-    monkeypatch.setattr(processes.Run, "write_folder", lambda *inputs: (save_file(
-        {name: weight + 1 for name, weight in weights.items()}, model / "model.safetensors",
-        metadata={"format": "pt"}), write(*inputs)))
-    folder = run(**LORA | {"model": model, "max_steps": 1})
-    refused(f"adds to {model}, whose weights have changed", resume, folder, max_steps=2)
-    shutil.rmtree(model)
-    refused(f"adds to {model}, which is gone", resume, folder, max_steps=2)
 
 
 # ---- adapters --------------------------------------------------------------------------------
@@ -678,9 +631,9 @@ def lora_run(small_llama, tmp_path_factory):
     return run_in(tmp_path_factory.mktemp("lora"), small_llama, **LORA)
 
 
-@pytest.fixture
-def trained(small_llama):
-    """A policy whose adapter is not 0, and a function score(policy) that scores a batch."""
+def test_without_its_adapter_the_policy_is_the_reference_and_frozen_weights_may_be_bfloat16(
+        small_llama):
+    """Autocast rounds them to bfloat16 anyway, before each product."""
     def score(policy):
         return pretrained.score_all(policy, batch.prompts, batch.tokens)[0]
     policy = pretrained.Policy(small_llama, config_of(lora_rank=4))
@@ -688,22 +641,11 @@ def trained(small_llama):
         if "lora_B" in name:
             weight.data.normal_(std=0.1)
     batch = pretrained.complete(policy, None, policy.cfg, problems_of(["(3+4)=", "(3-4)="]))
-    return policy, score
-
-
-def test_without_its_adapter_the_policy_is_the_reference_and_with_it_again_itself(
-        trained, small_llama):
-    policy, score = trained
     base = score(pretrained.Policy(small_llama, config_of()))
     before = score(policy)
     with models.without_adapter(policy.model):
         assert torch.equal(score(policy), base)
     assert torch.equal(score(policy), before) and not torch.allclose(before, base, atol=1e-3)
-
-
-def test_frozen_weights_in_bfloat16_are_half_as_large_and_change_no_bit(trained, small_llama):
-    """Autocast rounds them to bfloat16 anyway, before each product."""
-    policy, score = trained
     half = pretrained.Policy(small_llama, config_of(lora_rank=4, dtype="bfloat16"))
     half.model.load_state_dict(policy.model.state_dict())
     policy.autocast = half.autocast
@@ -751,21 +693,16 @@ def test_an_adapter_has_the_size_and_the_places_of_its_flags(
 
 
 def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(
-        run, small_llama, random_llama, tmp_path, refused, monkeypatch):
+        run, random_llama, refused):
     ends = {"lora_rank": 4, "lora_target_modules": "q_proj,embed_tokens,lm_head",
             "learning_rate": 0.05}
     folder = run(**ends, model=random_llama, max_steps=1)
     resume(folder, max_steps=2)
     for line in lines(folder / "evaluation.jsonl")[:4]:
         assert ask.answer(folder, line["prompt"]) == line["trained"]["text"]
-    words = "are the same weights, to which an adapter cannot add; choose other matrices"
     for target in ("lm_head", "embed_tokens"):
         ends["lora_target_modules"] = target
-        refused(words, run, "other", **ends)
-        with monkeypatch.context() as patch:
-            patch.setattr(models, "check_targets", lambda model: None)
-            folder = run(target, **ends, max_steps=1)
-        refused(words, models.load, models.last_checkpoint(folder))
+        refused("are the same weights, to which an adapter cannot add", run, "other", **ends)
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, refused):
@@ -779,17 +716,14 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
 # ---- refused flags and files -----------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [
-    ({"model": ""}, "a flag has an empty value"),
     ({"model": "nowhere"}, "--model nowhere: cannot be loaded: "),
     ({"model": "BASE"}, ": is a run of a script; "),
     ({"engine": "vllm", "sample_batch_size": 8}, "--sample_batch_size: needs --engine tra"),
     ({"reward_file": "x.py", "reward": "format"}, "--reward: cannot be used with --reward_file"),
     ({"reward": "accuracy+model"}, "--reward accuracy+model: only the scripts"),
     ({"importance_sampling_cap": 0.0}, "--importance_sampling_cap: must be above"),
-    ({"chat_template_kwargs": "{thinks}"}, "--chat_template_kwargs {thinks}: is not a JSON object"),
     ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs [1]: is not a JSON object"),
     ({"lora_alpha": 8}, "--lora_alpha: needs --lora_rank"),
-    ({"lora_alpha": 0, "lora_rank": 4}, "--lora_alpha 0: must be finite, at least 1"),
     ({"eval_data": "x"}, "--eval_data: needs --data"),
     ({"data": "x"}, "--task: cannot be used with --data"),
     ({"max_completion_length": 2047}, "model reads 2048 in all; lower it")], ids=str)

@@ -15,25 +15,15 @@ from torch.testing import assert_close as same
 import nano
 from learn.path import rungs
 
-transformers = pytest.importorskip("transformers", reason=NEEDS)
-import real  # noqa: E402
-from pretrained import export  # noqa: E402, F401  (before the tests, which block some modules)
+pytest.importorskip("transformers", reason=NEEDS)
+import real
+from pretrained import export  # noqa: F401  (before the tests, which block some modules)
 
 QUESTIONS = ["(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "12", "Say yes:"]
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "granite": {}, "gpt2": {},
             "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
                             "layer_types": ["sliding_attention", "full_attention"]}}
 SMALL = {"P": 4, "G": 4, "W": 90, "T": 24, "N": 7, "M": 3, "HELD_OUT": 3}
-WIDTH, SIZE, EVERY = nano.D, nano.D // nano.H, slice(None)
-PARTS = {"embed_tokens": ("embed", EVERY), "norm": ("norm.weight", EVERY),
-         "input_layernorm": ("attention_norm.weight", EVERY),
-         "post_attention_layernorm": ("mlp_norm.weight", EVERY),
-         "self_attn.q_proj": ("qkv.weight", slice(WIDTH)),
-         "self_attn.k_proj": ("qkv.weight", slice(WIDTH, WIDTH + SIZE)),
-         "self_attn.v_proj": ("qkv.weight", slice(WIDTH + SIZE, None)),
-         "self_attn.o_proj": ("out.weight", EVERY), "mlp.down_proj": ("down.weight", EVERY),
-         "mlp.gate_proj": ("gate_up.weight", slice(176)),
-         "mlp.up_proj": ("gate_up.weight", slice(176, None))}
 
 
 @pytest.fixture(autouse=True)
@@ -72,95 +62,27 @@ def gradient(policy, loss):
 
 # ---- nano.py ---------------------------------------------------------------------------------
 
-def training(script):
-    """The advantages, loss and descend of a script, and its loop from the problems on."""
-    _, _, loop = inspect.getsource(script.main).partition("    optimizer = ")
-    loop, _, _ = loop.partition('    print("held-out')
-    return [inspect.getsource(one) for one in (script.advantages, script.surrogate_loss,
-                                               script.descend)] + [loop]
+def training(source):
+    """The functions of a script that train, except for make_base, and its loop."""
+    _, _, functions = source.partition("# ---- training -")
+    functions, _, main = functions.partition("\ndef evaluate(")
+    functions, _, _ = functions.partition("\ndef make_base(")
+    _, _, loop = main.partition("    optimizer = ")
+    return functions.rstrip(), loop.partition('    print("held-out')[0]
 
 
-def test_the_training_step_is_that_of_nano_word_for_word():
-    assert training(real) == training(nano) and "descend(policy, optimizer" in training(real)[-1]
+@pytest.mark.parametrize("name", ["nano", *rungs.REAL_RUNGS])
+def test_the_training_step_is_that_of_nano_word_for_word(name):
+    source = rungs.REAL if name == "nano" else rungs.real_script(name)
+    assert training(source) == training(rungs.script(name)) and "\ndef descend(" in source
+    assert len(source.splitlines()) <= 215
+
+
+def test_real_py_states_the_equations_of_nano_and_imports_nothing_of_ours():
     equations = [re.findall(r"^.*\(\d\)$", script.__doc__, re.M) for script in (real, nano)]
     assert equations[0] == equations[1] != []
     names = set(re.findall(r"^(?:import|from) (\w+)", inspect.getsource(real), re.M))
     assert names == {"json", "random", "re", "sys", "time", "torch", "transformers"}
-
-
-def as_llama(gpt, folder):
-    """Write nano.py's GPT and its vocabulary as a Llama of transformers."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=len(nano.VOCABULARY), hidden_size=WIDTH, intermediate_size=176, head_dim=SIZE,
-        num_hidden_layers=2, num_attention_heads=nano.H, num_key_value_heads=1,
-        rms_norm_eps=torch.finfo(torch.float32).eps, tie_word_embeddings=True, rope_theta=10_000.0,
-        bos_token_id=None, eos_token_id=nano.END, max_position_embeddings=256))
-    with torch.no_grad():
-        for name, weight in llama.named_parameters():
-            weight.copy_(of_llama(name, dict(gpt.named_parameters())))
-    llama.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel(dict(zip(nano.VOCABULARY, range(99))), unk_token="<end>"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex("<.*?>|."), "isolated")
-    words.decoder = decoders.Fuse()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words,
-                                         eos_token="<end>").save_pretrained(folder)
-    return folder
-
-
-def of_llama(name, ours):
-    """The part of nano.py's weights that a weight of the Llama is equal to."""
-    layer, part = re.fullmatch(r"model\.(?:layers\.(\d)\.)?(.*)\.weight", name).groups()
-    name, rows = PARTS[part]
-    return ours[f"blocks.{layer}.{name}" if layer else name][rows]
-
-
-@pytest.fixture(scope="module")
-def gpt_and_llama(tmp_path_factory):
-    torch.manual_seed(0)
-    gpt = nano.GPT()
-    for weight in gpt.parameters():
-        if weight.dim() == 2:
-            weight.data.normal_(std=0.2)
-    return gpt, as_llama(gpt, tmp_path_factory.mktemp("llama"))
-
-
-def run_two_steps(source, *words, **values):
-    """Run main of a script for two steps. -> the steps it printed, the gradient of each update"""
-    printed, seen = [], []
-    module = module_of(source.replace("n=2048", "n=40"), **values, HELD_OUT=2,
-                       P=4 if "\nG = " in source else 16, evaluate=lambda *_: torch.manual_seed(1),
-                       print=lambda *words, **_: printed.append(words[0]))
-    descend = module.descend
-
-    def watched(policy, *others):
-        descend(policy, *others)
-        seen.append({name: weight.grad.clone() for name, weight in policy.named_parameters()})
-    module.descend = watched
-    module.main(*words, seed=0, steps=2)
-    return [line for line in printed if line.startswith("step")], seen
-
-
-@pytest.mark.parametrize("name", rungs.REAL_RUNGS)
-def test_a_rung_has_the_gradients_of_nano_s_rung(name, gpt_and_llama, tmp_path, monkeypatch):
-    """On nano.py's policy and as a Llama, with the same random numbers, in two whole steps."""
-    monkeypatch.chdir(tmp_path)
-    gpt, folder = gpt_and_llama
-    both = {"sample_problem": nano.sample_problem, "RATE": 1e-3,
-            "verify": lambda answer, text: (len(text) % 3) / 2}
-    steps, ours = run_two_steps(rungs.script(name), **both, make_base=lambda policy, *_:
-                                policy.load_state_dict(gpt.state_dict()))
-    rows = [json.dumps({"prompt": str(n), "answer": 0}) for n in range(10)]
-    (tmp_path / "data").write_text("\n".join(rows))
-    source = rungs.real_script(name)
-    again, theirs = run_two_steps(source, folder, "data", **both, M=100, N=100, T=nano.T,
-                                  W=nano.W + 5)
-    assert steps == again and len(steps) == 2 and len(source.splitlines()) <= 215
-    assert len(ours) == len(theirs) >= 2
-    for one, other in zip(ours, theirs):
-        for weight, grad in other.items():
-            expected = of_llama(weight, one)
-            same(grad, expected, rtol=0, atol=2e-4 * expected.abs().max().item() + 1e-8)
 
 
 # ---- pretrained/train.py ---------------------------------------------------------------------
@@ -196,31 +118,6 @@ def test_the_gradient_is_that_of_pretrained(family, tmp_path, monkeypatch):
 
 
 # ---- padding, memory, ends -------------------------------------------------------------------
-
-MASK, POSITIONS = "attention_mask=is_token.long()", "position_ids=positions[:, start:]"
-ONES = "attention_mask=torch.ones_like(tokens)"
-LOGITS = "logits = logits_after(policy, tokens[:, :-1], n)"
-
-
-@pytest.mark.parametrize("family, old, new", [
-    ("llama", MASK, ONES), ("gpt2", MASK, ONES),
-    ("gpt2", POSITIONS, "position_ids=None"), ("llama", "/ TEMPERATURE", "/ 1"),
-    ("gpt2", LOGITS, LOGITS.replace("logits =", "policy.train()\n    logits =")),
-    ("llama", LOGITS, "logits = logits_after(policy, tokens, n)")])
-def test_the_gap_shows_a_mistake_of_the_trainer(family, old, new, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(real, "TEMPERATURE", 0.7)
-    policy = real.load(random_model(tmp_path, family))
-    prompts = real.encode([question for question in QUESTIONS for _ in range(8)], real.W)
-    wrong = inspect.getsource(real)
-    assert wrong.count(old) == 1
-    wrong = module_of(wrong.replace(old, new), **SMALL, TEMPERATURE=0.7)
-    for logprobs in (real.logprobs, wrong.logprobs):
-        monkeypatch.setattr(real, "logprobs", logprobs)
-        torch.manual_seed(0)
-        real.sample(policy, prompts)
-    right, wrong = map(float, re.findall("gap ([^,]+),", capsys.readouterr().out))
-    assert right < 1e-5 and wrong > 0.05
-
 
 def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(tmp_path, monkeypatch):
     policy, tokens, _ = batch_of(random_model(tmp_path))

@@ -33,6 +33,7 @@ def recipe(tmp_path, small_llama, monkeypatch):
     """recipe(package, word, **replaced): skip the test if the package is missing. Otherwise run the
     commands of the page that contain the word, in the folder of the test, with texts replaced."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub_cache"))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)     # of the notebook's test
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -96,24 +97,6 @@ def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
     assert real.verify(0, f"<answer>{sums[0]}</answer>") == 1
 
 
-def test_the_page_names_the_scorers_that_execute_answers(recipe):
-    recipe("reasoning_gym", "no command")
-    import reasoning_gym
-    found = set()
-    for name in sorted(reasoning_gym.factory.DATASETS.keys() - {"composite"}):
-        task = reasoning_gym.create_dataset(name, size=1, seed=0)
-        try:
-            task.score_answer("__import__('pathlib').Path('executed').touch()", task[0])
-        except Exception:
-            continue
-        finally:
-            if Path("executed").exists():
-                found.add(name)
-                Path("executed").unlink()
-    named = re.search("Nine of its .*? can: (.*?)[.]", PAGE.replace("**", ""), re.S)[1]
-    assert set(re.findall(r"\w+", named)) - {"and"} == found and len(found) == 9
-
-
 def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(recipe):
     recipe("math_verify", "no command")
     cases = [(r"\frac{1}{2}", "so $0.5$", 1), ("x+1", r"\boxed{1+x}", 1), ("5", "5 or 6", 0),
@@ -139,7 +122,7 @@ def test_a_data_set_becomes_the_data_of_a_run(recipe):
     assert len(Path("train.jsonl").read_text().splitlines()) == 30
 
 
-def test_lm_eval_scores_a_checkpoint_and_an_adapter(recipe, small_llama):
+def test_lm_eval_scores_an_adapter(recipe, small_llama):
     """The model answers as our sampler does."""
     pretrained = load_example()
     task = {"task": "sums", "dataset_path": "json", "test_split": "test",
@@ -154,22 +137,19 @@ def test_lm_eval_scores_a_checkpoint_and_an_adapter(recipe, small_llama):
     with at_work("."):
         pretrained.main(arguments(FLAGS | flags))
     adapter = "run/checkpoint-1"
-    for folder, checkpoint in ((small_llama, str(small_llama)),
-                               (adapter, f"{small_llama},peft={adapter}")):
-        cfg = pretrained.Config(model="none", max_completion_length=12, device="cpu")
-        policy = pretrained.Policy(folder, cfg)
-        questions = [f"({a}+{b})=" for a in range(1, 5) for b in range(1, 3)]
-        batch = pretrained.complete(policy, None, cfg, [common.Problem(q, "") for q in questions])
-        Path("sums.jsonl").write_text("\n".join(json.dumps(
-            {"question": q, "answer": text + "!" * (i % 4 == 0)})
-            for i, (q, text) in enumerate(zip(questions, batch.texts))))
-        recipe("lm_eval", "lm_eval", [("CHECKPOINT", checkpoint), (
-            "gsm8k", "sums --include_path . --device cpu --output_path out")])
-        [file] = Path("out").rglob("*.json")
-        [score] = [value for key, value in json.loads(file.read_text())["results"]["sums"].items()
-                   if key.startswith("exact_match,")]
-        assert score == 0.75
-        file.unlink()
+    cfg = pretrained.Config(model="none", max_completion_length=12, device="cpu")
+    policy = pretrained.Policy(adapter, cfg)
+    questions = [f"({a}+{b})=" for a in range(1, 5) for b in range(1, 3)]
+    batch = pretrained.complete(policy, None, cfg, [common.Problem(q, "") for q in questions])
+    Path("sums.jsonl").write_text("\n".join(json.dumps(
+        {"question": q, "answer": text + "!" * (i % 4 == 0)})
+        for i, (q, text) in enumerate(zip(questions, batch.texts))))
+    recipe("lm_eval", "lm_eval", [("CHECKPOINT", f"{small_llama},peft={adapter}"), (
+        "gsm8k", "sums --include_path . --device cpu --output_path out")])
+    [file] = Path("out").rglob("*.json")
+    [score] = [value for key, value in json.loads(file.read_text())["results"]["sums"].items()
+               if key.startswith("exact_match,")]
+    assert score == 0.75
 
 
 def test_a_function_for_trl_gets_lists_and_conversations(recipe):

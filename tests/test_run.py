@@ -1,9 +1,8 @@
-"""Test the files that a run writes, the observers that it calls, and that it learns."""
+"""Test the files that a run writes, and that it learns."""
 import dataclasses
 import functools
 import json
 import math
-import re
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +21,6 @@ from small_runs import (
 )
 
 import grpo
-from report import observers
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
@@ -40,7 +38,7 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
     name = f"{script.__name__}.py"
     assert {path.name for path in whole.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "greedy.jsonl", "evaluation.jsonl",
-        "summary.json", "checkpoint.pt", "base.pt", name}
+        "summary.json", "checkpoint.pt", "base.pt", "report.html", name}
     assert (whole / name).read_bytes() == (ROOT / name).read_bytes()
     saved = json.loads((whole / "config.json").read_text())
     assert (saved["script"], saved["torch"]) == (name, torch.__version__)
@@ -82,47 +80,6 @@ def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
     summary = read_summary(folder)
     assert summary["trained"] == summary["base"] == read_summary(whole)["base"]
     assert not changed_weights(policy_of(folder), load(folder / "base.pt")["policy"])
-
-
-# ---- observers of a run ----------------------------------------------------------------------
-
-# ---- observers of a run ----------------------------------------------------------------------
-
-def test_observers_are_called_in_order_and_may_add_metrics(new_run, monkeypatch):
-    calls = []
-
-    class Witness:
-        def start(self, run):
-            calls.append(("start", run.folder.name, run.step))
-
-        def evaluate(self, run, scores):
-            calls.append(("evaluate", sorted(scores)[0], run.step))
-
-        def step(self, run, batch, advantages, metrics):
-            metrics["mine"] = advantages.sum().item() * 0 + len(batch.texts)
-            calls.append(("step", metrics["step_time"] > 0, run.step))
-
-        def finish(self, run, summary):
-            calls.append(("finish", summary["steps"], run.step))
-    monkeypatch.setattr(observers, "observers", lambda cfg: [Witness()])
-    folder = new_run(max_steps=3)
-    assert [(name, step) for name, _, step in calls] == [
-        ("start", 0), ("evaluate", 0), ("step", 1), ("step", 2), ("evaluate", 2), ("step", 3),
-        ("evaluate", 3), ("finish", 3)]
-    assert [line["mine"] for line in steps(folder)] == [32, 32, 32]
-
-
-# ---- each flag is read -----------------------------------------------------------------------
-
-@every_script
-def test_each_flag_is_read_by_the_script_or_by_what_it_calls(script):
-    """The tests of the equations cover the effect of their flags."""
-    paths = [Path(script.__file__), ROOT / "common.py", ROOT / "plumbing.py",
-             *ROOT.glob("tasks/*.py"),
-             *ROOT.glob("kernels/*.py"), *ROOT.glob("report/*.py")]
-    code = "".join(path.read_text() for path in paths)
-    read = set(re.findall(r"(?:cfg|config|self)\.(?=(\w+))", code))
-    assert read >= {field.name for field in dataclasses.fields(script.Config)}
 
 
 # ---- learning --------------------------------------------------------------------------------

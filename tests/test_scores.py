@@ -2,18 +2,16 @@
 mix."""
 import pytest
 import torch
+from conftest import load_named
 
 import common
-import grpo
-import tasks
 from common import Problem
 from tasks.scores import maj_at_k
 
 pytestmark = pytest.mark.quick
 
 SUM = Problem("3+4=", "7", task="arithmetic")
-CFG = grpo.Config(device="cpu")
-ARITHMETIC = common.load_task(CFG, grpo.verify)
+ARITHMETIC = load_named()
 
 
 def batch_of(task, problems, texts, G=1):
@@ -69,46 +67,22 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
 
 # ---- completions that are neither right nor wrong --------------------------------------------
 
-class Luck(tasks.Task):
-    """Rewards each character with 1; nothing is right or wrong."""
-    is_judged = False
-    prompt_width = 4
-
-    def verify(self, problem, text):
-        return [1.0] * len(text)
-
-    def is_correct(self, problem, verdict):
-        return False
-
-    def best_return(self, problem):
-        return 5.0
-
-
-class Mixed(tasks.Task):
-    """Mixes two tasks of sums with the task Luck."""
-
-    def __init__(self):
-        super().__init__(CFG)
-        self.parts = {"arithmetic": ARITHMETIC, "sum": ARITHMETIC, "luck": Luck(CFG)}
-
-    def verify(self, problem, text):
-        return self.parts[problem.task].verify(problem, text)
-
-
-WALK = Problem("maze", "", task="luck")
+WALK = Problem("A b3 7", "", secret=(0.3, 0), task="gridworld")     # gets -1 for a wasted move
 
 
 def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
-    task = Mixed()
-    other = SUM._replace(task="sum")
+    task = load_named("arithmetic,countdown,gridworld:0.3")
+    problems = [WALK, SUM, Problem("2 3>6:", "2*3", task="countdown")]
     texts = ["ab", "a", *answered(7, 8, 9, 9)]
-    found = task.scores(batch_of(task, [WALK, SUM, other], texts, 2))
+    found = task.scores(batch_of(task, problems, texts, 2))
     assert (found["pass@1"], found["pass@2"], found["maj@2"]) == (0.25, 0.5, 0.5)
-    assert (found["pass@1/arithmetic"], found["pass@1/sum"]) == (0.5, 0.0)
-    assert (found["return"], found["best_return"], found["problems"]) == (1.5, 5.0, 3)
-    found = task.scores(batch_of(task, [WALK, SUM, other], texts[1:4]), greedy=True)
-    assert (found["greedy"], found["greedy/sum"], found["greedy_return"]) == (0.5, 0.0, 1.0)
+    assert (found["pass@1/arithmetic"], found["pass@1/countdown"]) == (0.5, 0.0)
+    assert (found["return"], found["problems"]) == (-1.5, 3)
+    assert found["best_return"] == task.parts["gridworld"].best_return(WALK)
+    found = task.scores(batch_of(task, problems, texts[1:4]), greedy=True)
+    assert (found["greedy"], found["greedy/countdown"], found["greedy_return"]) == (0.5, 0.0, -1.0)
     assert [e["right"] for e in found["examples"]] == [None, True, False]
-    found = Luck(CFG).scores(batch_of(Luck(CFG), [WALK], ["abc", "a"], 2))
-    assert found["return"] == 2.0
+    task = load_named("gridworld:0.3")
+    found = task.scores(batch_of(task, [WALK], ["abc", "a"], 2))
+    assert found["return"] == -2.0
     assert not [name for name in found if "@" in name or "accuracy" in name]

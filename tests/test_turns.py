@@ -1,8 +1,7 @@
-"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py, whose mean
-gradients are compared with exact ones on a small world. test_resume.py tests a resumed run."""
+"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py. test_resume.py
+tests a resumed run."""
 import dataclasses
 import importlib
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from conftest import close, f64, load_named
 from small_runs import SMALL, arguments, changed_weights, load, policy_of, steps
 
-import common
 import grpo
 import plumbing
 from common import Problem
@@ -83,23 +81,6 @@ def test_a_turn_has_the_state_before_it_and_a_live_episode_ends_with_an_unanswer
     assert TASK.play(PROBLEM, text + RIGHT + "<search>1</search>") == found
     # a guess outside of what is left teaches nothing
     assert TASK.play(PROBLEM, guess(30, 20, 50, 36))[3].state == number.State(31, 48, 36, 3)
-
-
-def test_demonstrations_hold_what_the_environment_inserts_and_in_a_cold_start_heed_its_hints():
-    for phase, low, high in (("cold_start", 0.48, 0.60), ("forum", 0.24, 0.40)):
-        problems = common.sample_problems(TASK, 500, 0, phase=phase)
-        for problem in problems:
-            text = problem.completion
-            played = TASK.play(problem, text)
-            ends = [m.end() for m in re.finditer("</search>", text)]
-            assert [turn.end for turn in played] == ends and len(ends) <= number.LIMIT
-            assert text.endswith(played[-1].response)
-            if phase == "cold_start":
-                for turn, n in zip(played, re.findall("<search>(.*?)</search>", text)):
-                    assert turn.state.low <= int(n) <= turn.state.high
-            ids = common.TOKENIZER.encode(text, allowed_special="all")
-            assert len(ids) < TASK.defaults["max_completion_length"]
-        assert low < sum(TASK.verify(one, one.completion) for one in problems) / 500 < high
 
 
 # ---- your own environment --------------------------------------------------------------------
@@ -218,7 +199,6 @@ def test_the_environment_gets_no_advantage_and_only_grpo_and_gigpo_one_after_the
     masked = torch.tensor([[0, 0, 1, 0, 0, 1, 0]] * 2).bool()
     for name, after_the_end in (("grpo", 1), ("reward_to_go", 0), ("gigpo", 1)):
         A, metrics = turns.advantages(walk, batch_of(texts, 2), config(adv_estimator=name))
-        assert (A[masked] == 0).all() and (A[~masked][[0, 1, 2, 3, 5, 6, 7, 8]] != 0).all() or name
         assert (A[masked] == 0).all() and bool(A[0, 6]) == after_the_end
         assert (A[:, 0] == A[:, 1]).all() and metrics["turns/mean"] == 2.0
         assert metrics["turns/shared_states"] == 0.5        # s, s, but a and b are alone
@@ -246,8 +226,6 @@ def test_the_advantages_are_those_of_the_equations(scale):
     at_a, at_b = relative(3, 0, 0), relative(2, 1)
     close(A[:, 3], whole + 0.3 * torch.stack([at_a[0], at_b[0], at_b[1], at_a[1]]))
     close(A[:, 6], whole + 0.3 * f64([0, 0, 0, at_a[2]]))
-
-
 
 
 # ---- runs ------------------------------------------------------------------------------------

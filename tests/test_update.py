@@ -94,18 +94,6 @@ def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_o
 
 
 @every_script
-def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(scene):
-    scene = scene(beta=0.2, num_iterations=2)
-    tensors = {name: value for name, value in vars(scene.batch).items()
-               if isinstance(value, torch.Tensor)}
-    kept = (scene.reference.state_dict(), tensors, scene.A)
-    before = copy.deepcopy(kept)
-    scene.update()
-    torch.testing.assert_close(kept, before, atol=0, rtol=0)
-    assert all(weight.grad is None for weight in scene.reference.parameters())
-
-
-@every_script
 @pytest.mark.parametrize("limit", [0.01, 100.0])
 def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(scene, limit):
     scene = scene(max_grad_norm=limit, learning_rate=0.5)

@@ -1,11 +1,4 @@
-"""Credit: which move of a walk, and which token of an answer, deserves the reward
-
-We estimate the advantages of single steps in three ways: by K rollouts from the state in which the
-step begins, by a critic, and as in GRPO, which gives all steps the advantage of the whole walk or
-answer. For moves in the grid world, we compare these estimates with the exact advantages, and for
-the tokens of arithmetic, with advantages from many rollouts. docs/lab/credit.md explains the claims
-and the outcome.
-"""
+"""Credit: which move of a walk, and which token of an answer, deserves the reward"""
 import dataclasses
 import functools
 import random
@@ -23,9 +16,7 @@ from lab.verdict import OURS, Claim
 from tasks import gridworld
 
 ROLLOUTS = (1, 2, 4, 8, 16)
-ONE, EIGHT = "rollouts, K = 1", "rollouts, K = 8"
-OF_MOVES = "whole walk (GRPO)", "critic"        # the other two estimates
-OF_TOKENS = "whole answer (GRPO)", "critic, lambda 0"
+EIGHT = "rollouts, K = 8"
 UNTRAINED = "critic, before it has learned"
 SKILL = 0.5                             # probability of choosing the best move, else a random one
 PROBLEMS, GROUP = 5, 8
@@ -41,18 +32,18 @@ def step_advantages(rewards, values, mask):
     return ppo.gae(rewards, values, mask, 1.0, 0.0)[0]
 
 
-def estimated(batch, returns, critic, name):
+def estimated(batch, returns, critic):
     """Estimate V at each step: for each K, by the mean of the first K of the returns; and by the
-    critic, under this name. returns: (B, T, number). -> {name: (B, T)}"""
+    critic. returns: (B, T, number). -> {name: (B, T)}"""
     values = {f"rollouts, K = {K}": returns[..., :K].mean(dim=-1) for K in ROLLOUTS}
-    return values | {name: critic(batch.prompts, batch.tokens).detach() * batch.mask}
+    return values | {"critic": critic(batch.prompts, batch.tokens).detach() * batch.mask}
 
 
-def correlations(batch, rewards, values, exact, whole):
+def correlations(batch, rewards, values, exact):
     """Correlate advantages with the exact ones: those that follow from values, {name: (B, T)}, and
-    those of grpo.py, under the name `whole`. -> {name: float}"""
+    those of grpo.py. -> {name: float}"""
     A = {name: step_advantages(rewards, V, batch.mask) for name, V in values.items()}
-    A[whole] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
+    A["GRPO"] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
     return {name: torch.corrcoef(torch.stack([one, exact])[:, batch.mask > 0])[0, 1].item()
             for name, one in A.items()}
 
@@ -126,12 +117,11 @@ def estimates(seed, case):
         for t, (cell, _, _) in enumerate(steps):
             for number in range(max(ROLLOUTS)):
                 returns[row, t, number] = sum(reward for *_, reward in walk(text, t, cell, rng))
-    whole, by_critic = OF_MOVES
-    values = estimated(batch, returns, critic, by_critic)
+    values = estimated(batch, returns, critic)
     errors = {f"error: {name}": value_error(V, batch) for name, V in values.items()}
     errors[f"error: {UNTRAINED}"] = value_error(first.values, first)
     exact = step_advantages(batch.token_rewards, batch.V, batch.mask)
-    return errors | correlations(batch, batch.token_rewards, values, exact, whole)
+    return errors | correlations(batch, batch.token_rewards, values, exact)
 
 
 @EXPERIMENT.measure(["answers"])
@@ -147,50 +137,47 @@ def credit(seed, case):
     for t in range(int(batch.lengths.max())):
         rows, results = rewards_after(ppo, policy, task, small_batch, batch, t, rewards.shape[-1])
         rewards[rows, t] = results
-    whole, by_critic = OF_TOKENS
-    values = estimated(batch, rewards, critic, by_critic)
+    values = estimated(batch, rewards, critic)
     reference = rewards[..., max(ROLLOUTS):].mean(dim=-1)
     exact = step_advantages(task.token_rewards(batch), reference, batch.mask)
     sizes = exact[batch.mask > 0].abs().sort(descending=True).values
     few = 1 + round(FORKS * (len(sizes) - 1))
     return {"share": (sizes[:few].sum() / sizes.sum()).item()} | correlations(
-        batch, task.token_rewards(batch), values, exact, whole)
+        batch, task.token_rewards(batch), values, exact)
 
 
 def page(estimates, credit):
     [moves] = estimates.values()
     [tokens] = credit.values()
-    whole, critic = OF_MOVES
-    title = ("For moves, the exact advantages have a correlation of "
-             f"{moves[EIGHT].mean():.2f} with those from 8 rollouts, and of "
-             f"{moves[critic].mean():.2f} with a critic's")
     yield Claim("for moves, advantages from 8 rollouts correlate more with the exact ones than a "
-                "critic's do", "VinePPO", moves[EIGHT] - moves[critic], at_least=GAIN, said=title)
+                "critic's do", "VinePPO", moves[EIGHT] - moves["critic"], at_least=GAIN,
+                said="For moves, the exact advantages have a correlation of "
+                f"{moves[EIGHT].mean():.2f} with those from 8 rollouts, and of "
+                f"{moves['critic'].mean():.2f} with a critic's")
     yield Claim("for moves, values from 8 rollouts have a smaller squared error than a critic's",
-                "VinePPO", moves[f"error: {EIGHT}"] / moves[f"error: {critic}"], at_most=0.8,
+                "VinePPO", moves[f"error: {EIGHT}"] / moves["error: critic"], at_most=0.8,
                 times=True)
     yield Claim("the advantage of a whole walk (GRPO) has a correlation of less than 0.5 with the "
-                "exact advantages of its moves", OURS, moves[whole], at_most=0.5)
+                "exact advantages of its moves", OURS, moves["GRPO"], at_most=0.5)
     yield Claim(f"{FORKS:.0%} of the tokens have more than half of the total absolute advantage",
                 OURS, tokens["share"], at_least=0.5,
-                shown=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
+                said=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
                 "of the total absolute advantage, but GRPO gives all tokens of an answer the same "
                 "one")
-    of_answer, of_critic = OF_TOKENS
     for first, second, better, worse in (
-            (EIGHT, of_answer, "advantages from 8 rollouts", "GRPO's"),
-            (EIGHT, of_critic, "advantages from 8 rollouts", "a critic's"),
-            (of_critic, of_answer, "a critic's advantages", "GRPO's")):
+            (EIGHT, "GRPO", "advantages from 8 rollouts", "GRPO's"),
+            (EIGHT, "critic", "advantages from 8 rollouts", "a critic's"),
+            ("critic", "GRPO", "a critic's advantages", "GRPO's")):
         yield Claim(f"for tokens, {better} correlate more with those from {NUM_REFERENCE} rollouts "
                     f"than {worse} do", "VinePPO", tokens[first] - tokens[second], at_least=GAIN)
 
     rows = {f"{step}: {name}": results[name]
-            for step, results, others in (("move", moves, OF_MOVES), ("token", tokens, OF_TOKENS))
-            for name in (others[0], ONE, EIGHT, others[1])}
-    yield dots(rows, title, given={name: GREY for name in rows if "GRPO" in name},
+            for step, results in (("move", moves), ("token", tokens))
+            for name in ("GRPO", "rollouts, K = 1", EIGHT, "critic")}
+    yield dots(rows, given={name: GREY for name in rows if "GRPO" in name},
                xlabel="correlation with the exact advantages (tokens: with those from "
                f"{NUM_REFERENCE} rollouts); a dot for each seed")
-    yield numbers({name: {"squared error, divided by the variance of the exact values":
-                          moves[f"error: {name}"]} for name in
-                   (*(f"rollouts, K = {K}" for K in ROLLOUTS), critic, UNTRAINED)}, form=".2f",
-                  by="estimate of the values of moves")
+    yield numbers({name.removeprefix("error: "): {
+        "squared error, divided by the variance of the exact values": values}
+        for name, values in moves.items() if name.startswith("error: ")}, ".2f",
+        by="estimate of the values of moves")

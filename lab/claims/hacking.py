@@ -1,9 +1,4 @@
-"""Reward hacking: a reward model that gives ever higher scores to ever worse answers
-
-grpo.py learns from the score of a reward model, which is either frozen or trained again on samples
-of the policy. We measure the score and the accuracy. docs/lab/hacking.md explains the claims and
-the outcome.
-"""
+"""Reward hacking: a reward model that gives ever higher scores to ever worse answers"""
 import numpy
 
 import grpo
@@ -25,7 +20,7 @@ EXPERIMENT = Experiment(__file__, seeds=range(5, 13), one_base=True)
 @EXPERIMENT.measure(MODELS)
 def models(seed, name):
     """Train grpo.py against a reward model, which MODELS[name] trains before some of the steps.
-    -> score, accuracy and KL of each step"""
+    -> score and accuracy of each step"""
     cfg, task, policy = load_base(grpo, f"--seed {seed}")
     model = preferences.RewardModel(policy)
     task.rewards = lambda batch, step: model.rewards(batch)
@@ -39,10 +34,9 @@ def models(seed, name):
             preferences.fit(model, sample, seed)
         if step == 0:
             at_start.load_state_dict(model.state_dict())
-        batch, metrics = next(steps)
+        batch, _ = next(steps)
         rows.append({"score": at_start.rewards(batch).mean().item(),
-                     "accuracy": batch.is_correct.double().mean().item(),
-                     "kl": metrics["kl"] * batch.mask.sum(dim=1).mean().item()})
+                     "accuracy": batch.is_correct.double().mean().item()})
     return transposed(rows)
 
 
@@ -55,12 +49,10 @@ def page(models):
 
     line = accuracy["frozen"].mean(axis=0)                              # as in the picture
     rise_and_fall = numpy.minimum(peak["frozen"] - first["frozen"], peak["frozen"] - end["frozen"])
-    hacked = Claim(
-        "against a frozen reward model, accuracy rises and then falls (the smaller of the rise and "
-        "the fall)", "Gao and others", rise_and_fall, at_least=FALL,
-        shown=f"Accuracy rises to {line.max():.0%} and then falls to {line[-1]:.0%}, although a "
-              "frozen reward model's score keeps rising")
-    yield hacked
+    yield Claim("against a frozen reward model, accuracy rises and then falls (the smaller of the "
+                "rise and the fall)", "Gao and others", rise_and_fall, at_least=FALL,
+                said=f"Accuracy rises to {line.max():.0%} and then falls to {line[-1]:.0%}, "
+                "although a frozen reward model's score keeps rising")
     yield Claim("the score of a frozen reward model rises during training", "Gao and others",
                 score["frozen"][:, -1] - score["frozen"][:, 0], at_least=0.1)
     most = "frozen, 5 times the pairs"
@@ -73,12 +65,10 @@ def page(models):
     lines = {"score\n(frozen model)": score["frozen"],
              "accuracy,\nfrozen model": accuracy["frozen"],
              "accuracy,\nfresh model": accuracy["fresh"]}
-    yield curves(lines, hacked.finding, x=range(WINDOW, STEPS + 1),
-                 given=dict(zip(lines, (GREY, RED, BLUE))), ylim=(0, 1.5),
-                 ylabel=f"mean of {WINDOW} steps; faint: seeds")
-    rows = {name: {"accuracy at the start": first[name],
-                   "highest accuracy of each run": peak[name],
-                   "accuracy at the end": end[name], "score at the end": score[name][:, -1],
-                   "KL at the end": means(columns["kl"], WINDOW)[:, -1]}
-            for name, columns in models.items()}
-    yield numbers(rows, form=".3g", by="reward model")
+    yield curves(lines, range(WINDOW, STEPS + 1), given=dict(zip(lines, (GREY, RED, BLUE))),
+                 ylim=(0, 1.5), ylabel=f"mean of {WINDOW} steps; faint: seeds")
+    yield numbers({name: {"accuracy at the start": first[name],
+                          "highest accuracy of each run": peak[name],
+                          "accuracy at the end": end[name],
+                          "score at the end": score[name][:, -1]} for name in models},
+                  ".3g", "reward model")

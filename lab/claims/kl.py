@@ -1,10 +1,4 @@
-"""KL: three estimators of the KL, used as numbers and as losses
-
-The first measure trains grpo.py and computes the bias and the variance of each estimator at the
-tokens it samples, exactly, as sums over the vocabulary. The second compares the gradients of the
-estimators used as losses. They are exact as well, because it enumerates all outputs of at most four
-tokens from a vocabulary of three. docs/lab/kl.md explains the claims and the outcome.
-"""
+"""KL: three estimators of the KL, used as numbers and as losses"""
 import copy
 import itertools
 
@@ -14,13 +8,11 @@ import torch.nn.functional as F
 
 import grpo
 import reinforce
-from lab.docs import table
 from lab.draw import BLUE, ORANGE, RED, curves
 from lab.experiment import Experiment, transposed
 from lab.training import load_base, training
 from lab.verdict import OURS, Claim
 
-SCHULMAN = "[Schulman, 2020](http://joschu.net/blog/kl-approx.html)"
 ESTIMATORS = ["k1", "k2", "k3"]
 WATCHED = [1, 2, 5, 10, 20]                 # steps after which the estimates are measured
 # Tang and Munos show that the two losses of each pair in TANGS have equal gradients on samples of
@@ -132,47 +124,34 @@ def cosines(seed, case, draws=100):
     return transposed(rows)
 
 
-def spread(values):
-    """Write the geometric mean of some numbers, the lowest and the highest. -> str"""
-    return (f"{numpy.exp(numpy.log(values).mean()):.2g} ({values.min():.2g} to "
-            f"{values.max():.2g})")
-
-
 def page(estimates, cosines):
     [way] = estimates.values()
     noise = way["deviation of k1"] / way["deviation of k3"]
     last = 1 / numpy.exp(numpy.log(noise[:, -1]).mean())                # of k3 / of k1
-    title = ("Near the base, the KL estimate k3 is less noisy than k1, but after 20 steps it is "
-             f"{last:.2g} times as noisy")
     yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
-                "the standard deviation of k3)", f"after {SCHULMAN}", noise[:, PLACE], at_least=1.1,
-                times=True, said=title)
-    yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, title,
-                 x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
-                 xticks=WATCHED, xlabel="steps of training after the base",
+                "the standard deviation of k3)", "after Schulman, 2020", noise[:, PLACE],
+                at_least=1.1, times=True, said="Near the base, the KL estimate k3 is less noisy "
+                f"than k1, but after 20 steps it is {last:.2g} times as noisy")
+    yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, WATCHED,
+                 given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log", xticks=WATCHED,
+                 xlabel="steps of training after the base",
                  ylabel="standard deviation, nats per token (geometric mean)")
-    rows = [[step, *(spread(way[f"deviation of {name}"][:, place]) for name in ESTIMATORS)]
-            for place, step in enumerate(WATCHED)]
-    yield table(["steps of training after the base",
-                 *(f"standard deviation of {name}, geometric mean" for name in ESTIMATORS)], rows)
-    yield Claim("after 20 steps, k2's mean is within a tenth of the KL", f"after {SCHULMAN}",
+    yield Claim("after 20 steps, k2's mean is within a tenth of the KL", "after Schulman, 2020",
                 way["mean of k2"][:, PLACE] / way["mean of k1"][:, PLACE], at_least=0.9,
                 at_most=1.1, times=True)
     columns = {name: values[0] for name, values in cosines["policies"].items()}
 
     def cosine(pairs):
         return numpy.concatenate([1 - columns[" / ".join(pair)] for pair in pairs])
-    yield Claim("on samples of pi, k1 as a loss has a mean gradient of zero (the largest "
-                "norm that we found)",
-                "Tang and Munos", columns["norm of k1"].max(), at_most=CLOSE, exact=True)
+    yield Claim("on samples of pi, k1 as a loss has a mean gradient of zero (the largest norm that "
+                "we found)", "Tang and Munos", columns["norm of k1"].max(), at_most=CLOSE,
+                exact=True)
     yield Claim("on samples of pi, three pairs have the same gradient: k2 as a loss and KL(pi, "
                 "ref), k3 as a loss and KL(ref, pi), k1 in the reward and the KL between whole "
                 "outputs (cosine of each pair)",
                 "Tang and Munos", cosine(TANGS), at_least=1, exact=True)
     yield Claim("on samples of an older policy, k3_ratio as a loss has the same gradient as KL(pi, "
-                "ref) "
-                "(cosine)", "DeepSeek-V3.2", cosine([OLDER]), at_least=1, exact=True)
-    by_length = [cosine([pair]).min() for pair in BY_LENGTH]
+                "ref) (cosine)", "DeepSeek-V3.2", cosine([OLDER]), at_least=1, exact=True)
     yield Claim("if the loss of each output is divided by its length, k2, k3 and k3_ratio no "
                 "longer have the gradients of these KLs (lowest cosine of each pair)", OURS,
-                by_length, at_most=0.99, exact=True)
+                [cosine([pair]).min() for pair in BY_LENGTH], at_most=0.99, exact=True)

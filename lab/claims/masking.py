@@ -1,9 +1,4 @@
-"""Masking: tokens that the policy did not write, and rewards for calls
-
-All runs train on the task lookup, where the answer has to be looked up with a tool. grpo.py runs
-with the tool's tokens masked or learned, without the tool, and with several rewards for calls;
-ppo.py runs once. docs/lab/masking.md explains the claims and the outcome.
-"""
+"""Masking: tokens that the policy did not write, and rewards for calls"""
 import itertools
 
 import numpy
@@ -21,19 +16,15 @@ WINDOW = 2                      # number of batches averaged before we compare w
 LATE = 10                       # number of last batches averaged for the late accuracy
 GAIN = 0.02                     # smallest difference of accuracy that matters
 FLAGS = "--task lookup --num_prompts 16"
-PPO = f"ppo.py {FLAGS} --max_steps {STEPS} {UNSCORED}"
-OUTCOME = "accuracy"
-LEARNED = "tool tokens learned"
-NO_TOOL = "no tool"
-RUNS = {OUTCOME: "", LEARNED: "", NO_TOOL: "",         # flags for grpo.py
-        "fine": "--reward fine", "coarse + format": "--reward coarse+format",
-        "fine + length": "--reward fine+length",
-        "fine + growing length": "--reward fine+growing_length"}
-# names of the runs in the table
-LABELS = {OUTCOME: "outcome reward, tool tokens masked", LEARNED: "outcome reward, " + LEARNED,
-          NO_TOOL: "outcome reward, no tool", "PPO": "PPO, outcome reward, tool tokens masked"}
+MASKED, LEARNED, NO_TOOL = (f"outcome reward, {tool}" for tool in (
+    "tool tokens masked", "tool tokens learned", "no tool"))
+RUNS = {MASKED: "", LEARNED: "", NO_TOOL: "",           # flags for grpo.py
+        "fine reward": "--reward fine", "coarse + format reward": "--reward coarse+format",
+        "fine + length reward": "--reward fine+length",
+        "fine + growing length reward": "--reward fine+growing_length"}
+PPO = f"PPO, {MASKED}"
 EXPERIMENT = Experiment(__file__, seeds=range(8), one_base=True)
-EXPERIMENT.runs("critic", {"PPO": PPO}, ["accuracy"])
+EXPERIMENT.runs("critic", {PPO: f"ppo.py {FLAGS} --max_steps {STEPS} {UNSCORED}"}, ["accuracy"])
 
 
 def unmask(task):
@@ -67,33 +58,32 @@ def fall(accuracy):
 
 
 def page(critic, learning):
-    runs = {name: learning[name] for name in RUNS} | critic
-    accuracy = {name: columns["accuracy"] for name, columns in runs.items()}
+    accuracy = {name: columns["accuracy"] for name, columns in (learning | critic).items()}
     steps = {name: steps_to_level(rows, LEVEL, WINDOW) for name, rows in accuracy.items()}
     late = {name: rows[:, -LATE:].mean(axis=1) for name, rows in accuracy.items()}
-    title = (f"With the tool's tokens in the loss, {LEVEL:.0%} accuracy takes "
-             f"{steps[LEARNED].mean():.0f} steps instead of {steps[OUTCOME].mean():.0f}")
-    yield Claim(f"an accuracy of {LEVEL} takes more steps if the tool's tokens are learned, not "
-                "masked", "Search-R1",
-                **ratio(steps[LEARNED], steps[OUTCOME], STEPS, smallest=WINDOW - 1),
-                at_least=1.1, said=title)
-    yield Claim(f"the accuracy of the last {LATE} steps is higher if the tool's tokens are masked",
-                "Search-R1", (late[OUTCOME], late[LEARNED]), at_least=GAIN)
-    yield Claim(f"the accuracy of the last {LATE} steps is lower without a tool", "ReTool",
-                (late[NO_TOOL], late[OUTCOME]), at_most=-GAIN)
-    for name, reward in {"coarse + format": '"coarse + format" reward',
-                         OUTCOME: "outcome reward"}.items():
-        yield Claim(f'GRPO takes more steps to {LEVEL} with the {reward} than with the "fine" '
-                    "reward", "ToolRL",
-                    **ratio(steps[name], steps["fine"], STEPS, smallest=WINDOW - 1), at_least=1.1)
 
-    lines = {"GRPO, tokens masked": OUTCOME, "GRPO, tokens learned": LEARNED,
-             "PPO, tokens masked": "PPO", "GRPO, no tool": NO_TOOL}
-    yield dots({label: steps[name] for label, name in lines.items()}, title, form=".0f",
+    def slower(one, other):
+        return ratio(steps[one], steps[other], STEPS, smallest=WINDOW - 1) | {"at_least": 1.1}
+    yield Claim(f"an accuracy of {LEVEL} takes more steps if the tool's tokens are learned, not "
+                "masked", "Search-R1", **slower(LEARNED, MASKED),
+                said=f"With the tool's tokens in the loss, {LEVEL:.0%} accuracy takes "
+                f"{steps[LEARNED].mean():.0f} steps instead of {steps[MASKED].mean():.0f}")
+    yield Claim(f"the accuracy of the last {LATE} steps is higher if the tool's tokens are masked",
+                "Search-R1", (late[MASKED], late[LEARNED]), at_least=GAIN)
+    yield Claim(f"the accuracy of the last {LATE} steps is lower without a tool", "ReTool",
+                (late[NO_TOOL], late[MASKED]), at_most=-GAIN)
+    for name, reward in (("coarse + format reward", '"coarse + format" reward'),
+                         (MASKED, "outcome reward")):
+        yield Claim(f'GRPO takes more steps to {LEVEL} with the {reward} than with the "fine" '
+                    "reward", "ToolRL", **slower(name, "fine reward"))
+
+    lines = {"GRPO, tokens masked": MASKED, "GRPO, tokens learned": LEARNED,
+             "PPO, tokens masked": PPO, "GRPO, no tool": NO_TOOL}
+    yield dots({label: steps[name] for label, name in lines.items()}, form=".0f",
                given={"GRPO, tokens learned": ORANGE, "GRPO, no tool": GREY}, xlim=(0, STEPS + 1),
                level=(STEPS, "end of the run"),
                xlabel=f"steps until a run reaches {LEVEL:.0%} accuracy; a dot for each seed")
-    rows = {LABELS.get(name, f"{name} reward"):
-            {f"steps to {LEVEL}": steps[name], f"accuracy, last {LATE} steps": late[name],
-             "largest fall of accuracy": fall(accuracy[name])} for name in runs}
-    yield numbers(rows, form=".3g", by="run (GRPO, except the last)")
+    yield numbers({name: {f"steps to {LEVEL}": steps[name],
+                          f"accuracy, last {LATE} steps": late[name],
+                          "largest fall of accuracy": fall(rows)}
+                   for name, rows in accuracy.items()}, ".3g", "run (GRPO, except the last)")

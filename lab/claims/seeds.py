@@ -1,9 +1,4 @@
-"""Seeds: how much luck alone changes a comparison, and how much a clip range does
-
-Compares grpo.py with gspo.py, which has one of three clip ranges, on ten seeds. Then tests three
-rules that decide whether there is an effect, on numbers whose mean is known: with ordinary luck,
-and with runs that collapse. docs/lab/seeds.md explains the experiment.
-"""
+"""Seeds: how much luck alone changes a comparison, and how much a clip range does"""
 import itertools
 
 import numpy
@@ -20,13 +15,9 @@ MOST = 0.06                                     # highest error rate allowed to 
 COLLAPSES = 0.1                                 # fraction of runs that collapse
 DEPTH = 20.0                                    # depth of a collapse, in standard deviations
 NORMAL, COLLAPSING = CASES = ("ordinary luck", "one run in ten collapses")
-SAME = "--max_steps 20"
-RANGES = {"3e-4 / 4e-4": "--epsilon 3e-4 --epsilon_high 4e-4",
-          "3e-3 / 4e-3": "--epsilon 3e-3 --epsilon_high 4e-3",
-          "3e-2 / 4e-2": "--epsilon 3e-2 --epsilon_high 4e-2"}
-FIRST, LAST = "gspo.py, 3e-4 / 4e-4", "gspo.py, 3e-2 / 4e-2"
-RUNS = {"grpo.py": f"grpo.py {SAME}"}
-RUNS |= {f"gspo.py, {name}": f"gspo.py {SAME} {flags}" for name, flags in RANGES.items()}
+RUNS = {"grpo.py": "grpo.py --max_steps 20"}
+RUNS |= {f"gspo.py, {low} / {high}": f"gspo.py --max_steps 20 --epsilon {low} --epsilon_high {high}"
+         for low, high in (("3e-4", "4e-4"), ("3e-3", "4e-3"), ("3e-2", "4e-2"))}
 EXPERIMENT = Experiment(__file__, seeds=range(10))
 EXPERIMENT.runs("runs", RUNS, scores=["pass@1"])
 
@@ -70,37 +61,25 @@ def deals(values):
     return (apart[:, None] * numpy.array(signs)).reshape(-1, apart.shape[1])
 
 
-def wrong_ranks(one, other, size):
-    """Compute how often `size` seeds of each method rank two methods differently from all seeds.
-    -> float"""
-    some = numpy.array(list(itertools.combinations(one, size))).mean(axis=1)
-    others = numpy.array(list(itertools.combinations(other, size))).mean(axis=1)
-    is_more = some[:, None] > others
-    return (is_more != (one.mean() > other.mean())).mean()
-
-
 def page(runs, luck):
     score = {name: columns["pass@1"] for name, columns in runs.items()}
     grpo = score.pop("grpo.py")
-    paper, hundredfold = (score[name].mean() - grpo.mean() for name in (FIRST, LAST))
+    paper, _, hundredfold = (values.mean() - grpo.mean() for values in score.values())
     finding = (f"GSPO's pass@1 differs from GRPO's by {paper:+.3f} with the paper's clip range, "
                f"and by {hundredfold:+.3f} with a hundred times that range")
-    misses = {case: luck[case][STUDENT] for case in CASES}                      # (S, sizes)
-    of_five = misses[COLLAPSING][:, SIZES.index(5)]
-    collapsed = Claim(
-        "if one run in ten collapses, Student's 95% interval from five seeds misses the truth at "
-        "most 6 times in 100", OURS, of_five, at_most=MOST, unit="of the comparisons",
-        contradicted="If one run in ten collapses, a 95% interval from five seeds misses the truth "
-        f"{of_five.mean():.0%} of the time")
-    yield collapsed
+    of_five = luck[COLLAPSING][STUDENT][:, SIZES.index(5)]                      # (S,)
+    yield Claim("if one run in ten collapses, Student's 95% interval from five seeds misses the "
+                "truth at most 6 times in 100", OURS, of_five, at_most=MOST,
+                unit="of the comparisons", said="If one run in ten collapses, a 95% interval from "
+                f"five seeds misses the truth {of_five.mean():.0%} of the time")
     for name, values in score.items():
         script, clip_range = name.split(", ")
         yield Claim(f"{script} with the clip range {clip_range} gets a higher pass@1 than grpo.py "
                     "from the same number of samples", "GSPO", (values, grpo), at_least=0.02,
-                    said=finding * (name == FIRST))
+                    said=finding * ("3e-4" in name))
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
-                misses[NORMAL].mean(axis=1), at_most=MOST, unit="of the comparisons")
+                luck[NORMAL][STUDENT].mean(axis=1), at_most=MOST, unit="of the comparisons")
     dealt = deals(grpo)
     half = student_quantile(dealt.shape[1] - 1, 0.975) * dealt.std(axis=1, ddof=1)
     wrong = (abs(dealt.mean(axis=1)) > half / dealt.shape[1] ** 0.5).mean()
@@ -108,15 +87,16 @@ def page(runs, luck):
                 f"{len(dealt):,} ways, Student's 95% interval misses the truth at most 6 times in "
                 "100", OURS, wrong, at_most=MOST, exact=True, unit="of the comparisons")
 
-    errors = {f"{case}, {size} seeds": misses[case][:, place]
+    missed = {f"{case}, {size} seeds": {rule: luck[case][rule][:, place] for rule in RULES}
               for case in CASES for place, size in enumerate(SIZES)}
-    yield dots(errors, collapsed.finding, level=(0.05, "5 times in 100"), xlim=(0, None),
+    yield dots({name: rules[STUDENT] for name, rules in missed.items()}, xlim=(0, None),
+               level=(0.05, "5 times in 100"),
                xlabel="fraction of comparisons in which Student's interval misses the truth")
     pairs = ("fraction of pairs (one of its seeds, one of grpo.py's) that rank the two scripts "
              "differently from all ten seeds")
-    rows = {name: {"pass@1": values, pairs: wrong_ranks(values, grpo, 1)}
-            for name, values in score.items()}
-    yield numbers({"grpo.py": {"pass@1": grpo, pairs: 0}} | rows, by="script")
-    rows = {f"{case}, {size} seeds": {rule: luck[case][rule][:, place] for rule in RULES}
-            for case in CASES for place, size in enumerate(SIZES)}
-    yield numbers(rows, by="how often a rule misses the truth")
+    rows = {"grpo.py": {"pass@1": grpo, pairs: 0}}
+    for name, values in score.items():
+        is_more = values[:, None] > grpo                                        # (S, S)
+        rows[name] = {"pass@1": values, pairs: (is_more != (values.mean() > grpo.mean())).mean()}
+    yield numbers(rows, by="script")
+    yield numbers(missed, by="how often a rule misses the truth")

@@ -1,9 +1,4 @@
-"""Sharpening: what RL adds to the base, and how far random guesses get without a model
-
-Measures pass@k and maj@k of the base and of the trained policy, pass@k of outputs that are made to
-think, and pass@k of random guesses. Also measures CoT decoding, which decodes greedily after each
-of the base's most likely first tokens. docs/lab/sharpen.md explains the experiment.
-"""
+"""Sharpening: what RL adds to the base, and how far random guesses get without a model"""
 import itertools
 import random
 import re
@@ -33,7 +28,7 @@ DECODED = 128                                   # problems for CoT decoding, new
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
 SCORED = f"--eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
-POLICIES = {"base": "base", "trained": "after RL"}      # name of a column -> name on the page
+POLICIES = ("base", "after RL")
 THINK, ANSWER, ANSWERED = map(common.TOKENIZER.encode_single_token,
                               ("<think>", "<answer>", "</answer>"))
 EXPERIMENT = Experiment(__file__, seeds=range(5))
@@ -74,8 +69,8 @@ def learned(seed, task_name):
     most_certain = right.gather(0, sure.argmax(dim=0)[None])
     columns = {"greedy": right[0].mean().item(), "most certain": most_certain.mean().item()}
     problems = common.held_out_problems(task, PROBLEMS)     # the ones that the summary scores
-    for name, policy in zip(POLICIES, (base, trained)):
-        scored = summary[name]
+    for name, policy, scored in zip(POLICIES, (base, trained),
+                                    (summary["base"], summary["trained"])):
         columns[f"{name} think_share"] = scored["think_share"]
         columns[f"{name} thoughts"] = passed(thoughts_right(policy, task, cfg, problems), K)
         for score in ("pass@k", "maj@k"):
@@ -83,28 +78,25 @@ def learned(seed, task_name):
     return columns
 
 
-def guess(rng, problem):
-    """Guess at random, knowing only what an answer of countdown looks like. -> str"""
-    *numbers, _ = map(int, re.findall("[0-9]+", problem.prompt))
-    return f"<answer>{countdown.combine(rng, numbers).expression}</answer>"
-
-
 @EXPERIMENT.measure(["countdown"], seeds=[0])
 def guesser(seed, name, draws=2048):
-    """Measure pass@k of random guesses, on the problems of `learned`."""
+    """Measure pass@k of random guesses, which only know what an answer of countdown looks like, on
+    the problems of `learned`."""
     cfg = plumbing.parse_flags(grpo.Config, ["--task", name])
     task = common.load_task(cfg, grpo.verify)
     rng = random.Random(seed)
-    counts = [sum(task.verify(problem, guess(rng, problem)) == 1 for _ in range(draws))
-              for problem in common.held_out_problems(task, PROBLEMS)]
+    counts = []
+    for problem in common.held_out_problems(task, PROBLEMS):
+        *numbers, _ = map(int, re.findall("[0-9]+", problem.prompt))
+        guesses = (countdown.combine(rng, numbers).expression for _ in range(draws))
+        counts.append(sum(task.verify(problem, f"<answer>{guess}</answer>") for guess in guesses))
     return {"pass@k": passed(counts, draws)}
 
 
 @torch.no_grad()
 def certainty(policy, prompts, tokens, mask):
     """Subtract the probability of the second most likely token from that of the most likely one,
-    and average over the tokens of the answer; 0 without an answer. (B, W), (B, T), (B, T) -> (B,)
-    """
+    and average over the tokens of the answer, if any. (B, W), (B, T), (B, T) -> (B,)"""
     hidden = grpo.completion_states(policy, prompts, tokens)                    # (B, T, D)
     logits = torch.nn.functional.linear(hidden, policy.embed.weight)            # (B, T, V)
     two = logits.softmax(dim=-1).topk(2, dim=-1).values                         # (B, T, 2)
@@ -135,51 +127,45 @@ def paths(policy, task, cfg, problems):
 
 def page(learned, guesser):
     columns = learned["countdown"]
-    passed, thought = ({policy: columns[f"{policy} {name}"] for policy in POLICIES}
-                       for name in ("pass@k", "thoughts"))
-    guesses = guesser["countdown"]["pass@k"]
-    lead = thought["base"] - thought["trained"]                                 # (S, ks)
+    passed, passed_after = (columns[f"{policy} pass@k"] for policy in POLICIES)         # (S, ks)
+    thought, thought_after = (columns[f"{policy} thoughts"] for policy in POLICIES)
+    lead = thought - thought_after
     best = max(MANY, key=lambda place: lead[:, place].mean())
-    finding = (f"With {KS[best]} thoughts each, the base solves "
-               f"{thought['base'][:, best].mean():.0%} of the countdown problems, and the policy "
-               f"after RL solves {thought['trained'][:, best].mean():.0%}")
-    first = Claim(
-        f"on countdown, there is a k up to {K} for which the base solves more problems with k "
-        "thoughts (outputs that think) than the policy after RL does", "Yue and others",
-        (thought["base"][:, best], thought["trained"][:, best]), at_least=GAIN,
-        comparisons=len(MANY), said=finding)
-    yield first
-    gain = passed["trained"] - passed["base"]                                   # (S, ks)
+    base, after = thought[:, best], thought_after[:, best]
+    yield Claim(f"on countdown, there is a k up to {K} for which the base solves more problems "
+                "with k thoughts (outputs that think) than the policy after RL does",
+                "Yue and others", (base, after), at_least=GAIN, comparisons=len(MANY),
+                said=f"With {KS[best]} thoughts each, the base solves {base.mean():.0%} of the "
+                f"countdown problems, and the policy after RL solves {after.mean():.0%}")
+    gain = passed_after - passed
     most = max(MANY, key=lambda place: gain[:, place].mean())
     yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}", "DeepSeekMath",
                 gain[:, most], at_most=GAIN, comparisons=len(MANY),
-                contradicted="On countdown, RL does raise pass@k for small k: by "
+                said="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "
                 f"for k = {KS[FEW]}")
     yield Claim(f"on countdown, RL raises maj@{K}", "DeepSeekMath",
-                (columns["trained maj@k"][:, -1], columns["base maj@k"][:, -1]), at_least=GAIN)
+                (columns["after RL maj@k"][:, -1], columns["base maj@k"][:, -1]), at_least=GAIN)
     decoded = learned["arithmetic"]
     yield Claim("on arithmetic, the most certain of four outputs of the base (paths) is right more "
                 "often than its greedy output", "Wang and Zhou",
-                (decoded["most certain"], decoded["greedy"]),
-                at_least=GAIN)
+                (decoded["most certain"], decoded["greedy"]), at_least=GAIN)
     yield Claim("on countdown, a single output that thinks is right more often after RL", OURS,
-                (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
+                (thought_after[:, 0], thought[:, 0]), at_least=GAIN)
 
-    lines = {"thoughts after RL": thought["trained"], "base": passed["base"],
-             "thoughts of the base": thought["base"], "random guesses": guesses}
-    yield curves(lines, first.finding, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
-                 xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=320,
+    lines = {"thoughts after RL": thought_after, "base": passed, "thoughts of the base": thought,
+             "random guesses": guesser["countdown"]["pass@k"]}
+    yield curves(lines, KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))), xscale="log",
+                 xlabel="samples of a problem, k", ylim=(0, 1.03), height=320,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
     for (task, columns), policy in itertools.product(learned.items(), POLICIES):
-        row = rows[f"{task}, {POLICIES[policy]}"] = {}
-        for name, heads in (("pass@k", ("pass@1", "pass@8", "pass@128")),
-                            ("thoughts", ("solved with 1 thought", "with 8 thoughts",
-                                          "with 128 thoughts"))):
-            row |= zip(heads, columns[f"{policy} {name}"][:, [0, FEW, -1]].T)
-        row |= {f"maj@{K}": columns[f"{policy} maj@k"][:, -1],
-                "fraction that thinks": columns[f"{policy} think_share"]}
+        passed, thought = columns[f"{policy} pass@k"], columns[f"{policy} thoughts"]
+        rows[f"{task}, {policy}"] = {
+            "pass@1": passed[:, 0], "pass@8": passed[:, FEW], "pass@128": passed[:, -1],
+            "solved with 1 thought": thought[:, 0], "with 8 thoughts": thought[:, FEW],
+            "with 128 thoughts": thought[:, -1], f"maj@{K}": columns[f"{policy} maj@k"][:, -1],
+            "fraction that thinks": columns[f"{policy} think_share"]}
     yield numbers(rows, form=".2f", by="task, policy")
     yield numbers({f"k = {k}": {"pass@k of thoughts: base minus after RL": lead[:, place],
                                 "pass@k of all outputs: after RL minus base": gain[:, place]}

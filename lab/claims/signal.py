@@ -1,8 +1,4 @@
-"""Signal: which prompts have a gradient, and how much each of them counts
-
-Counts the groups without a gradient in runs with and without dynamic sampling, and computes the
-weights of prompts exactly. docs/lab/signal.md explains the experiment.
-"""
+"""Signal: which prompts have a gradient, and how much each of them counts"""
 import math
 
 import numpy
@@ -19,8 +15,8 @@ from tasks import pass_rates
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
 DYNAMIC = f"{FLAGS} --dynamic_sampling 4"
-WAYS = {"plain": (grpo, FLAGS), "dynamic sampling": (grpo, DYNAMIC),
-        "curriculum": (grpo, f"{FLAGS} --curriculum"),
+WAYS = {"GRPO, plain": (grpo, FLAGS), "GRPO, dynamic sampling": (grpo, DYNAMIC),
+        "GRPO, curriculum": (grpo, f"{FLAGS} --curriculum"),
         "GSPO, plain": (gspo, FLAGS), "GSPO, dynamic sampling": (gspo, DYNAMIC)}
 BUDGET = 6400                                   # samples in a run
 EVERY = 4                                       # steps from one evaluation to the next
@@ -90,25 +86,25 @@ def weights(seed, method):
 
 
 def page(learning, weights):
-    silent = {kind: learning["plain"][kind] for kind in ("all wrong", "all right")}
+    silent = {kind: learning["GRPO, plain"][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
     early, late = (silent["either"][:, steps].mean(axis=1)
                    for steps in (slice(EARLY), slice(-EARLY, None)))
-    finding = (f"The fraction of groups without a gradient grows from {early.mean():.0%} in the "
-               f"first {EARLY} steps to {late.mean():.0%} in the last {EARLY}")
     yield Claim(f"the fraction of groups without a gradient grows from the first {EARLY} steps to "
-                f"the last {EARLY}", "DAPO", (late, early), at_least=0.05, shown=finding)
-    yield curves(silent, finding, given=dict(zip(silent, (RED, GREEN, GREY))),
+                f"the last {EARLY}", "DAPO", (late, early), at_least=0.05,
+                said=f"The fraction of groups without a gradient grows from {early.mean():.0%} in "
+                f"the first {EARLY} steps to {late.mean():.0%} in the last {EARLY}")
+    yield curves(silent, given=dict(zip(silent, (RED, GREEN, GREY))),
                  xlabel="step of GRPO with groups of 4, without dynamic sampling",
                  ylabel="fraction of groups", ylim=(0, 1))
     end = {way: after_budget(learning[way]) for way in WAYS}
-    for script, prefix in (("grpo.py", ""), ("gspo.py", "GSPO, ")):
-        more, less = f"{prefix}dynamic sampling", f"{prefix}plain"
+    for script, name in (("grpo.py", "GRPO"), ("gspo.py", "GSPO")):
         yield Claim(f"with dynamic sampling, {script} does not get a higher pass@1 from equally "
-                    "many samples", OURS, (end[more], end[less]), at_most=GAIN)
+                    "many samples", OURS, (end[f"{name}, dynamic sampling"], end[f"{name}, plain"]),
+                    at_most=GAIN)
+    plain, dynamic, *_ = learning.values()
     yield Claim("with dynamic sampling, grpo.py gets a higher pass@1 after equally many steps",
-                "DAPO", at_equal_steps(learning["dynamic sampling"], learning["plain"]),
-                at_least=GAIN)
+                "DAPO", at_equal_steps(dynamic, plain), at_least=GAIN)
 
     of_grpo, of_maxrl = ({G: weights[method][str(G)][0] for G in SIZES}
                          for method in ("GRPO", "MaxRL"))
@@ -117,7 +113,7 @@ def page(learning, weights):
         "with the division by the std, prompts that are solved 5% or 95% of the time count more "
         "than prompts that are solved 50% of the time, in groups of 4, 8, 16 and 64 outputs",
         "Dr. GRPO", list(edges.values()), at_least=1, times=True, exact=True,
-        shown="Because GRPO divides by the std, prompts that are solved 5% or 95% of the time "
+        said="Because GRPO divides by the std, prompts that are solved 5% or 95% of the time "
         f"count more than prompts that are solved 50% of the time: {edges[64]:.1f} times as much "
         f"in groups of 64 outputs, and {edges[8]:.1f} times as much in groups of 8")
     p = RATES.numpy()
@@ -129,7 +125,7 @@ def page(learning, weights):
         yield Claim(f"in groups of {G}, GRPO weighs a prompt by the slope of 2 arcsin sqrt(p), for "
                     "p from 5% to 95% (weight divided by slope)", source,
                     ratios[LOW:HIGH + 1], at_least=0.9, at_most=1.1, times=True, exact=True)
-    rows = {way if way.startswith("GSPO") else f"GRPO, {way}": {
+    yield numbers({way: {
         f"steps with {BUDGET} samples": numpy.isfinite(columns["samples"]).sum(axis=1),
-        f"pass@1 after {BUDGET} samples": end[way]} for way, columns in learning.items()}
-    yield numbers(rows, form=".3g", by="run")
+        f"pass@1 after {BUDGET} samples": end[way]} for way, columns in learning.items()},
+        ".3g", "run")

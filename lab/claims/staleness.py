@@ -1,8 +1,4 @@
-"""Staleness: learning from samples of a different policy
-
-The samples come from a policy that is several updates old (examples/lag.py), or from a copy of the
-policy whose weights are rounded. docs/lab/staleness.md explains the claims and the outcome.
-"""
+"""Staleness: learning from samples of a different policy"""
 import copy
 import itertools
 
@@ -62,8 +58,11 @@ def engines(seed, name):
                 f"--seed {seed}")
     corrected = lag.Config(**vars(cfg), method=method, sampler_lag=int(is_recomputed),
                            importance_sampling_correction=correction)
-    steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits),
-                     lambda batch: lag.correct_for_lag(policy, batch, corrected)[0])
+
+    def advantages(batch):
+        A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
+        return A * lag.correct_for_lag(policy, batch, corrected)[0]
+    steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits), advantages)
     clipped = [metrics["clip_ratio/region_mean"] for _, metrics in itertools.islice(steps, UPDATES)]
     return {"pass@1": script.evaluate(policy, task, cfg)["pass@1"], "clipped": clipped}
 
@@ -72,14 +71,14 @@ def page(runs, engines):
     # in a run with lag K, batch u + K is sampled by the policy after u updates, so the last four
     # batches of each run show the policies after 16 to 19 updates
     after = {name: runs[name]["accuracy"][:, -LAST:].mean(axis=1) for name in RUNS}
-    title = ("At twice the usual learning rate, samples that are 8 batches old give an accuracy of "
-             f"{after['lag 8'].mean():.2f} instead of {after['lag 0'].mean():.2f} in the last "
-             f"{LAST} batches")
     yield Claim("samples that are 8 batches old (a lag of 8) cost accuracy", OURS,
-                (after["lag 0"], after["lag 8"]), at_least=LOSS, said=title)
+                (after["lag 0"], after["lag 8"]), at_least=LOSS, said="At twice the usual learning "
+                "rate, samples that are 8 batches old give an accuracy of "
+                f"{after['lag 8'].mean():.2f} instead of {after['lag 0'].mean():.2f} in the last "
+                f"{LAST} batches")
     lines = {f"lag {K}": runs[f"lag {K}"]["accuracy"][:, K:] for K in LAGS}
-    yield curves(lines, title, range(UPDATES), ylabel="accuracy",
-                 xlabel="updates that the sampling policy has had", xticks=range(0, UPDATES, 5))
+    yield curves(lines, range(UPDATES), ylabel="accuracy", xticks=range(0, UPDATES, 5),
+                 xlabel="updates that the sampling policy has had")
     yield Claim("without a correction, a lag of 1 costs no accuracy", OURS,
                 (after["lag 1"], after["lag 0"]), at_least=-LOSS)
     for name, source in CORRECTIONS.items():
@@ -96,10 +95,10 @@ def page(runs, engines):
     own = score["GRPO, 4 bits"]
     recomputed = score["GRPO, 4 bits, recomputed"]
     weighted = score["GRPO, 4 bits, truncate"]
-    finding = (f"If GRPO trains on samples of its own 4-bit copy, its pass@1 is {own.mean():.2f}, "
-               f"but {recomputed.mean():.2f} if the policy recomputes pi_old")
     yield Claim("with a 4-bit engine, GRPO gets a higher pass@1 if the policy recomputes pi_old",
-                OURS, (recomputed, own), at_least=LOSS, said=finding)
+                OURS, (recomputed, own), at_least=LOSS,
+                said="If GRPO trains on samples of its own 4-bit copy, its pass@1 is "
+                f"{own.mean():.2f}, but {recomputed.mean():.2f} if the policy recomputes pi_old")
     yield Claim("with a 4-bit engine and pi_old recomputed, weighting the tokens raises GRPO's "
                 "pass@1 further", "AReaL", (weighted, recomputed), at_least=LOSS)
 

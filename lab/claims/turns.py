@@ -1,10 +1,6 @@
-"""Turns: which turn of an episode deserves the reward, and who wrote the tokens
-
-For policies of which we know everything, we compare the advantages of examples/turns.py in the task
-number with the exact ones. Then a real policy learns from each, and once also from the tokens that
-the environment wrote. docs/lab/turns.md explains the claims and the outcome.
-"""
+"""Turns: which turn of an episode deserves the reward, and who wrote the tokens"""
 import functools
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -17,8 +13,8 @@ import plumbing
 from examples import turns
 from lab.claims.masking import unmask
 from lab.draw import BLUE, GREY, curves
-from lab.experiment import Experiment, numbers, ratio, steps_to_level
-from lab.training import clear_gradient, load_base
+from lab.experiment import Experiment, at_best_rates, numbers, ratio, steps_to_level
+from lab.training import load_base, training
 from lab.verdict import OURS, Claim
 from tasks import number
 
@@ -30,7 +26,6 @@ SIDES = ESTIMATORS | {LEARNED: "grpo"}
 # other guesses are numbers of the whole range
 POLICIES = {"before RL": (0.0, 0.5), "after RL": (0.8, 0.15)}
 GROUPS = 256                            # groups of 8 episodes for each seed
-GAIN = 0.05                             # smallest difference of two correlations that matters
 FLAGS = "--task number --num_prompts 16"
 STEPS = 80
 LEVEL, WINDOW = 0.4, 4                  # accuracy to reach, as a mean over this many batches
@@ -88,8 +83,7 @@ def play(task, problem, policy, rng):
 
 @EXPERIMENT.measure(POLICIES)
 def estimates(seed, policy):
-    """Correlate each estimate with the exact advantages. Noise is the variance of an estimate about
-    the best multiple of the exact advantages, divided by the variance of this multiple."""
+    """Correlate each estimate with the exact advantages."""
     cfg = plumbing.parse_flags(grpo.Config, FLAGS.split())
     task = common.load_task(cfg, grpo.verify)
     problems = common.sample_problems(task, GROUPS, ("turns", seed))
@@ -106,7 +100,6 @@ def estimates(seed, policy):
         chosen = turns.Config(**vars(cfg), adv_estimator=estimator)
         A, metrics = turns.advantages(task, batch, chosen)
         columns[name] = torch.corrcoef(torch.stack([A[mask > 0], exact]))[0, 1].item()
-        columns[f"noise: {name}"] = 1 / columns[name] ** 2 - 1
     return columns | {"shared": metrics["turns/shared_states"]}
 
 
@@ -127,14 +120,9 @@ def learn(seed, case, steps=None):
     cfg = turns.Config(**vars(cfg), adv_estimator=SIDES[side])
     if side == LEARNED:
         unmask(task)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
-    clear_gradient(policy)
-    batches = []
-    for step in range(steps or STEPS):
-        batch = grpo.sample_with_signal(policy, task, cfg, step)
-        A, _ = turns.advantages(task, batch, cfg)
-        grpo.update(policy, None, optimizer, batch, A, cfg, step)
-        batches.append(batch)
+    training_steps = training(grpo, cfg, task, policy,
+                              advantages=lambda batch: turns.advantages(task, batch, cfg)[0])
+    batches = [batch for batch, _ in itertools.islice(training_steps, steps or STEPS)]
     return {"accuracy": [batch.is_correct.double().mean().item() for batch in batches],
             "before": first_guesses(batches[:4]), "after": first_guesses(batches[-4:])}
 
@@ -147,8 +135,7 @@ EXPERIMENT.measures |= {
 def page(estimates, tuning, judging, longer):
     def counted(columns):
         return numpy.minimum(steps_to_level(columns["accuracy"], LEVEL, WINDOW), STEPS)
-    best = {side: judging[min((f"{side}, {rate}" for rate in RATES),
-                              key=lambda case: counted(tuning[case]).mean())] for side in SIDES}
+    best = at_best_rates(tuning, judging, SIDES, RATES, counted)
     steps = {side: steps_to_level(best[side]["accuracy"], LEVEL, WINDOW) for side in SIDES}
     [long] = longer.values()
     before, after = long["before"], long["after"]
@@ -162,19 +149,18 @@ def page(estimates, tuning, judging, longer):
                      f"{columns[WHOLE].mean():.2f}")
             yield Claim(f"{name}, the advantages of {one} correlate more with the exact ones than "
                         "one reward for all turns does", source, columns[one] - columns[WHOLE],
-                        at_least=GAIN, contradicted=found * (one == GIGPO))
+                        at_least=0.05, said=found * (one == GIGPO))
     for one, other, source in ((WHOLE, GIGPO, "GiGPO"), (WHOLE, TO_GO, OURS),
                                (LEARNED, WHOLE, "Search-R1")):
         yield Claim(f"an accuracy of {LEVEL} takes more outputs with {one} than with {other} (at "
                     "the best rate of each)", source, at_least=1.1,
-                    shown=f"In turns, an accuracy of {LEVEL} takes {128 * steps[one].mean():.0f} "
+                    said=f"In turns, an accuracy of {LEVEL} takes {128 * steps[one].mean():.0f} "
                           f"outputs with {one}, and {128 * steps[other].mean():.0f} with {other}",
                     **ratio(steps[one], steps[other], STEPS, smallest=WINDOW - 1))
-    yield curves({"before RL": before, "after RL": after}, title, range(number.SIZE),
+    yield curves({"before RL": before, "after RL": after}, range(number.SIZE), title,
                  given={"before RL": GREY, "after RL": BLUE}, xlabel="first guess minus the lowest "
                  "number of the range", ylabel="fraction of the episodes")
     yield numbers({f"{name}: {one}": {"correlation": columns[one],
-                                      "noise": columns[f"noise: {one}"],
                                       "turns in shared states": columns["shared"]}
                    for name, columns in estimates.items() for one in ESTIMATORS}, form=".2f",
                   by="policy and advantages")

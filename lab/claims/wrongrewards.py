@@ -1,9 +1,4 @@
-"""Wrong rewards: policies that do what is rewarded, not what was meant
-
-In the grid world, computes the true return of the best walks by a wrong reward exactly, and
-measures the true return of the walks that grpo.py learns with that reward.
-docs/lab/wrongrewards.md explains the experiment.
-"""
+"""Wrong rewards: policies that do what is rewarded, not what was meant"""
 import functools
 import itertools
 import statistics
@@ -19,7 +14,8 @@ from tasks import gridworld
 
 STEPS = 30
 RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
-    "true reward", "no penalty", "+1 for being alive", "bonus for nearer", "a potential's rise")
+    "true reward", "no penalty", "+1 for being alive", "bonus for coming nearer",
+    "difference of a potential")
 WRONG = [NO_PENALTY, ALIVE, NEARER]
 BONUS = 3.0                                     # for each cell that is nearer to the prize of 5
 LAST = 5                                        # number of batches in the mean at the end
@@ -27,8 +23,7 @@ LOSS = 0.1                                      # smallest loss of return that m
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
 WALKERS = {f"{base} base: {kind}": (base, kind) for base in BASES for kind in (RIGHT, *WRONG)
            if (base, kind) != ("short", NO_PENALTY)}
-# rewards that have a different name in the tables and in the picture
-LABELS = {NEARER: "bonus for coming nearer", POTENTIAL: "difference of a potential"}
+COLUMNS = PROXY, TRUE, MOVES = "return by this reward", "true return", "moves"
 PHRASES = {NO_PENALTY: "a reward without the penalty", ALIVE: "a reward of +1 for being alive"}
 START = {"usual": "the usual base", "short": "a base of few demonstrations (short base)"}
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
@@ -90,7 +85,7 @@ def best(seed, reward):
     for start, limit in itertools.product(gridworld.STARTS, gridworld.LIMITS):
         if not task.is_held_out(common.Problem(f"{start} {limit}", "")):
             rows.append(best_from(reward, *start.split(), limit))
-    return dict(zip(("proxy", "true", "moves"), map(statistics.mean, zip(*rows))))
+    return dict(zip(COLUMNS, map(statistics.mean, zip(*rows))))
 
 
 @EXPERIMENT.measure(WALKERS)
@@ -102,23 +97,16 @@ def walks(seed, walker):
     lines = []
     for batch, _ in itertools.islice(training(grpo, cfg, task, policy), STEPS):
         cells = [gridworld.play(*pair).cells for pair in zip(batch.problems, batch.texts)]
-        lines.append({"proxy": batch.rewards.mean().item(),
-                      "true": statistics.mean(map(sum, batch.verdicts)),
-                      "moves": statistics.mean(map(len, cells)) - 1})
+        lines.append({PROXY: batch.rewards.mean().item(),
+                      TRUE: statistics.mean(map(sum, batch.verdicts)),
+                      MOVES: statistics.mean(map(len, cells)) - 1})
     return transposed(lines)
-
-
-def labelled(results):
-    """Replace the names of rewards in the keys by their LABELS. -> dict"""
-    for kind, label in LABELS.items():
-        results = {key.replace(kind, label): value for key, value in results.items()}
-    return results
 
 
 def page(best, walks):
     ends = {walker: {name: rows[:, -LAST:].mean(axis=1) for name, rows in columns.items()}
             for walker, columns in walks.items()}
-    true = {walker: columns["true"] for walker, columns in ends.items()}
+    true = {walker: columns[TRUE] for walker, columns in ends.items()}
     right, no_penalty, *_, short, alive, _ = (returns.mean() for returns in true.values())
     findings = {
         ("usual", NO_PENALTY): "If the reward omits the penalty, walks in the grid world get a "
@@ -129,8 +117,8 @@ def page(best, walks):
         yield Claim(f"from {START[base]}, {PHRASES[kind]} leads to a lower true return than the "
                     "true reward does", "Amodei and others",
                     true[f"{base} base: {kind}"] - true[f"{base} base: {RIGHT}"], at_most=-LOSS,
-                    unit="return", shown=findings.get((base, kind), ""))
-    exact = {reward: columns["true"] - best[RIGHT]["true"] for reward, columns in best.items()}
+                    unit="return", said=findings.get((base, kind), ""))
+    exact = {reward: columns[TRUE] - best[RIGHT][TRUE] for reward, columns in best.items()}
     yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
                 "that are best by the true reward (exact; three wrong rewards)",
                 "Skalse and others", [exact[kind] for kind in WRONG],
@@ -138,9 +126,7 @@ def page(best, walks):
     yield Claim("if the difference of a potential is added to the reward, the walks that are best "
                 "by the sum still have the best true return (exact)", "Ng and others, 1999",
                 exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True, unit="return")
-    yield dots(labelled(true), findings["usual", NO_PENALTY],
-               given={name: GREY for name in WALKERS if name.endswith(RIGHT)},
+    yield dots(true, given={name: GREY for name in WALKERS if name.endswith(RIGHT)},
                xlabel="true return, mean of the last five steps; a dot for each seed")
-    heads = {"proxy": "return by this reward", "true": "true return", "moves": "moves"}
-    yield numbers(labelled(ends), heads, ".2f", by="base: reward in training")
-    yield numbers(labelled(best), heads, ".2f", by="best walks by this reward (exact)")
+    yield numbers(ends, ".2f", by="base: reward in training")
+    yield numbers(best, ".2f", by="best walks by this reward (exact)")

@@ -1,9 +1,4 @@
-"""R1-Zero: why answers get longer when nothing rewards length
-
-Trains grpo.py with a reward for right answers alone, and takes the growth of the mean length apart:
-into more thinking, harder problems, and longer answers of the same kind. docs/lab/zero.md explains
-the experiment.
-"""
+"""R1-Zero: why answers get longer when nothing rewards length"""
 import dataclasses
 import itertools
 
@@ -19,18 +14,17 @@ from lab.training import load_base, training
 from lab.verdict import Claim
 
 FIXED = "5 operands"
-MOVING = "3-7, curriculum"
-CONSTANT = "3-7, dr_grpo"
+MOVING = "3 to 7 operands, curriculum"
+CONSTANT = f"{MOVING}, dr_grpo"
 TO_7 = "--task arithmetic:3-7 --curriculum"
 RUNS = {FIXED: "", MOVING: TO_7, CONSTANT: f"{TO_7} --loss_type dr_grpo"}
 LEVELS = range(3, 8)                            # operands
 STEPS, WINDOW = 60, 10
-PARTS = ("more thinking", "harder problems", "longer answers of the same kind")
+PARTS = ("tokens from more thinking", "tokens from harder problems",
+         "tokens from longer answers of the same kind")
 ORDERS = list(itertools.permutations(range(len(PARTS))))
 END = -1                                        # the window that is compared with the base
 LONGER = 1                                      # smallest growth that matters, in tokens
-LABELS = {FIXED: FIXED, MOVING: "3 to 7 operands, curriculum",
-          CONSTANT: "3 to 7 operands, curriculum, dr_grpo"}
 EXPERIMENT = Experiment(__file__, seeds=range(8))
 EXPERIMENT.commands += [f"grpo.py {flags}" for flags in RUNS.values()]
 
@@ -104,13 +98,12 @@ def page(learned):
             for name, columns in learned.items()}                               # (S,) each
     longer = {name: added[PARTS[-1]] for name, added in part.items()}
     growth = length[MOVING][:, END] - length[MOVING][:, 0]                      # (S,)
-    finding = (f"With a curriculum, answers grow by {growth.mean():.1f} tokens although only right "
-               f"ones are rewarded; {part[MOVING][PARTS[0]].mean():.1f} of these tokens come from "
-               "more thinking")
     yield Claim("answers get longer, although only right ones are rewarded", "DeepSeek-R1", growth,
-                at_least=LONGER, unit="tokens", said=finding)
-    lines = {"5 operands": length[FIXED], "3 to 7 operands,\ncurriculum": length[MOVING]}
-    yield curves(lines, finding, x=WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
+                at_least=LONGER, unit="tokens", said="With a curriculum, answers grow by "
+                f"{growth.mean():.1f} tokens although only right ones are rewarded; "
+                f"{part[MOVING][PARTS[0]].mean():.1f} of these tokens come from more thinking")
+    yield curves({FIXED: length[FIXED], "3 to 7 operands,\ncurriculum": length[MOVING]},
+                 WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
                  ylabel="tokens of an answer",
                  xlabel=f"step of training (mean of {WINDOW} steps; 0 is the base)")
     yield Claim("answers of the same kind grow more with GRPO's 1/length than without it",
@@ -124,9 +117,7 @@ def page(learned):
         kinds = columns["number"].sum(axis=2)                                   # (S, W, 2)
         scores = {"fraction that thinks": kinds[..., 1] / kinds.sum(axis=2),
                   "mean tokens": length[name]}
-        ends[LABELS[name]] = {f"{score}, {when}": values[:, place]
-                              for score, values in scores.items()
-                              for when, place in (("before RL", 0), ("at the end", -1))}
-    yield numbers(ends, form=".2f", by="run")
-    yield numbers({LABELS[name]: added for name, added in part.items()},
-                  {name: f"tokens from {name}" for name in PARTS}, "+.1f", by="run")
+        ends[name] = {f"{score}, {when}": values[:, place] for score, values in scores.items()
+                      for when, place in (("before RL", 0), ("at the end", -1))}
+    yield numbers(ends, ".2f", by="run")
+    yield numbers(part, "+.1f", by="run")

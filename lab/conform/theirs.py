@@ -8,9 +8,7 @@ and verifier by functions that return the numbers of a case. A prompt is the num
 these functions can look up its log-probabilities.
 """
 import functools
-import inspect
 import logging
-import re
 import tempfile
 import warnings
 from dataclasses import fields
@@ -72,10 +70,10 @@ def case(mask, truncated=None, **known):
     return x
 
 
-def parted(given):
-    """Part the arguments of a function into tensors and parameters. -> two dicts"""
+def parted(mask, given):
+    """Part the arguments of a function into a case of its tensors, and its parameters."""
     tensors = {name: x for name, x in given.items() if torch.is_tensor(x)}
-    return tensors, {name: x for name, x in given.items() if name not in tensors}
+    return case(mask, **tensors), {name: x for name, x in given.items() if name not in tensors}
 
 
 def renamed(names, flags):
@@ -136,16 +134,12 @@ def sampled(x, kind="GRPO", parts=1, A=None, **flags):
     return sum(losses), batch["advantages"]
 
 
-TRL_LOSSES = {("clip", "sequence_mean"): {"loss_type": "grpo"},
-              ("clip", "token_mean"): {"loss_type": "dapo"},
-              ("clip", "constant"): {"loss_type": "dr_grpo"},
-              ("cispo", "token_mean"): {"loss_type": "cispo"},
-              ("sapo", "sequence_mean"): {"loss_type": "sapo"},
-              ("vespo", "token_mean"): {"loss_type": "vespo"},
-              ("off_policy_mask", "sequence_mean"): {"loss_type": "grpo"},
-              ("gspo", "sequence_mean"): {"loss_type": "grpo"},
-              ("gspo_cispo", "token_mean"): {"loss_type": "cispo"},
-              ("gspo_sapo", "sequence_mean"): {"loss_type": "sapo"}}
+TRL_LOSSES = {                          # method and average of a vector -> loss_type
+    ("clip", "sequence_mean"): "grpo", ("clip", "token_mean"): "dapo",
+    ("clip", "constant"): "dr_grpo", ("off_policy_mask", "sequence_mean"): "grpo",
+    ("cispo", "token_mean"): "cispo", ("gspo_cispo", "token_mean"): "cispo",
+    ("sapo", "sequence_mean"): "sapo", ("gspo_sapo", "sequence_mean"): "sapo",
+    ("vespo", "token_mean"): "vespo", ("gspo", "sequence_mean"): "grpo"}
 TRL_NAMES = {"epsilon_low": "epsilon", "threshold": "off_policy_mask_threshold",
              "tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg",
              "max_length": "max_completion_length"} | {
@@ -156,7 +150,7 @@ def trl_flags(method, how, epsilon_high=None, **given):
     """Translate the parameters of a vector into the configuration of GRPOTrainer. -> dict"""
     if (method, how) not in TRL_LOSSES or "cispo" in method and "epsilon_low" in given:
         missing()
-    flags = TRL_LOSSES[method, how] | renamed(TRL_NAMES, given)
+    flags = {"loss_type": TRL_LOSSES[method, how]} | renamed(TRL_NAMES, given)
     if method.startswith("gspo"):
         flags["importance_sampling_level"] = "sequence"
     if epsilon_high is not None:                        # for CISPO, it is the bound itself
@@ -167,8 +161,8 @@ def trl_flags(method, how, epsilon_high=None, **given):
 def trl_policy_loss(mask, advantages, **given):
     if advantages.dim() == 2 or not mask[:, -1].any():
         missing()       # GRPOTrainer has an advantage for each output, and no slot that all lack
-    tensors, parameters = parted(given)
-    return sampled(case(mask, **tensors), A=advantages, **trl_flags(**parameters))[0]
+    x, parameters = parted(mask, given)
+    return sampled(x, A=advantages, **trl_flags(**parameters))[0]
 
 
 def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coef=None,
@@ -176,11 +170,10 @@ def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coe
     scale = {"grpo": "group", "mean": "none"}.get(advantage) or missing()
     if nll_coef or estimator == "k2":
         missing()
-    tensors, parameters = parted(given)
-    return sampled(
-        case(mask, **tensors), parts=6 // micro_batch, scale_rewards=scale,
-        use_bias_correction_kl=estimator == "k3_ratio", mask_truncated_completions=mask_truncated,
-        **trl_flags(**parameters))[0]
+    x, parameters = parted(mask, given)
+    return sampled(x, parts=6 // micro_batch, scale_rewards=scale,
+                   use_bias_correction_kl=estimator == "k3_ratio",
+                   mask_truncated_completions=mask_truncated, **trl_flags(**parameters))[0]
 
 
 def trl_advantages(rewards, method, eps=None, ddof=1, **_):
@@ -318,8 +311,8 @@ def verl_flags(method, how, epsilon_low=None, epsilon_high=None, epsilon=None, d
 
 
 def verl_policy_loss(mask, advantages, **given):
-    tensors, parameters = parted(given)
-    return policy_update(case(mask, **tensors), advantages, **verl_flags(**parameters))
+    x, parameters = parted(mask, given)
+    return policy_update(x, advantages, **verl_flags(**parameters))
 
 
 def verl_recipe(rewards, mask, advantage, eps=None, estimator="k3", micro_batch=6, beta=None,
@@ -330,13 +323,13 @@ def verl_recipe(rewards, mask, advantage, eps=None, estimator="k3", micro_batch=
     A = token_advantages
     if advantage != "given":
         A = verl_advantages(rewards, advantage, eps).flatten()
-    tensors, parameters = parted(given)
+    x, parameters = parted(mask, given)
     flags = verl_flags(**parameters)
     if beta:
         flags |= {"kl_loss_coef": beta, "kl_loss_type": KINDS_OF_KL[estimator]}
     if entropy_coef:
         flags["entropy_coeff"] = entropy_coef
-    return policy_update(case(mask, **tensors), A, parts=6 // micro_batch, **flags)
+    return policy_update(x, A, parts=6 // micro_batch, **flags)
 
 
 def estimate(name, rewards, mask, G, **flags):
@@ -483,15 +476,6 @@ def results():
                     answers = found.setdefault(name, {}).setdefault(one["id"], {})
                     answers[trainer] = outcome.errors[0] if outcome.errors else "right"
     return found
-
-
-def registered():
-    """List the names that verl and TRL have for losses and advantages. -> dict of lists"""
-    code = inspect.getsource(trl.GRPOTrainer._compute_loss)
-    tests = re.findall(r'self.loss_type (?:==|in) (\[.*?\]|"\w+")', code)
-    return {"loss_mode of verl": sorted(core_algos.POLICY_LOSS_REGISTRY),
-            "adv_estimator of verl": sorted(map(str, core_algos.ADV_ESTIMATOR_REGISTRY)),
-            "loss_type of TRL": sorted(set(re.findall(r'"(\w+)"', " ".join(tests))))}
 
 
 def plain_sgd(cfg, *more):

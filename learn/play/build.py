@@ -53,8 +53,7 @@ def decode(text, dtype):
 
 
 def unpack(packed):
-    """Unpack the weights of the base and of the trained policy, as the page does. -> two dicts of
-    float32"""
+    """Unpack the weights of the base and of the trained policy, as the page does. -> two dicts"""
     base = decode(packed["base"], torch.float16)
     trained = base + decode(packed["difference"], torch.int8) * packed["scale"]
     sizes = [rows * columns for _, rows, columns in packed["shapes"]]

@@ -25,7 +25,7 @@ from learn.practice.grades import grades, line_of
 from learn.sync import SCRIPTS
 from report import command, escape, start
 
-SECONDS = 60                # limit for grading a file
+SECONDS = 60                # limit for grading a file, which may never end
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
 
@@ -54,12 +54,8 @@ def make(name, *numbers):
           f" {command('learn.practice', 'check', path)}")
 
 
-def check(*words):
-    """Print the grades of a file; if all is right, train with it, unless --no_train is given."""
-    files = [word for word in words if word not in ("--no_train", "--no-train")]
-    if len(files) != 1:
-        common.fail(f"check {' '.join(words)}: name one file")
-    [word] = files
+def check(word, trains=True):
+    """Print the grades of a file; if all is right, train with it, unless `trains` is False."""
     path = Path(word)
     name = path.stem.partition("_")[0]
     if not path.is_file():
@@ -94,7 +90,7 @@ def check(*words):
     print(f"{count} of {len(graded)} functions are right{open_functions}.")
     if count < len(graded):
         raise SystemExit(1)
-    if len(words) > 1:
+    if not trains:
         return
     print("Well done. Your file now trains a policy; Ctrl-C stops it.", flush=True)
     flags = [] if name == "nano" else ["--output_dir", free("runs", f"practice-{path.stem}")]
@@ -111,17 +107,21 @@ def give_up(word):
 
 
 def main():
-    args = sys.argv[1:] or ["--help"]
-    commands = {"check": (check, 1, 2), "hunt": (hunt.begin, 0, 2), "answer": (hunt.answer, 1, 2)}
-    command, fewest, most = commands.get(args[0], (None, 0, 0))
-    if args[0] in ("--help", "-h"):
-        print(__doc__)
-    elif args[0] in NAMES:
-        make(*args)
-    elif command and fewest < len(args) <= most + 1:
-        command(*args[1:])
-    else:
-        common.fail(f"unknown command; for a list run: {command('learn.practice', '--help')}")
+    match sys.argv[1:]:
+        case [] | ["--help" | "-h"]:
+            print(__doc__)
+        case [name, *numbers] if name in NAMES:
+            make(name, *numbers)
+        case ["check", word]:
+            check(word)
+        case ["check", "--no_train" | "--no-train", word]:
+            check(word, trains=False)
+        case ["hunt", *words] if len(words) <= 2:
+            hunt.begin(*words)
+        case ["answer", word, *guess] if len(guess) <= 1:
+            hunt.answer(word, *guess)
+        case _:
+            common.fail(f"unknown command; for a list run: {command('learn.practice', '--help')}")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ NAMES = ("reinforce", "grpo", "gspo", "ppo", "dpo")         # in the order in wh
 
 
 def all_pages():
-    """Make the text of each page. ValueError if a script and its text file disagree.
-    -> dict: name of a file -> text"""
+    """Make the pages. ValueError if a script and its text file disagree. -> {file: text}"""
     return {f"{name}.html": page.lesson_page(Lesson(name), NAMES) for name in NAMES}
 
 

@@ -61,8 +61,7 @@ class Lesson:
         return example.run(self.name, flags, self.functions.values(), self.statements, self.losses)
 
     def run_example(self):
-        """Run the example, and find which lines run, what they compute, and which lines the page
-        folds."""
+        """Run the example, and find which lines run, what they compute, and which are folded."""
         calls = self.run("")
         self.calls = {"": best_calls(calls)}
         self.notes = {line: values for call in self.calls[""].values()
@@ -104,8 +103,7 @@ class Lesson:
         return in_batch(self.value(function, name)[0])
 
     def clipped(self):
-        """Which tokens have an advantage but no gradient; None if the script has no clip.
-        -> lists of bool"""
+        """Which tokens have an advantage but no gradient; None without a clip. -> lists of bool"""
         if "is_clipped" not in self.functions:
             return None
         loss = self.equations["3"].partition("=")[0]
@@ -118,7 +116,7 @@ class Lesson:
         a function of the script."""
         self.sections = {section.names[0]: section for section in words.read(self.name)}
         explained = {name for section in self.sections.values() for name in section.names}
-        for name in explained - {"algorithm", "map", "flags", "next", self.name}:
+        for name in explained - {"algorithm", "map", "numbers", "flags", "next", self.name}:
             if not hasattr(self.script, name):
                 raise ValueError(f"{self.name}.txt: {self.name}.py has no {name}")
         for name in self.functions:
@@ -126,8 +124,7 @@ class Lesson:
                 raise ValueError(f"{self.name}.txt: no section explains {name}; add one")
 
     def line_of(self, word):
-        """The last visible line of main that calls `word`, or loops while `word` is below a number.
-        -> int"""
+        """The last visible line of main that calls `word`, or loops while it is below a number."""
         pattern = re.compile(rf"\b{word}(\(| < )")
         lines = [line for line in span(self.by_name["main"])
                  if line not in self.folded and pattern.search(self.lines[line - 1])]

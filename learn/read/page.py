@@ -13,15 +13,6 @@ from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
 STYLE = Path(__file__).with_name("read.css")
-# script -> the inputs of its equations that the example makes up: symbol, function, argument
-INPUTS = {
-    "reinforce": [("log pi", "policy_loss", "logps")],
-    "ppo": [("log pi_old", "policy_loss", "old_logps"), ("log pi", "policy_loss", "logps"),
-            ("V_old", "value_loss", "old_values"), ("V_t", "value_loss", "values")],
-    "grpo": [("log pi_old", "policy_loss", "old_logps"), ("log pi", "policy_loss", "logps"),
-             ("log pi_ref", "kl", "ref_logps")],
-    "gspo": [("log pi_old", "policy_loss", "old_logps"), ("log pi", "policy_loss", "logps")],
-    "dpo": [("log pi", "pair_loss", "logps"), ("log pi_ref", "pair_loss", "ref_logps")]}
 INLINE = re.compile(rf"""
     \[(?P<text>[^]]+)\]\((?P<link>[^)]+)\)
   | `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
@@ -35,8 +26,7 @@ INLINE = re.compile(rf"""
 # ---- text ------------------------------------------------------------------------------------
 
 def prose(text, lesson, has_links=True):
-    """Convert a text in the format of words.py. Numbers of equations, papers and flags become links
-    or code. -> HTML"""
+    """Convert a text in the format of words.py, with links. -> HTML"""
     known = lesson.equations if has_links else ()
 
     def inline(match):
@@ -127,7 +117,7 @@ def numbers(lesson):
     """The inputs, and the equations of the paper with their values. -> HTML"""
     values = code.Values(lesson)
     rows = "<h3>made up</h3>"
-    for symbol, function, name in INPUTS[lesson.name]:
+    for symbol, function, name in lesson.sections["numbers"].rows:
         rows += values.row(function, name, lesson.value(function, name)[0], paper.math(symbol))
     rows += "<h3>computed</h3>"
     for number, text in lesson.equations.items():
@@ -165,8 +155,7 @@ def about_numbers(lesson):
 
 
 def part(lesson, section):
-    """The section of some functions: the explanation, the equations, the code with its numbers, and
-    the drawing. -> HTML"""
+    """The section of some functions: explanation, equations, code, and drawing. -> HTML"""
     title, where = section.head
     names = sorted(section.names, key=lambda name: lesson.by_name[name].lineno)
     is_hidden = all(name in lesson.hidden for name in names)

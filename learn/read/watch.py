@@ -107,8 +107,7 @@ class Watch:
         return self.step
 
     def complete(self, call, frame):
-        """Record what the current statement assigned, now that it has run: x and x.y, and x itself
-        for x[i]."""
+        """Record what the current statement assigned: x and x.y, and x itself for x[i]."""
         statement = call.current
         nodes = [getattr(statement, "target", None), *getattr(statement, "targets", ())]
         for node in nodes if isinstance(statement, (ast.Assign, ast.AugAssign)) else ():

@@ -3,10 +3,11 @@ drawings.
 
 A line that begins with # starts a section. Its fields are separated by |, and names of functions by
 +. It is followed by paragraphs, by questions (after ?) with their answers (after !), or by the rows
-of a table. In a text, `code` is code, [text](address) is a link, and $formula$ is a formula in the
-ASCII of the docstrings. {policy_loss.ratio 3,1} is a number of the page: the value of `ratio` in
-policy_loss, for output 3 and token 1, which can be left out. Flags after a | select a variant. The
-names "-> kl" and "∂L/∂log π" are written without spaces.
+of a table. The rows of "numbers" are the made-up inputs of equations: symbol, function, argument.
+In a text, `code` is code, [text](address) is a link, and $formula$ is a formula in the ASCII of the
+docstrings. {policy_loss.ratio 3,1} is a number of the page: the value of `ratio` in policy_loss for
+output 3 and, if there is one, token 1. Flags after a | select a variant. The names "-> kl" and
+"∂L/∂log π" are written without spaces.
 """
 import collections
 import re

@@ -109,15 +109,22 @@ def dead_links():
 
 def make_searchable(html_pages):
     """Let the search find the sections of the HTML pages, which Zensical copies without reading
-    them, but not the source files, which would hide the pages that explain them."""
+    them, but not the source files, which would hide the pages that explain them. Each experiment
+    of the lab is found once, not once for each of its sections, which are called alike."""
     index = json.loads((SITE / "search.json").read_text(encoding="utf-8"))
-    found = [item for item in index["items"] if not SOURCE.search(item["location"])]
+    found = []
+    for item in index["items"]:
+        if re.match("docs/lab/.*#", item["location"]):
+            found[-1]["text"] += f" {item['text']}"
+        elif not SOURCE.search(item["location"]):
+            found.append(item)
     for page in html_pages:
+        path = {"path": ["The path"], "play": ["Play"]}.get(page.stem, ["Read", page.stem])
         for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
             title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
                              re.findall(r"<h2.*?</h2>|<p\b[^>]*>.*?</p>", section, re.S))
             found.append({"location": f"{page}#{name}", "level": 2, "title": unescape(title),
-                          "text": " ".join(texts), "path": [page.stem], "tags": []})
+                          "text": " ".join(texts), "path": path, "tags": []})
     (SITE / "search.json").write_text(json.dumps(index | {"items": found}), encoding="utf-8")
 
 

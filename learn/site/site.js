@@ -6,12 +6,17 @@ if (location.hash === "#__search") {
 for (const table of document.querySelectorAll("article table:not([class])")) {
   const names = Array.from(table.querySelectorAll("th"), (cell) => cell.textContent);
   const cells = Array.from(table.querySelectorAll("td"));
-  if (cells.some((cell) => cell.textContent.length > 60)) {
+  if (cells.some((cell) => cell.textContent.length > 50)) {
     table.dataset.cards = "";
     for (const cell of cells) {
-      if (names.length > 2 && cell.cellIndex > 0) cell.dataset.name = names[cell.cellIndex];
+      const needsName = cell.cellIndex > 0 || /^\d+$/.test(cell.textContent);
+      if (names.length > 2 && needsName) cell.dataset.name = names[cell.cellIndex];
     }
   }
+}
+// A text in columns is not wrapped.
+for (const code of document.querySelectorAll("article pre > code")) {
+  code.classList.toggle("columns", /\S {2,}\S+ {2,}\S/.test(code.textContent));
 }
 // A line never breaks inside a flag.
 for (const code of document.querySelectorAll("article :not(pre) > code")) {
