@@ -67,7 +67,8 @@ def load(path):
     try:
         return load_model(path), AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:              # transformers raises nearly anything
-        common.fail(f"--model {path}: cannot be loaded: {one_line(error)}")
+        what = "" if Path(path).is_dir() else "is not a folder here, and as a name on the Hub it "
+        common.fail(f"--model {path}: {what}cannot be loaded: {one_line(error)}")
 
 
 def end_tokens(model, tokenizer):

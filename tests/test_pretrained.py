@@ -716,7 +716,7 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
 # ---- refused flags and files -----------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [
-    ({"model": "nowhere"}, "--model nowhere: cannot be loaded: "),
+    ({"model": "nowhere"}, "--model nowhere: is not a folder here, and as a "),
     ({"model": "BASE"}, ": is a run of a script; "),
     ({"engine": "vllm", "sample_batch_size": 8}, "--sample_batch_size: needs --engine tra"),
     ({"reward_file": "x.py", "reward": "format"}, "--reward: cannot be used with --reward_file"),
