@@ -1,5 +1,5 @@
-"""The base policy: which runs share a base, which changes require a new one, and how a damaged base
-is reported. Its warm start: the learning rates, and the step of Muon."""
+"""The base policy: which runs share a base, and which changes require a new one. Its warm start:
+the learning rates, and the step of Muon."""
 from pathlib import Path
 
 import pytest
@@ -100,16 +100,6 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     monkeypatch.setattr(Path, "read_text", edited)
     new_run(**flags)
     assert (bases() == before) == is_same
-
-
-# ---- a damaged base --------------------------------------------------------------------------
-
-def test_a_damaged_base_is_named_and_nothing_learns_from_it(new_run, tmp_path, monkeypatch, stops):
-    monkeypatch.chdir(tmp_path)
-    new_run(**FEW)
-    [path] = Path("runs/base").iterdir()
-    path.write_bytes(path.read_bytes()[:1000])
-    stops(str(path), new_run, **FEW)
 
 
 # ---- the warm start --------------------------------------------------------------------------
