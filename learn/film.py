@@ -24,6 +24,7 @@ from report import escape, page, parser, start
 from report.logs import read_log
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
+PICTURE = common.HERE / "docs/learning.svg"
 MOST = 5                        # number of boxes
 SECONDS, PAUSE = 2, 4           # duration of a scene, and of the finished picture after the last
 COLUMNS, ROWS = 44, 3           # size of the text of an answer, in characters
@@ -144,14 +145,12 @@ def render(title, boxes, accuracy):
 def main(argv=None):
     command = parser(__doc__)
     command.add_argument("run", metavar="RUN", type=Path, help="run folder")
-    command.add_argument("--output", metavar="FILE", type=Path, help="path of the picture",
-                         default=common.HERE / "docs/learning.svg")
     args = command.parse_args(argv)
     try:
-        args.output.write_text(render(*read_run(args.run)), encoding="utf-8")
+        PICTURE.write_text(render(*read_run(args.run)), encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:    # KeyError: a damaged log
         common.fail(f"{args.run}: {error}")
-    print(args.output)
+    print(PICTURE)
 
 
 if __name__ == "__main__":

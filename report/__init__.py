@@ -10,10 +10,7 @@ import plumbing
 
 
 def command(*words):
-    """Write a command that runs a module of this repository, ready to be pasted: in a clone, from
-    another folder, or after pip install. -> str"""
-    if common.HERE.name == "readable_rl":
-        return plumbing.command("-m", "readable_rl", *words)
+    """Write a command that runs a module of this repository, ready to be pasted. -> str"""
     where = "" if Path.cwd() == common.HERE else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
     return where + plumbing.command("-m", *words)
 

@@ -83,16 +83,11 @@ class Mix:
         return metrics
 
 
-def preference(rate):
-    """Compute the probability with which a curriculum takes a problem whose pass rate is p:
-    4 p (1 - p), but at least 5%, so that nothing is forgotten. -> float"""
-    return max(0.05, 4 * rate * (1 - rate))
-
-
 class Curriculum(Wrapper):
     """A task that takes most of its training problems from the difficulties that the policy solves
-    half of the time. state["rates"] holds the pass rate of each difficulty in all sampled groups,
-    as a running mean over about five steps. A difficulty without a rate is always taken."""
+    half of the time. state["rates"] holds the pass rate p of each difficulty in all sampled groups,
+    as a running mean over about five steps. A problem is taken with probability 4 p (1 - p), but at
+    least 5%, so that nothing is forgotten; without a rate, it is always taken."""
 
     def __init__(self, task):
         super().__init__(task)
@@ -116,7 +111,7 @@ class Curriculum(Wrapper):
                 return problem
             # a separate generator, or the held-out problems would depend on the rates
             chooser = random.Random(hash(rng.getstate()[1]))
-            if chooser.random() < preference(rate):
+            if chooser.random() < max(0.05, 4 * rate * (1 - rate)):
                 return problem
 
     def observe(self, batch, step):

@@ -17,15 +17,11 @@ def answered(expression, problem=PROBLEM):
 
 # ---- the verifier ----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("expression", [
+RIGHT = [
     "4+8+2", "2+(8+4)", " 4 + 8+2 ", "(((4))+((8))+2)", "( 4+8 ) +2", "2*3+8", "2+3*4",
     "2*(3+4)", "(3+4)*2", "2*(8-4+3)", "(8-4)*3+2", "8+3*(4-2)", "8-(2-4)*3", "4-2*(3-8)",
-    "(8-3)*2+4", "(" * 17 + "4+8+2" + ")" * 17])
-def test_an_expression_of_the_given_numbers_that_hits_the_target_is_right(expression):
-    assert answered(expression) == 1
-
-
-@pytest.mark.parametrize("expression", [
+    "(8-3)*2+4", "(" * 17 + "4+8+2" + ")" * 17]
+WRONG = [
     # a different value, or numbers that were not given or are used too often
     "4+8+3", "8-2*3", "3+4*2", "14", "7*2", "4+4+4+2", "48-34", "(3+4)*2+(8-8)",
     # not an expression
@@ -35,12 +31,13 @@ def test_an_expression_of_the_given_numbers_that_hits_the_target_is_right(expres
     "8+4//2*3", "2**3+4+8-6", "2* *3+8", "4+8+2=14", "4+8+2;", "x+4+8+2", "04+8+2", "4.0+8+2",
     "4_+8+2", "0x4+8+2", "int('4')+8+2", "4+8+2 or 1", "[4+8+2][0]", "\uff14+8+2", "\u0664+8+2",
     "2-(4\u22128)*3", "4+8\u00a0+2", "4+8\t+2", "4+8+2\x00", "<think>4+8+2</think>",
-    "(" * 18 + "4+8+2" + ")" * 18], ids=ascii)
-def test_anything_else_is_wrong(expression):
-    assert answered(expression) == 0
+    "(" * 18 + "4+8+2" + ")" * 18]
 
 
-def test_a_number_may_be_used_as_often_as_it_is_given():
+def test_only_an_expression_of_the_given_numbers_that_hits_the_target_is_right():
+    assert [expression for expression in RIGHT if answered(expression) != 1] == []
+    assert [expression for expression in WRONG if answered(expression) != 0] == []
+    # a number may be used as often as it is given
     assert answered("5+5+7", TWINS) == answered("(7+5)+5", TWINS) == 1
     assert answered("5+5+5+2", TWINS) == answered("7+7+3", TWINS) == 0
     assert answered("5+5+5", TWINS._replace(prompt="5 5 7>15:")) == 0
@@ -63,20 +60,20 @@ def canonical(answer):
     return TASK.canonical(PROBLEM, answer)
 
 
-@pytest.mark.parametrize("answers", [
+ONE_VOTE = [
     ("(8-2)*3", "3*(8-2)", "((8-2))*3", " 3 * (8-2)"), ("8-2+3", "3+8-2", "8-(2-3)", "3-(2-8)"),
     ("8-(2+3)", "8-2-3", "8-3-2"), ("2*3*4", "4*(3*2)", "((2)*((4*3)))"),
     ("2*3+4*8", "8*4+3*2"), ("8-2*(4-(3-1))", "8-(1+4-3)*2"), ("4", "(4)", " 4"),
-    ("12+3", "3+12"), ("4-(2-2)", "4-2+2")])
-def test_expressions_are_one_vote_up_to_order_and_superfluous_parentheses(answers):
-    assert len({canonical(answer) for answer in answers}) == 1
-
-
-@pytest.mark.parametrize("answers", [
+    ("12+3", "3+12"), ("4-(2-2)", "4-2+2")]
+TWO_VOTES = [
     ("8-2", "2-8"), ("8-2+3", "8-(2+3)"), ("(8-2)*3", "8-2*3"), ("2*3", "2+3"),
     ("2*(3+4)", "2*3+2*4"), ("3*(8-2)", "3*(2-8)"), ("12+3", "1+23"), ("1*23", "12*3"),
     ("4", "4*1"), ("07+8", "7+8"), ("8-2", "+8-2"), ("-2+8", "8-2"), ("8-2", "8-\uff12"),
     ("8-2", "(8-2"), ("8-2", ""), ("8*2", "8(2)"), ("8-2", "8--2"),
-    ("3*(8-2)", "3*8-2")], ids=ascii)
-def test_different_answers_are_different_votes(answers):
-    assert len(set(map(canonical, answers))) == 2
+    ("3*(8-2)", "3*8-2")]
+
+
+def test_expressions_are_one_vote_up_to_order_and_superfluous_parentheses():
+    for count, groups in ((1, ONE_VOTE), (2, TWO_VOTES)):
+        for answers in groups:
+            assert len(set(map(canonical, answers))) == count, ascii(answers)

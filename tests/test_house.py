@@ -1,6 +1,6 @@
-"""The structure of the repository: imports only go from a layer to the layers below, the installed
-package is one folder whose commands run, and the task and the algorithm of docs/extending.md work.
-test_cli.py tests that the scripts run with only common.py and plumbing.py."""
+"""The structure of the repository: imports only go from a layer to the layers below, and the task
+and the algorithm of docs/extending.md work. test_cli.py tests that the scripts run with only
+common.py and plumbing.py."""
 import ast
 import os
 import random
@@ -41,25 +41,6 @@ def test_imports_go_down_from_floor_to_floor_and_in_no_circle():
             above, below = module.split(".")[0], other.split(".")[0]
             assert above == below or NUMBER_OF[below] < NUMBER_OF[above], (module, other)
     TopologicalSorter(graph).prepare()                  # raises CycleError
-
-
-def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_report(tmp_path):
-    pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
-                   cwd=ROOT, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
-                    "--target", tmp_path / "site", wheel], check=True)
-    own = {path.name for path in (tmp_path / "site").iterdir()} - {"bin"}
-    assert own == {"readable_rl", f"readable_rl-{wheel.name.split('-')[1]}.dist-info"}
-    words = arguments(INSTANT | {"output_dir": "run"})
-    for command in (["grpo", *words], ["grpo", "--resume_from_checkpoint", "run"],
-                    ["report.ask", "run", "(3+4)="], ["report.page", "run"], ["learn.practice"]):
-        done = subprocess.run([sys.executable, "-m", "readable_rl", *command], cwd=tmp_path,
-                              text=True, capture_output=True,
-                              env=os.environ | {"PYTHONPATH": str(tmp_path / "site")})
-        assert done.returncode == 0, done.stderr
-        assert command[0] != "grpo" or " -m readable_rl report.ask run " in done.stdout
 
 
 # ---- a script as a file ----------------------------------------------------------------------

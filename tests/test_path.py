@@ -119,13 +119,13 @@ def test_the_stored_runs_are_those_of_the_scripts_shown(name):
     stored = measure.load()
     assert measure.runs_of(name, stored)
     if name != "reinforce":                                 # it is compared with no training at all
-        assert measure.runs_of(name, stored, factors=measure.best(name, stored))
+        assert measure.runs_of(name, stored, measure.best(name, stored))
 
 
 def test_claims_hold_on_the_stored_seeds_and_a_wrong_sign_is_seen(capsys, monkeypatch):
-    assert measure.check(RUNGS, measure.load(), measure.SEEDS)
+    assert measure.check(RUNGS, measure.load())
     monkeypatch.setitem(CHAPTERS["clip"].fields, "claim", "with last < without last")
-    assert not measure.check(["clip"], measure.load(), measure.SEEDS)
+    assert not measure.check(["clip"], measure.load())
     assert "0 of 5" in capsys.readouterr().out
 
 
@@ -180,7 +180,7 @@ def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch
     assert len({*ran}) == len(ran)
     assert measure.best("clip", measure.load()) == {"without": 1 / 8, "with": 2, "also": 2}
     assert measure.highest({0.25: 0.0, 1: 0.0, 2: 0.0}) == 1            # if nothing is ever learned
-    assert measure.check(["clip"], measure.load(), measure.SEEDS)
+    assert measure.check(["clip"], measure.load())
 
 
 def test_a_stored_run_stays_until_it_is_stale(monkeypatch, tmp_path):

@@ -360,4 +360,4 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, nam
         saved["policy"][name].normal_()[318, 5] = value
     (run / "config.json").write_text(json.dumps(record))
     torch.save(saved, run / "checkpoint.pt")
-    refused(message, play.main, [str(run), "--output", str(run / "play.html")])
+    refused(message, play.main, [str(run)])

@@ -1,6 +1,5 @@
 """Test tasks/problems.py: which lines of a file are problems, how they are split, in which order a
 run trains on them, and which answers are right."""
-import dataclasses
 import importlib
 import json
 import sys
@@ -13,17 +12,12 @@ import torch
 from conftest import load_named, takes_less_than
 
 import common
-import grpo
 from tasks import problems
 
 
-@dataclasses.dataclass(frozen=True)
-class Config(grpo.Config):
+def config(**flags):
     """Stands in for the Config of pretrained/train.py, which needs transformers."""
-    data: str = ""
-    eval_data: str = ""
-    reward_file: str = ""
-    device: str = "cpu"
+    return SimpleNamespace(**({"data": "", "eval_data": "", "reward_file": "", "seed": 0} | flags))
 
 
 def records(n, name="q"):
@@ -43,7 +37,7 @@ def load(tmp_path_factory):
                 texts = [line if isinstance(line, str) else json.dumps(line) for line in given]
                 flags[flag] = str(folder / f"{name}.jsonl")
                 Path(flags[flag]).write_text("".join(f"{text}\n" for text in texts), "utf-8")
-        return problems.FromFile(Config(**flags))
+        return problems.FromFile(config(**flags))
     return make
 
 
@@ -112,19 +106,21 @@ def test_a_prompt_may_be_a_conversation(load, refused):
         assert problems.messages(text) == [], text
 
 
-def test_parquet_is_read_as_lines_are(load, tmp_path, refused, monkeypatch):
+def test_parquet_is_read_as_lines_are(load, tmp_path, refused):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1")
-    cfg = Config(data=str(path), reward_file="x")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "pyarrow", None)
-        refused("needs pyarrow: pip install pyarrow", problems.FromFile, cfg)
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    cfg = config(data=str(path), reward_file="x")
     refused(f"--data {path}: cannot be read (", problems.FromFile, cfg)
     rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
     importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
     expected, found = load(rows, reward_file="x"), problems.FromFile(cfg)
     assert (found.train, found.test) == (expected.train, expected.test)
+
+
+def test_parquet_without_pyarrow_is_refused_in_one_line(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused("needs pyarrow: pip install pyarrow", problems.FromFile, config(data="x.parquet"))
 
 
 def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):
@@ -150,7 +146,7 @@ def test_a_file_that_cannot_be_read_is_refused(refused, tmp_path):
     (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "\xff", "answer": 1}\n')
     for name in ("missing.jsonl", "bytes.jsonl", "."):
         path = str(tmp_path / name)
-        refused(f"--data {path}: cannot be read (", problems.FromFile, Config(data=path))
+        refused(f"--data {path}: cannot be read (", problems.FromFile, config(data=path))
 
 
 def test_a_file_with_too_few_problems_is_refused(refused, load):
@@ -209,35 +205,29 @@ def test_steps_of_any_size_go_through_the_same_order(load, size):
 
 RIGHT = [
     # a single answer block counts first
-    ("7", "<think>8</think><answer> 7\n</answer> or 9"), ("7", "\\boxed{8} <answer>7</answer> 9"),
+    ("7", "<think>8</think><answer> 7\n</answer> or 9, \\boxed{8}"),
     # without a block, the last box counts
     ("7", "\\boxed{5}, no, \\boxed{ 7 }. There are 3"), ("{{}}{}", "\\boxed{{{}}{}} }"),
     # without a box, the last number counts
-    ("7", "it is 7, I think"), ("2", "5-3=2"), ("3", "5-3"), ("-3", "it is -3."),
-    ("7", "at 12:07"), ("7", "x7"), ("1234.5", "It costs $1,234.50."), ("-20", "-$20"),
-    ("-0.5", "-.5"), ("5", "so...5"), ("18", "18%"), ("0.5", "3/6"), ("7", "\u0663 7 \u0663"),
+    ("2", "5-3=2"), ("3", "5-3"), ("-3", "it is -3."), ("7", "at 12:07"), ("-20", "-$20"),
+    ("-0.5", "-.5"), ("5", "so...5"), ("0.5", "3/6"), ("7", "\u0663 7 \u0663"),
     # equal numbers may be written in different ways
     ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18 %.</answer>"),
-    ("1/2", "<answer>0.5</answer>"), ("18%", "<answer>18</answer>"), ("-5", "it is \u22125"),
-    ("-5", "\\boxed{$-5$}"), ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"),
+    ("18%", "<answer>18</answer>"), ("-5", "it is \u22125"), ("5", "\\boxed{\\$5}"),
     ("-7", "\\boxed{-07}"), ("0", "<answer>-0.00</answer>"), ("2", "<answer>4/02</answer>"),
     ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
     # as TeX, Markdown and typesetters write numbers
     ("1/2", "So $\\boxed{\\frac{1}{2}}$."), ("0.5", "\\boxed{\\frac12}"), ("1/2", "so $\\dfrac12$"),
-    ("\\frac{1}{2}", "\\boxed{1/2}"), ("\\frac{1}{2}", "\\boxed{0.5}"), ("\u00bd", "\\boxed{1/2}"),
-    ("-1/2", "\\boxed{-\\frac{1}{2}}"), ("-5/2", "\\boxed{-2\\frac{1}{2}}"), ("2.5", "2\u00bd"),
+    ("\\frac{1}{2}", "\\boxed{0.5}"), ("-5/2", "\\boxed{-2\\frac{1}{2}}"), ("2.5", "2\u00bd"),
     ("2.5", "<answer>2 1/2</answer>"), ("10000/3", "\\boxed{10 000/3}"),
     *(("10000", f"\\boxed{{10{comma}000}}") for comma in (",\\!", "\\,", " ", "{,}", "\u202f")),
     ("10000", "It is 10 000."), ("5", "\\boxed{\\text{5}}"), ("5", "\\boxed{5\\text{ cm}}"),
     ("5\\text{ cm}", "\\boxed{5.0\\,\\mathrm{cm}}"), ("90", "\\boxed{90^\\circ}"),
-    ("90\u00b0", "$90^{\\circ}$"), ("5", "\\boxed 5"), ("5", "\\fbox{5}"),
-    ("-5", "\\boxed{ - 5 }"),
+    ("90\u00b0", "$90^{\\circ}$"), ("5", "\\boxed 5"), ("-5", "\\fbox{ - 5 }"),
     ("5", "\\boxed{x = 5}"), ("x=5", "\\boxed{x = 5.0}"), ("-5", "it is \u20135."),
-    ("5", "<answer>\\boxed{5}</answer>"), ("5", "<answer>It is $\\boxed{5}$.</answer>"),
-    ("5", "<answer>**5**</answer>"), ("5", "It is **5**."), ("5", "<answer>\\(5\\)</answer>"),
-    ("5", "$\\boxed{5}$ and that is 100\\% sure"), ("9", "The area is 9 m^2"), ("9", "3^2=9"),
-    ("1000", "It is 10^3"), ("15", "1.5 \\times 10^1"), ("0.02", "$2 \\cdot 10^{-2}$"),
-    ("100000", "<answer>1e5</answer>"), ("150000", "It is 1.5e5"),
+    ("5", "<answer>It is $\\boxed{5}$.</answer>"), ("5", "<answer>**5**</answer>"),
+    ("5", "<answer>\\(5\\)</answer>"), ("9", "The area is 9 m^2"), ("9", "3^2=9"),
+    ("1000", "It is 10^3"), ("0.02", "$2 \\cdot 10^{-2}$"), ("150000", "It is 1.5e5"),
     # letters, lists, and what a text says after its thought
     ("A", "\\boxed{\\text{A}}"), ("A", "<answer>(A)</answer>"), ("(A)", "\\boxed{\\textbf{(A)}}"),
     ("(1,2)", "\\boxed{\\left(1, 2\\right)}"), ("1,2", "\\boxed{1, 2}"),
@@ -248,9 +238,8 @@ RIGHT = [
     ("1/0", "<answer>1/0</answer>")]
 
 WRONG = [
-    ("7", ""), ("7", "<answer></answer>"), ("7", "<answer>8</answer> 7"), ("7", "seven"),
-    ("5", "it is \u22125"), ("7", "\u0667"), ("7", "<answer>\uff17</answer>"), ("7", "7 or 8"),
-    ("7", "<answer>7 apples</answer>"), ("7", "<answer>6+1</answer>"),
+    ("7", ""), ("7", "<answer></answer>"), ("7", "<answer>8</answer> 7"), ("5", "it is \u22125"),
+    ("7", "<answer>\uff17</answer>"), ("7", "7 or 8"), ("7", "<answer>7 apples</answer>"),
     # two blocks, or a tag without its partner
     ("7", "<answer>7</answer><answer>7</answer>"), ("7", "<answer><answer>7</answer>"),
     ("7", "<answer>7"), ("7", "7</answer>"), ("7", "<answer>x</answer> \\boxed{7}"),
@@ -259,16 +248,12 @@ WRONG = [
     ("7", "\\boxed{7} and \\boxed{"),
     # the answer is only part of a number, or the number is malformed
     ("5", "it is .5"), ("234.5", "$1,234.50"), ("12", "<answer>1,2</answer>"),
-    ("2", "<answer>1,2</answer>"), ("12", "<answer>1$2</answer>"),
     ("1234", "<answer>12,34</answer>"), ("4", "3/4"), ("2024", "3/4/2024"), ("7", "1.6.7"),
-    ("7", "7" * 51), ("0", "0." + "3" * 60), ("1", "1e5"), ("5", "<answer>%5</answer>"),
-    ("0.18", "<answer>18%</answer>"),
+    ("7", "7" * 51), ("0", "0." + "3" * 60), ("0.18", "<answer>18%</answer>"),
     ("5", "It is 1.5e5"), ("3", "The area is 9 m^2"), ("2", "The area is 9 m^2"),
     *((part, "10^3") for part in ("3", "10", "103")), ("23", "2**3"), ("3", "2**3"),
     *((part, "(3+4)^2") for part in "24"), *((part, "so $3\\sqrt{2}$") for part in "23"),
-    ("2", "$\\sqrt{2}$"),
     ("2", "2\\pi"), ("1/2", "It is 2 1/2."), ("21/2", "\\boxed{2\\frac12}"),
-    ("5", "\\boxed{\\pm 5}"),
     ("1/23", "\\boxed{\\frac123}"), ("1/23", "\\boxed{\\frac{1}{2}3}"), ("5100", "\\boxed{5, 100}"),
     # the thought does not end
     ("12", "<think>\\boxed{12} may be"), ("7", "<think>8</think><think> So 7"),

@@ -35,26 +35,6 @@ def test_the_pages_in_docs_are_what_the_scripts_give_today(pages):
             assert found == pytest.approx(wanted, abs=1.1 * last), f"{name}: run make read"
 
 
-def test_each_link_leads_to_a_paper_or_to_what_exists_and_each_page_leads_to_the_others(pages):
-    texts = {ROOT / "docs/read" / name: text for name, text in pages.items()}
-    for name in ("path.html", "play.html"):
-        texts[ROOT / "docs" / name] = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    anchors = {path: re.findall(r' id="?([\w-]+)', text) for path, text in texts.items()}
-    for path, text in texts.items():
-        assert len(anchors[path]) == len(set(anchors[path])) or path.name == "play.html"
-        targets = set()
-        for address in re.findall(r'(?:href|src)="([^"]+)"', text):
-            link, _, anchor = address.replace("?figure", "").partition("#")
-            if not link.startswith(("https://arxiv.org/abs/", "data:")):
-                target = (path.parent / link).resolve() if link else path
-                assert target in texts or target.is_file(), f"{path}: {address}"
-                known = anchor in anchors.get(target, []) or "=" in anchor      # settings
-                assert not anchor or known, f"{path}: {address}"
-                targets.add(target)
-        assert targets >= {ROOT / name for name in ("README.md", "docs/path.html", "docs/play.html",
-                                                    "docs/lab.md", "docs/read/reinforce.html")}
-
-
 def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages):
     for name, of in lessons.items():
         shown = re.findall(r'<a href="#L(\d+)" tabindex=-1>\d+</a><code>(.*?)</code>',

@@ -1,6 +1,7 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
 reads it. The moving picture shows what a run answered; the tests read it as XML."""
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -135,7 +136,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def draw(folder, texts, prompt="(2+4)+8="):
     """Draw a run whose answers after steps 0, 2, 4 and 7 are `texts`; from step 4 on they are
-    right. -> the root element"""
+    right. -> SVG"""
     answers = {step: {"prompt": prompt, "answer": "14", "text": text, "right": step >= 4}
                for step, text in zip((0, 2, 4, 7), texts)}
     (folder / "summary.json").write_text(json.dumps(SUMMARY | {"steps": 7}))
@@ -143,8 +144,7 @@ def draw(folder, texts, prompt="(2+4)+8="):
     write_log(folder, "greedy", *({"step": step, "examples": [one]}
                                   for step, one in answers.items()))
     write_log(folder, "metrics", {"step": 2, "eval/greedy": 0.25}, {"step": 4, "eval/greedy": 0.5})
-    film.main([str(folder), "--output", str(folder / "film.svg")])
-    return ElementTree.fromstring((folder / "film.svg").read_text(encoding="utf-8"))
+    return film.render(*film.read_run(folder))
 
 
 def texts(root, style):
@@ -153,21 +153,18 @@ def texts(root, style):
 
 def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(run):
     answers = ["<answer>9</answer>", "<answer>8</answer>", "<think>2+4=6;6+8=14</think>", "14"]
-    root = draw(run(), answers)
+    root = ElementTree.fromstring(draw(run(), answers))
     assert "".join(texts(root, "words")) == "".join(answers[:3])        # up to the first right one
     assert len(texts(root, "wrong verdict")) == 2 and len(texts(root, "right verdict")) == 1
     assert texts(root, "share") == ["10% → 90%"]
-    points = [one.get("points").split() for one in root.iter(f"{SVG}polyline")]
-    first, *others = points                                     # each begins where the last ended
-    assert [one[0] for one in others] == [one[-1] for one in points[:-1]]
-    assert first + [point for one in others for point in one[1:]] == [
-        "70.0,457.2", "179.1,444.0", "288.3,422.0", "452.0,386.8"]
+    curves = [one.get("points").split() for one in root.iter(f"{SVG}polyline")]
+    for before, after in itertools.pairwise(curves):
+        assert before[-1] == after[0]
 
 
 def test_hostile_text_stays_text_in_the_picture(run):
-    tags = [{one.tag for one in draw(folder, [str(i) + text for i in range(4)], text).iter()}
-            for folder, text in ((run(), ""), (run("hostile", task=HOSTILE), HOSTILE))]
+    pictures = [draw(folder, [str(i) + text for i in range(4)], text)
+                for folder, text in ((run(), ""), (run("hostile", task=HOSTILE), HOSTILE))]
+    tags = [{one.tag for one in ElementTree.fromstring(picture).iter()} for picture in pictures]
     assert tags[0] == tags[1]
-    folder = run("long")
-    draw(folder, [str(i) + HOSTILE * 900 for i in range(4)], HOSTILE)
-    assert (folder / "film.svg").stat().st_size < 20_000
+    assert len(draw(run("long"), [str(i) + HOSTILE * 900 for i in range(4)], HOSTILE)) < 20_000

@@ -76,20 +76,17 @@ def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
         assert reward("format", text) == is_format, ascii(text)
 
 
-@pytest.mark.parametrize("text, fixed, at_start, halfway", [
-    ("<answer>7</answer>", 0, 0, 0), ("<think></think>", 0, 0, 0), ("<think>0123456789", 0, 0, 0),
-    ("<think>0123456789</think>", 0.025, 0.05, 0.1 / 3),
-    ("<think>" + 30 * "x" + "</think><answer>7</answer>", 0.075, 0.1, 0.1),
-    ("<think>" + 10_000 * "x" + "</think>", 0.1, 0.1, 0.1),
-    ("<think>xxxx</think><think>yyyy</think>", 0, 0, 0), ("</think>xxxxxxxx<think>", 0, 0, 0),
-    ("<think><information>" + 99 * "x" + "</information>0123</think>", 0.01, 0.02, 0.04 / 3),
-    ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 0.01, 0.02, 0.04 / 3)], ids=ascii)
-def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(
-        text, fixed, at_start, halfway):
-    expected = {0: at_start, "pairs": at_start, 25: halfway, 50: fixed, 1000: fixed}
-    for step, bonus in expected.items():
-        assert reward("length", text, step=step) == pytest.approx(fixed)
-        assert reward("growing_length", text, step=step) == pytest.approx(bonus)
+@pytest.mark.parametrize("text, length", [
+    ("<answer>7</answer>", 0), ("<think></think>", 0), ("<think>0123456789", 0),
+    ("<think>0123456789</think>", 10), ("<think>" + 30 * "x" + "</think><answer>7</answer>", 30),
+    ("<think>" + 10_000 * "x" + "</think>", 10_000), ("<think>xx</think><think>yy</think>", 0),
+    ("</think>xxxxxxxx<think>", 0), ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 4),
+    ("<think><information>" + 99 * "x" + "</information>0123</think>", 4)], ids=ascii)
+def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, length):
+    assert reward("length", text, step=7) == pytest.approx(0.1 * min(1, length / 40))
+    for step, target in ((0, 20), ("pairs", 20), (25, 30), (50, 40), (1000, 40)):
+        found = reward("growing_length", text, step=step)
+        assert found == pytest.approx(0.1 * min(1, length / target))
 
 
 @pytest.mark.parametrize("text, fine, coarse", [
@@ -143,16 +140,6 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
     assert task.rewards(batch, "evaluation").equal(task.rewards(batch, 0))
 
 
-def test_accuracy_is_what_the_task_itself_rewards_also_where_it_rewards_whole_batches():
-    walk = Problem("A b3 7", "", task="gridworld")
-    assert reward("accuracy", "", walk, [-1.0, -1.0, 5.0]) == 3
-    task = load("arithmetic")
-    task.rewards = lambda batch, step: torch.full(batch.is_correct.shape, 7.0 + step)
-    batch = judged([SEVEN] * 2, [THOUGHT, ""], [1, 0])
-    cfg = grpo.Config(reward="accuracy+format", device="cpu")
-    assert Rewards(cfg, task).rewards(batch, 2).tolist() == [[10.0, 9.0]]
-
-
 def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     task = load("lookup,arithmetic", reward="accuracy+format")
     batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
@@ -165,12 +152,6 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 
 
 # ---- the reward model ------------------------------------------------------------------------
-
-def test_without_tools_that_train_it_there_is_no_reward_model(monkeypatch, refused):
-    optional = common.optional
-    monkeypatch.setattr(common, "optional", lambda module: (
-        None if module.startswith("report") else optional(module)))
-    refused("--reward model: needs report/", load, "arithmetic", reward="accuracy+model")
 
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])

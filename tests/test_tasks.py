@@ -17,7 +17,6 @@ import grpo
 import plumbing
 import tasks
 from common import Problem
-from tasks.mix import Mix, preference
 from tasks.rewards import REWARDS
 
 NAMES = ["arithmetic", "countdown", "gridworld", "lookup", "number"]
@@ -177,6 +176,7 @@ def put(tmp_path, monkeypatch):
     """put(source): write tasks/parrot.py, as if next to the other tasks."""
     monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr(tasks, "__path__", [str(tmp_path), *tasks.__path__])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.chdir(tmp_path)
     yield (tmp_path / "parrot.py").write_text
     sys.modules.pop("tasks.parrot", None)
@@ -217,27 +217,6 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
 
 # ---- several tasks ---------------------------------------------------------------------------
 
-class Diary(tasks.Task):
-    """Counts its groups; rewards a completion with 2 + step, and each token with a third of it."""
-    prompt_width = 2
-
-    def __init__(self, name):
-        super().__init__(None)
-        self.name = name
-        self.machinery = grpo
-
-    def rewards(self, batch, step):
-        return 2.0 + step + torch.zeros(batch.is_correct.shape)
-
-    def token_rewards(self, batch):
-        return batch.rewards.view(-1, 1).expand(batch.mask.shape) / 3
-
-    def observe(self, batch, step):
-        seen = self.state.get(self.name, 0) + len(batch.is_correct)
-        self.state[self.name] = seen
-        return {f"{self.name}/seen": seen}
-
-
 def test_a_mix_gives_each_task_its_share_and_its_own_problems_and_demonstrations():
     task = load("arithmetic:3,lookup")
     problems = common.sample_problems(task, 1000, 0)
@@ -267,30 +246,22 @@ def test_the_environment_of_a_task_responds_to_its_own_call_tokens_only():
 
 def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
     """The groups of the batch alternate between tasks. A task without groups is not called."""
-    task = Mix(None, [Diary("one"), Diary("two"), load("lookup")])
-    one, two = problems_of("one", 1, 1), problems_of("two", 1)
-    batch = batch_of([one[0], two[0], one[1]], [[1, 0], [0, 0], [1, 1]])
-    batch.texts = ["<search>"] * 6
-    assert task.observe(batch, 0) == {"one/seen": 2, "two/seen": 1}
-    assert task.state == {"one": 2, "two": 1}
-    assert task.rewards(batch, 5).tolist() == [[7, 7]] * 3
-    batch.rewards = torch.tensor([[3.0, 6], [9, 12], [15, 18]])
-    assert task.token_rewards(batch).tolist() == [[n] * 3 for n in (1, 2, 3, 4, 5, 6)]
-    task.state.update({"one": 40})                      # as in a resumed run
-    assert task.observe(batch, 0) == {"one/seen": 42, "two/seen": 2}
-    walk = Problem("A b3 7", "", task="lookup")
-    batch = batch_of([one[0], walk], [[1, 0], [0, 0]])
+    task = load("arithmetic,gridworld,lookup")
+    [one, other], [walk], [question] = (problems_of("arithmetic", 1, 1),
+                                        problems_of("gridworld", 1), problems_of("lookup", 1))
+    batch = batch_of([one, walk, other, question], [[0, 0]] * 4)
+    batch.verdicts = [1.0, 2.0, [-1.0, 5.0], [-1.0], 3.0, 5.0, 6.0, 7.0]
+    batch.texts = [""] * 6 + ["<search><search>"] * 2
+    batch.rewards = task.rewards(batch, 0)
+    assert batch.rewards.tolist() == [[1, 2], [4, -1], [3, 5], [6, 7]]
     batch.mask[:, :2] = 1.0
-    assert task.token_rewards(batch)[2:].tolist() == [[0.0] * 3] * 2
-    batch.rewards[1] = torch.tensor([5.0, 6.0])
-    assert task.token_rewards(batch)[2:].tolist() == [[0, 5, 0], [0, 6, 0]]
+    assert task.token_rewards(batch).tolist() == [[0, x, 0] for x in (1, 2, 4, -1, 3, 5, 6, 7)]
+    assert task.observe(batch, 0) == {"tools/call_frequency": 2.0}
+    assert task.observe(batch_of([one, other], [[0, 0]] * 2), 0) == {}
+    assert all(part.state is task.state for part in task.parts.values())
 
 
 # ---- the curriculum --------------------------------------------------------------------------
-
-def test_a_curriculum_prefers_what_is_solved_half_of_the_time_and_forgets_nothing():
-    found = [preference(rate) for rate in (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)]
-    assert found == pytest.approx([0.05, 0.36, 0.75, 1.0, 0.36, 0.05])
 
 
 def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_difficulty():

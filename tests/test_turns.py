@@ -1,5 +1,5 @@
-"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py, whose mean
-gradients are compared with exact ones on a small world. test_resume.py tests a resumed run."""
+"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py. test_resume.py
+tests a resumed run."""
 import dataclasses
 import importlib
 from types import SimpleNamespace

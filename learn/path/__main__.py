@@ -11,8 +11,7 @@
                                      of gspo; after MODEL, you can name a file of problems
   python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
                                      search for the best learning rate of each script
-  python -m learn.path check         judges the claims of the chapters on the stored runs;
-                                     --seeds 21 22 23 runs and judges these seeds instead
+  python -m learn.path check         judges the claims of the chapters on the stored runs
   python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
 
 Numbers or names of rungs after `write`, `measure` or `check` select chapters.
@@ -71,8 +70,7 @@ def rungs(keys):
 def main():
     flags = parser(__doc__)
     flags.add_argument("words", nargs="*", metavar="WORD", help="a command or a rung, see above")
-    flags.add_argument("--seed", "--seeds", type=int, nargs="+", dest="seeds", metavar="S",
-                       default=[], help="seeds of the runs")
+    flags.add_argument("--seed", type=int, metavar="S", default=0, help="seed of a run")
     flags.add_argument("--real", nargs="*", metavar="MODEL",
                        help="use real.py instead of nano.py: a model, and a file of problems")
     args = flags.parse_args()
@@ -98,19 +96,17 @@ def main():
             if not Path(file).is_file():
                 common.fail(f"{file} does not exist; write all scripts: "
                             f"{command('learn.path', 'write')}")
-            run(Path(file).read_text(encoding="utf-8"), *(args.seeds or [0])[:1], label="")
+            run(Path(file).read_text(encoding="utf-8"), args.seed, label="")
         case ["measure", *keys]:
-            measure.measure(rungs(keys), args.seeds or measure.SEEDS)
+            measure.measure(rungs(keys))
             measure.sweep([name for name in rungs(keys) if name != RUNGS[0]])
         case ["check", *keys]:
-            measure.measure(rungs(keys), args.seeds)
-            holds = measure.check(rungs(keys), measure.load(), args.seeds or measure.SEEDS)
-            raise SystemExit(0 if holds else 1)
+            raise SystemExit(0 if measure.check(rungs(keys), measure.load()) else 1)
         case ["page"]:
             from learn.path import page
             page.write(measure.load())
         case [key]:
-            show(*rungs([key]), *(args.seeds or [0])[:1])
+            show(*rungs([key]), args.seed)
         case _:
             common.fail(f"unknown command {' '.join(args.words)}: run "
                         f"{command('learn.path', '--help')}")

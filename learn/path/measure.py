@@ -46,9 +46,9 @@ def runs_at(name, side, stored, seeds=SEEDS, factor=1):
     return [stored[digest(source, seed, steps_of(name))] for seed in seeds]
 
 
-def runs_of(name, stored, seeds=SEEDS, factors=None):
+def runs_of(name, stored, factors=None):
     """Look up the stored runs of a chapter, at a factor for each side. -> {side: list of runs}"""
-    return {side: runs_at(name, side, stored, seeds, (factors or {}).get(side, 1))
+    return {side: runs_at(name, side, stored, factor=(factors or {}).get(side, 1))
             for side in sides(name)}
 
 
@@ -56,7 +56,7 @@ def save(runs):
     """Add runs to docs/path.json, and leave out the runs of scripts that have changed since."""
     current = {digest(at_rate(source, factor), seed, steps_of(name)) for name in RUNGS
                for source in sides(name).values() for factor in EVERY_FACTOR
-               for seed in (range(100) if factor == 1 else SEEDS + CHOICE)}
+               for seed in SEEDS + CHOICE}
     runs = load() | runs
     text = json.dumps({key: runs[key] for key in sorted(runs) if key in current})
     plumbing.write(STORED, text.replace('}, "', '},\n"') + "\n")
@@ -79,9 +79,9 @@ def store(name, side, source, seed, factor=None):
               "last outputs right", flush=True)
 
 
-def measure(names, seeds=SEEDS):
+def measure(names):
     """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""
-    for name, seed in itertools.product(names, seeds):
+    for name, seed in itertools.product(names, SEEDS):
         for side, source in sides(name).items():
             store(name, side, source, seed)
 
@@ -156,10 +156,10 @@ def value(one, name):
             "mean": fmean(values)}[kind]
 
 
-def check(names, stored, seeds):
+def check(names, stored):
     """Judge the claims of chapters, which are lines such as `without last < with last`. A line that
     ends with `on 4` claims that it holds on at least 4 seeds, and not on all. A line that begins
-    with `best:` is about SEEDS and the best rate of each side.
+    with `best:` is about the best rate of each side.
 
     Prints for each claim on how many seeds it holds, and the differences. -> whether all hold
     """
@@ -167,8 +167,8 @@ def check(names, stored, seeds):
     for name in names:
         for line in CHAPTERS[name].fields.get("claim", "").splitlines() or ["no claim"]:
             claim, _, least = line.removeprefix("best: ").partition(" on ")
-            runs = (runs_of(name, stored, SEEDS, best(name, stored))
-                    if line.startswith("best: ") else runs_of(name, stored, seeds))
+            at_best = line.startswith("best: ")
+            runs = runs_of(name, stored, best(name, stored) if at_best else None)
             (low, of_low), *other = (part.split(" ", 1) for part in claim.split(" < "))
             differences = [value(b, of_high) - value(a, of_low) for high, of_high in other
                            for a, b in zip(runs[low], runs[high])]

@@ -25,18 +25,17 @@ PAGE, CHAPTER = (Template(Path(__file__).with_name(f"{name}.html").read_text("ut
 
 def fill(text, here, stored):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
-    {with best %last} is at the best rate of the side, {with rate}, and {with at 1e-3 %last} is at
-    another rate, with the seeds of CHOICE. -> str"""
+    {with best %last} is at the best rate of the side, and {with at 1e-3 %last} is at another rate,
+    with the seeds of CHOICE. -> str"""
     def number(match):
         chapter, side, at, percent, name, form = match.groups()
         chapter = chapter or here
-        factors = best(chapter, stored) if at == " best" or name == "rate" else {}
-        if name == "rate":
-            return rate(factors[side])
-        seeds = SEEDS
-        if at and at != " best":
-            seeds, factors = CHOICE, {side: float(at.split()[1]) / RATE}
-        runs = runs_at(chapter, side, stored, seeds, factors.get(side, 1))
+        seeds, factor = SEEDS, 1
+        if at == " best":
+            factor = best(chapter, stored)[side]
+        elif at:
+            seeds, factor = CHOICE, float(at.split()[1]) / RATE
+        runs = runs_at(chapter, side, stored, seeds, factor)
         if name == "text":                              # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, name) for one in runs)
@@ -57,7 +56,7 @@ def rate(factor):
 
 def wins(name, metric, stored, at_best=False):
     """Count the seeds on which a number is better with the patch than without it. -> int"""
-    runs = runs_of(name, stored, SEEDS, best(name, stored) if at_best else None)
+    runs = runs_of(name, stored, best(name, stored) if at_best else None)
     return sum(value(b, metric) > value(a, metric)
                for a, b in zip(runs["without"], runs["with"]))
 

@@ -14,30 +14,27 @@ from report import parser, start
 
 def main(argv=None):
     """Write the page and print its size. Exits with one line and code 2 if no page can be made from
-    the run, or if a file cannot be read or written. -> the path of the page"""
+    the run, or if a file cannot be read or written."""
     command = parser(__doc__)
     command.add_argument("run", metavar="RUN", type=Path, nargs="?",
                          help="folder of a run on the task arithmetic")
-    command.add_argument("--output", metavar="FILE", type=Path, default=build.PAGE,
-                         help="path of the page (default: docs/play.html)")
     command.add_argument("--measure", action="store_true",
                          help="also measure what the levers do, in a quarter of an hour")
     args = command.parse_args(argv)
     torch.set_num_threads(1)
     try:
-        data = build.read(args.run) if args.run else build.data_of(args.output)
+        data = build.read(args.run) if args.run else build.data_of(build.PAGE)
         with contextlib.suppress(ValueError, OSError):          # there is no such page yet
-            old = build.data_of(args.output)
+            old = build.data_of(build.PAGE)
             if old["packed"]["base"] == data["packed"]["base"] and old["cfg"] == data["cfg"]:
                 data["measured"] = old["measured"]              # it is about the base
         if args.measure:
             data["measured"] = build.measure(data)
         text = build.assemble(data)
-        plumbing.write(args.output, text)
+        plumbing.write(build.PAGE, text)
     except (OSError, ValueError) as error:
         common.fail(error)
-    print(f"{len(text.encode()) // 1000} kB  {args.output}")
-    return args.output
+    print(f"{len(text.encode()) // 1000} kB  {build.PAGE}")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,6 @@ class Formula:
 
     def parentheses(self, name, bracket, inner):
         """Parentheses, after the name of a function if it is not empty. -> as in factor"""
-        if name == "sqrt":
-            return [f"<msqrt>{inner}</msqrt>"] * 2
         stretch = "" if "<mfrac" in inner or "∑" in inner else ' stretchy="false"'
         left, right = (f"<mo{stretch}>{sign}</mo>" for sign in {"(": "()", "[": "[]"}[bracket])
         whole = symbol(name) + left + inner + right
