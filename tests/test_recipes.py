@@ -33,6 +33,7 @@ def recipe(tmp_path, small_llama, monkeypatch):
     """recipe(package, word, **replaced): skip the test if the package is missing. Otherwise run the
     commands of the page that contain the word, in the folder of the test, with texts replaced."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub_cache"))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)     # of the notebook's test
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
