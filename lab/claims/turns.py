@@ -161,6 +161,7 @@ def page(estimates, tuning, judging, longer):
                  given={"before RL": GREY, "after RL": BLUE}, xlabel="first guess minus the lowest "
                  "number of the range", ylabel="fraction of the episodes")
     yield numbers({f"{name}: {one}": {"correlation": columns[one],
+                                      "noise": columns[one] ** -2 - 1,
                                       "turns in shared states": columns["shared"]}
                    for name, columns in estimates.items() for one in ESTIMATORS}, form=".2f",
                   by="policy and advantages")
