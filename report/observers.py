@@ -209,7 +209,7 @@ def warnings(metrics, cfg):
 
 
 class Report:
-    """Writes report.html at the end, and prints how to read it and ask the policy."""
+    """Writes report.html and curve.png at the end, and prints how to read it and ask the policy."""
 
     def finish(self, run, summary):
         try:
@@ -217,5 +217,9 @@ class Report:
             print(f"Open the report in a browser:\n  {shlex.quote(str(report))}")
         except (OSError, ValueError) as error:
             print(f"no report.html: {escape(str(error))}")
+        try:
+            importlib.import_module("report.curve").draw_curve(run.folder)
+        except (ImportError, OSError, ValueError) as error:
+            print(f"no curve.png: {escape(str(error))}")
         prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
         print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)

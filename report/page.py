@@ -100,15 +100,6 @@ def sentence(summary, metrics):
 
 # ---- 2. report.html --------------------------------------------------------------------------
 
-def embed(data):
-    """Write data as JSON for a script element: in ASCII, and without any character that could end
-    the element or begin a tag. -> str"""
-    text = json.dumps(data, allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
 def render(runs, metrics_page=None):
     """Fill in the page about some runs, each a dict from read_run. `metrics_page` is the address of
     the page that explains the metrics. -> HTML, str"""
@@ -118,8 +109,10 @@ def render(runs, metrics_page=None):
         values = [config.get(flag) for config in configs]
         flags.append([flag, any(value != values[0] for value in values), values])
     title = html.escape(", ".join(run["name"] for run in runs))
+    data = json.dumps({"config": flags, "runs": runs, "metricsPage": metrics_page}, allow_nan=False)
+    # in ASCII, and without any character that could end the script element or begin a tag
     parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
-             "DATA": embed({"config": flags, "runs": runs, "metricsPage": metrics_page})}
+             "DATA": data.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})}
     # in one pass, because the title and the data may contain {{DATA}} themselves
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)

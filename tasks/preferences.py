@@ -85,22 +85,17 @@ def fit(model, sample, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    scale_to_verdicts(model, batches)
+    with torch.no_grad():
+        ratings = torch.cat([model.rewards(batch) for batch in batches])
+        scale = 2 * ratings.std().clamp(min=1e-6)
+        model.head.weight /= scale
+        model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
     test = sample("preferences to test")
     right, wrong = pairs(test, 0.0, common.generator(seed))
     ratings = model.rewards(test).flatten()                                     # (B,)
     is_in_order = ratings[right] > ratings[wrong]                               # (N,)
     return is_in_order.float().mean().item()
-
-
-@torch.no_grad()
-def scale_to_verdicts(model, batches):
-    """Change the head so that these ratings have mean 1/2 and standard deviation 1/2."""
-    ratings = torch.cat([model.rewards(batch) for batch in batches])
-    scale = 2 * ratings.std().clamp(min=1e-6)
-    model.head.weight /= scale
-    model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
 
 class Trainer:

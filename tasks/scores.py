@@ -97,15 +97,10 @@ def maj_at_k(task, problems, answers, n, k):
         if not problems[first].answer:
             continue
         for start in range(first, first + n - k + 1, k):
-            vote = majority(answers[start:start + k])
+            cast = [answer for answer in answers[start:start + k] if answer is not None]
+            vote = max(cast, key=collections.Counter(cast).get, default=None)   # the first in a tie
             verdicts.append(task.verify(problems[start], f"<answer>{vote}</answer>") == 1)
     return mean(verdicts)
-
-
-def majority(answers):
-    """Choose the most frequent answer; of answers that tie, the first. -> str or None"""
-    cast = [answer for answer in answers if answer is not None]
-    return max(cast, key=collections.Counter(cast).get, default=None)
 
 
 def votes(task, problems, texts, n):

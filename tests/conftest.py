@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from learn import sync  # noqa: E402
 
+sys.modules["report.curve"] = None      # pictures take longer to draw than the runs of tests
+
 torch.set_num_threads(1)        # the last bit of a sum depends on the number of threads
 torch.set_float32_matmul_precision("highest")       # some images turn TF32 on
 

@@ -60,7 +60,7 @@ def test_the_run_of_an_example_is_asked_as_the_script_that_it_changes(run, answe
 # ---- bad input -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, said", [
-    ("", "empty"), ("(3+4)= ", "7 characters"), ("\udcff", r"\udcff"),
+    ("", "empty"), ("(3+4)= ", "at most 6"), ("\udcff", r"\udcff"),
     ("\x1b[2J(3+4)=", r"\x1b[2J"), ("\u0663=", r"\u0663")])
 def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])

@@ -1,10 +1,10 @@
-"""The base policy: which runs share a base, which changes require a new one, and how a damaged base
-is reported. Its warm start: the learning rates, and the step of Muon."""
+"""The base policy: which runs share a base, and which changes require a new one. Its warm start:
+the gradient, the learning rates, and the step of Muon."""
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import every_script
+from conftest import close, every_script
 from small_runs import (
     SMALL,
     arguments,
@@ -17,6 +17,7 @@ from small_runs import (
     read_summary,
 )
 
+import common
 import grpo
 import plumbing
 
@@ -102,17 +103,21 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     assert (bases() == before) == is_same
 
 
-# ---- a damaged base --------------------------------------------------------------------------
-
-def test_a_damaged_base_is_named_and_nothing_learns_from_it(new_run, tmp_path, monkeypatch, stops):
-    monkeypatch.chdir(tmp_path)
-    new_run(**FEW)
-    [path] = Path("runs/base").iterdir()
-    path.write_bytes(path.read_bytes()[:1000])
-    stops(str(path), new_run, **FEW)
-
-
 # ---- the warm start --------------------------------------------------------------------------
+
+def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_would_write(
+        config, load_task, double):
+    cfg = config(task="lookup")
+    task, policy = load_task(cfg), grpo.GPT(cfg)
+    examples = common.sample_problems(task, 7, 0, phase="textbook")
+    batch = plumbing.encode_examples(examples, task, "cpu")
+    prompts, tokens, mask, lengths = batch
+    halves = [plumbing.gradient(policy, batch, rows) for rows in lengths.argsort().chunk(2)]
+    logps, _ = grpo.score(policy, prompts, tokens)
+    expected = torch.autograd.grad(-(logps * mask).sum() / lengths.sum(), policy.parameters())
+    close([sum(terms) for terms in zip(*halves)], list(expected))
+    assert mask.sum() < lengths.sum() < mask.numel()        # what a tool inserts; padding
+
 
 def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_times_as_high(
         config, load_task, monkeypatch):

@@ -198,11 +198,7 @@ def edited(monkeypatch, tmp_path):
 THOUGHT = '0.1 * ("<think>" in text)'
 
 
-@pytest.mark.parametrize("is_alone", [False, True])
-def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(
-        edited, monkeypatch, capsys, is_alone):
-    if is_alone:
-        monkeypatch.setattr(common, "optional", lambda module: None)
+def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(edited, capsys):
     main = edited("    return float(is_one and", f"    return {THOUGHT} + float(is_one and")
     with pytest.raises(SystemExit) as stop:
         main(arguments(SMALL | {"task": "arithmetic", "max_steps": 2}))

@@ -1,5 +1,8 @@
 """Test that lab/gemma.py converts a Gemma 3 in GGUF without loss, and that it keeps each run."""
+import contextlib
+import io
 import json
+import subprocess
 
 import numpy
 import pytest
@@ -114,8 +117,10 @@ def small(tmp_path, monkeypatch):
         monkeypatch.setattr(real, name, getattr(real, name))
 
     def execute(command, cwd, **_):
-        with at_work(cwd):
+        printed = io.StringIO()
+        with at_work(cwd), contextlib.redirect_stdout(printed):
             exec(command[2], {})
+        return subprocess.CompletedProcess(command, 0, printed.getvalue())
     monkeypatch.setattr(gemma.subprocess, "run", execute)
     monkeypatch.setattr(gemma, "run", lambda script, folder, *flags: load_example().main(
         [*map(str, flags), "--output_dir", str(folder)]))
@@ -134,6 +139,8 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watc
     assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
     assert [*results] == ["machine", "settings", "base", *cases]
     assert evaluated == ["base", "trained", "checkpoint-2"]
+    for name in cases:
+        assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
     monkeypatch.setattr(gemma, "STEPS", 3)
     stops("with other settings", gemma.measure, tmp_path / "store.json", cases)

@@ -48,35 +48,29 @@ def test_each_character_earns_what_the_cell_is_worth_in_which_it_ends(prompt, te
 
 
 EURO = list("\u20ac".encode())      # one character of three bytes
-ROW = {"mask": [1.0] * 9, "slip": 0.0, "reward": None}
 
 
-@pytest.mark.parametrize("ids, paid, changes", [
-    ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0], {}),
-    ([*b"DDLU"], [-1, -3, 4, -1], {}),
-    ([*b"R", 256, *b"URR", grpo.EOS], [-1, -7, -1, -1, -1, 0], {}),     # <think> is 7 characters
-    ([*b"R", *EURO, *b"URR"], [-1, -1, 0, 0, -1, -1, 5], {}),
-    ([0xff, 300, *b"DL"], [-1, -1, -1, -1], {}),                        # no text, or no token
-    ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0.5], {"reward": 2.5}),      # the rest is at the end
-    ([*b"RURR"], [-1, -1, -1, 6], {"reward": 3.0}),
-    ([*b"Rc3D"], [-1, 0, 0, 0], {"slip": 1e-12, "mask": [1.0, 0, 0, 0], "reward": -1.0}),
-    ([*b"Rc3D"], [-1, 0, 0, -1], {"slip": 1e-12, "mask": [1.0, 0, 0, 1.0]})], ids=str)
+@pytest.mark.parametrize("ids, paid, mask", [
+    ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0], None),
+    ([*b"DDLU"], [-1, -3, 4, -1], None),
+    ([*b"R", 256, *b"URR", grpo.EOS], [-1, -7, -1, -1, -1, 0], None),   # <think> is 7 characters
+    ([*b"R", *EURO, *b"URR"], [-1, -1, 0, 0, -1, -1, 5], None),
+    ([0xff, 300, *b"DL"], [-1, -1, -1, -1], None),                      # no text, or no token
+    ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0.5], None),                 # the rest is at the end
+    ([*b"RURR"], [-1, -1, -1, 6], None),
+    ([*b"Rc3D"], [-1, 0, 0, 0], [1.0, 0.0, 0.0, 0.0]),                  # inserted tokens
+    ([*b"Rc3D"], [-1, 0, 0, -1], [1.0, 0.0, 0.0, 1.0])], ids=str)
 def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_one(
-        ids, paid, changes):
+        ids, paid, mask):
     """Inserted tokens get a reward of 0, even if the reward is not the sum of the verdict."""
-    row = ROW | changes
-    n = len(ids)
-    problem = slippery("A b3 7", 0, row["slip"]) if row["slip"] else GOLDEN
-    tokens = torch.tensor([ids + [grpo.PAD] * (9 - n)])
-    mask = f64([row["mask"][:n] + [0.0] * (9 - n)])
-    text = grpo.decode([i for i in ids if i != grpo.EOS])
-    verdict = TASK.verify(problem, text)
-    reward = sum(verdict) if row["reward"] is None else row["reward"]
-    batch = made_batch(grpo, [[1]], tokens.tolist(), mask, mask, rewards=f64([[reward]]))
-    batch.verdicts = [verdict]
-    batch.lengths = torch.tensor([n])
-    found = TASK.token_rewards(batch)[0].tolist()
-    assert found == pytest.approx(paid + [0.0] * (9 - n)) and sum(found) == pytest.approx(reward)
+    padding = 9 - len(ids)
+    problem = slippery("A b3 7", 0, slip=1e-12) if mask else GOLDEN
+    mask = f64([(mask or [1.0] * len(ids)) + [0.0] * padding])
+    batch = made_batch(grpo, [[1]], [ids + [grpo.PAD] * padding], mask, mask,
+                       rewards=f64([[sum(paid)]]))
+    batch.verdicts = [TASK.verify(problem, grpo.decode([i for i in ids if i != grpo.EOS]))]
+    batch.lengths = torch.tensor([len(ids)])
+    assert TASK.token_rewards(batch)[0].tolist() == pytest.approx(paid + [0.0] * padding)
 
 
 def test_an_episode_is_correct_if_it_earns_the_best_return_and_with_luck_none_is():

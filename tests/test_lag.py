@@ -97,9 +97,3 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older
     run(lag.main, "lag-three", **flags)
     lag.main(arguments({"resume_from_checkpoint": "lag-three", "max_steps": 6}))
     assert outcome("lag-three") == outcome("lag-six")
-
-
-def test_each_method_has_the_clip_range_of_its_script_unless_another_is_given():
-    for method in (grpo, gspo):
-        cfg = lag.Config(method=method.__name__, epsilon=0.1)
-        assert (cfg.epsilon, cfg.epsilon_high) == (0.1, method.Config.epsilon_high)

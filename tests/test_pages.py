@@ -239,6 +239,7 @@ def beginnings(text):
 
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.delitem(sys.modules, "report.curve")            # runs draw, as for a reader
     monkeypatch.chdir(tmp_path)                                 # where runs/base/ is kept
     for name in ("grpo.py", "common.py", "plumbing.py", "tasks", "report", "kernels"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -46,15 +46,11 @@ def work(rank, size, port, folder, flags):
     torch.save(kept, f"kept-{rank}.pt")
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def job(folder, flags, size=2, look=None):
     """Run several processes that are connected, as torchrun starts them, and call look(workers)
     while they run. -> their exit codes"""
-    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     fork = multiprocessing.get_context("fork")          # children inherit the imports
     workers = [fork.Process(target=work, args=(rank, size, port, folder, flags))
                for rank in range(size)]

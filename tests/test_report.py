@@ -1,10 +1,12 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
 reads it. The moving picture shows what a run answered; the tests read it as XML."""
 import dataclasses
+import importlib
 import itertools
 import json
 import re
 import shlex
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -127,6 +129,16 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         page.goto(write_report(whole).as_uri())
         assert page.locator("figure h3").all_text_contents() == panels
     assert not faults
+
+
+def test_curves_are_drawn_without_the_numbers_that_are_missing(run, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.delitem(sys.modules, "report.curve")
+    folder = run()
+    write_log(folder, "metrics", {"step": 1, "accuracy": 0.5, "entropy": None, "reward": -0.5},
+              {"step": 2, "accuracy": 0.75, "entropy": 0.1, "eval/greedy": 0.7})
+    importlib.import_module("report.curve").draw_curve(folder)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 # ---- the moving picture ----------------------------------------------------------------------

@@ -32,8 +32,7 @@ EVERYTHING = [
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8}),
     ("examples.turns", {"task": "number", "max_completion_length": 56, "base_steps": 250}),
     ("examples.zoo", {"loss_type": "clip_cov", "advantage": "otb", "num_iterations": 2,
-                      "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}),
-    ("examples.zoo", {"loss_type": "vespo", "advantage": "gdpo", "reward": "accuracy+format"})]
+                      "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1})]
 
 
 # ---- resuming --------------------------------------------------------------------------------

@@ -1,13 +1,9 @@
 """Test that learn/sync.py finds and repairs drift in the code that the scripts share, and that the
 files which a reader has to read stay short."""
-import sys
-from pathlib import Path
-
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from learn import sync  # noqa: E402
+from learn import sync
 
 pytestmark = pytest.mark.quick
 

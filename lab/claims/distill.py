@@ -81,9 +81,9 @@ def learn(seed, case):
     return record(batches(flags, seed))
 
 
-EXPERIMENT.measures |= {
-    "tuning": (learn, [f"{side}, {rate}" for side in TUNED for rate in RATES], SEEDS[:3]),
-    "judging": (learn, JUDGED, SEEDS[3:])}
+EXPERIMENT.measure([f"{side}, {rate}" for side in TUNED for rate in RATES], SEEDS[:3],
+                   "tuning")(learn)
+EXPERIMENT.measure(JUDGED, name="judging")(learn)
 
 
 @EXPERIMENT.measure([WHOLE, SAMPLED])

@@ -127,9 +127,9 @@ def learn(seed, case, steps=None):
             "before": first_guesses(batches[:4]), "after": first_guesses(batches[-4:])}
 
 
-EXPERIMENT.measures |= {
-    "tuning": (learn, CASES, SEEDS[:3]), "judging": (learn, JUDGED, SEEDS[3:]),
-    "longer": (functools.partial(learn, steps=LONGER), [f"{GIGPO}, 5e-4"], SEEDS[3:6])}
+EXPERIMENT.measure(CASES, SEEDS[:3], "tuning")(learn)
+EXPERIMENT.measure(JUDGED, SEEDS[3:], "judging")(learn)
+EXPERIMENT.measure([f"{GIGPO}, 5e-4"], SEEDS[3:6], "longer")(functools.partial(learn, steps=LONGER))
 
 
 def page(estimates, tuning, judging, longer):
@@ -161,6 +161,7 @@ def page(estimates, tuning, judging, longer):
                  given={"before RL": GREY, "after RL": BLUE}, xlabel="first guess minus the lowest "
                  "number of the range", ylabel="fraction of the episodes")
     yield numbers({f"{name}: {one}": {"correlation": columns[one],
+                                      "noise": columns[one] ** -2 - 1,
                                       "turns in shared states": columns["shared"]}
                    for name, columns in estimates.items() for one in ESTIMATORS}, form=".2f",
                   by="policy and advantages")

@@ -76,11 +76,6 @@ def script(name, setting=""):
     return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
 
 
-def reverse(hunks):
-    """Turn a patch around, so that it removes what it adds. -> str"""
-    return re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+", hunks, flags=re.M)
-
-
 def real_script(name):
     """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
     are taken back to reach the rungs before that one. -> str"""
@@ -91,7 +86,9 @@ def real_script(name):
         return REAL
     if name in before:
         patched = before[before.index(name) - 1]
-        source = patch(real_script(patched), reverse(CHAPTERS[patched].fields["patch"]))
+        taken_back = re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+",
+                            CHAPTERS[patched].fields["patch"], flags=re.M)
+        source = patch(real_script(patched), taken_back)
     else:
         on = CHAPTERS[name].on
         source = patch(real_script(on if on in REAL_RUNGS else before[1]),

@@ -136,7 +136,8 @@ def answer(word, guess=None):
     right = (ROOT / f"{name}.py").read_text("utf-8").split("\n")
     wrong_lines = lines[first - 1:last]
     right_lines = right[first - 1:last + len(right) - len(lines)]
-    place = home(lines, first)
+    heads = re.findall(r"^(?:def|class) (\w+)", "\n".join(lines[:first]), re.M)
+    place = heads[-1] if heads else "no function"
     own = path.read_text(encoding="utf-8").split("\n")
     is_line = guess is not None and guess.isdecimal() and 0 < int(guess) <= len(own)
     if guess not in (None, place) and not (is_line and own[int(guess) - 1] in wrong_lines):
@@ -153,9 +154,3 @@ def answer(word, guess=None):
     tests = [ROOT / file for file in mutant.files]
     print(f"Metrics that show it: {'; '.join(signs) or 'none'}\nTests that catch it: "
           f"{command('pytest', *tests, '-k', mutant.words or 'test')}")
-
-
-def home(lines, number):
-    """Find the function or class of the line with a number. -> its name"""
-    heads = [re.match(r"(?:def|class) (\w+)", line) for line in lines[:number]]
-    return next((head[1] for head in reversed(heads) if head), "no function")
