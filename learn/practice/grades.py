@@ -300,12 +300,13 @@ def known_mistakes(exercise, function, cases, is_open):
 
 
 def explain(blanks, wrong):
-    """Describe a Wrong: the first wrong number, and the numbers that it is made from.
-    -> list of sentences"""
+    """Describe a Wrong: the first wrong number, the numbers that it is made from, and whether all
+    wrong numbers are off by the same factor. -> list of sentences"""
     if isinstance(wrong, str):
         return [wrong]
     case, what, found, should, _ = wrong
-    line = next((case.lines[name] for name in what.split() if name in case.lines), case.lines[""])
+    lines = [case.lines.get(name) for name in what.split()]         # 0 for an argument
+    line = next(filter(None, lines), case.lines[""])
     if found.shape != should.shape:
         return [f"line {line}: {what} has the shape {tuple(found.shape)}, but should have "
                 f"{tuple(should.shape)}"]
@@ -334,6 +335,13 @@ def explain(blanks, wrong):
     sentences = [f"with {', '.join(map(' '.join, given.items()))}:"] if given else []
     sentences.append("line {}: {} is {}, should be {}".format(
         line, where, *(numbers(x, count) for x in pair)))
+    ratios = (found / should)[differ]
+    if what.startswith("the gradient") and not found.any():
+        sentences.append("no gradient arrives there: is something detached?")
+    elif (len(ratios) > 2 and 0 < ratios[0].abs() < torch.inf
+          and ratios.isclose(ratios[0], rtol=1e-4).all()):
+        factor = numbers(ratios[0].item())
+        sentences.append(f"every wrong number is {factor} times what it should be")
     return sentences
 
 
