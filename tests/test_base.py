@@ -67,12 +67,6 @@ def test_a_run_that_makes_the_base_equals_one_that_reads_it(new_run, tmp_path, m
 
 # ---- what makes a new base -------------------------------------------------------------------
 
-SHAPES_A_BASE = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 16, "base_seed": 1, "base_steps": 4, "base_batch_size": 8,
-    "base_learning_rate": 0.01, "textbook_share": 0.9, "task": "arithmetic:3"}
-
-
 @pytest.mark.parametrize("file, old, new, is_same", [
     ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify

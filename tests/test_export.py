@@ -2,7 +2,6 @@
 the same logits."""
 import json
 import random
-import shutil
 
 import pytest
 import torch
@@ -51,40 +50,15 @@ def made(tmp_path_factory):
     return policy, folder / "run", folder / "exported"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(made):
-    return transformers.AutoTokenizer.from_pretrained(made[2])
-
-
-@pytest.fixture
-def folder(made, tmp_path):
-    """A copy of the Hugging Face folder, which a test may damage."""
-    return shutil.copytree(made[2], tmp_path / "folder")
-
-
 def load_llama(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
-
-
-def change_config(folder, **values):
-    """Change values in config.json of a Hugging Face folder."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-@torch.no_grad()
-def logits_differ(policy, llama):
-    """Compute the largest difference of logits on random tokens, relative to the largest logit."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(grpo.VOCAB_SIZE, (4, 40), generator=generator)
-    ours = policy(ids)
-    return ((ours - llama(ids).logits).abs().max() / ours.abs().max()).item()
 
 
 # ---- the same logits and answers -------------------------------------------------------------
 
 @pytest.mark.parametrize("size, layers, heads, kv_heads, inner", [
     (32, 1, 4, 1, 48), (48, 3, 4, 4, 40)])
+@torch.no_grad()
 def test_the_llama_computes_the_logits_of_the_policy(
         tmp_path, size, layers, heads, kv_heads, inner):
     policy = make_run(tmp_path / "run", hidden_size=size, num_hidden_layers=layers,
@@ -93,9 +67,9 @@ def test_the_llama_computes_the_logits_of_the_policy(
     export.main([str(tmp_path / "run"), str(tmp_path / "folder")])
     llama = load_llama(tmp_path / "folder")
     assert type(llama) is transformers.LlamaForCausalLM
-    assert logits_differ(policy, llama) < 1e-5
-    change_config(tmp_path / "folder", rms_norm_eps=1e-6)       # a different epsilon is visible
-    assert logits_differ(policy, load_llama(tmp_path / "folder")) > 1e-5
+    ids = torch.randint(grpo.VOCAB_SIZE, (4, 40), generator=torch.Generator().manual_seed(0))
+    ours = policy(ids)
+    assert (ours - llama(ids).logits).abs().max() < 1e-5 * ours.abs().max()
 
 
 def test_greedy_answers_to_held_out_problems_are_the_same(made):
@@ -133,7 +107,8 @@ def random_text(rng):
     return "".join(rng.choice(rng.choice([near, letters])) for _ in range(rng.randint(0, 20)))
 
 
-def test_texts_become_the_tokens_of_the_scripts_and_texts_again(tokenizer):
+def test_texts_become_the_tokens_of_the_scripts_and_texts_again(made):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made[2])
     rng = random.Random(0)
     for _ in range(300):
         text = random_text(rng)
@@ -147,5 +122,5 @@ def test_texts_become_the_tokens_of_the_scripts_and_texts_again(tokenizer):
 # ---- refused targets -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["", "config.json"])
-def test_a_target_that_holds_something_is_refused(refused, made, folder, name):
-    refused("is not empty", export.main, [str(made[1]), str(folder / name)])
+def test_a_target_that_holds_something_is_refused(refused, made, name):
+    refused("is not empty", export.main, [str(made[1]), str(made[2] / name)])
