@@ -205,9 +205,7 @@ def test_micro_batches_have_each_row_once_and_rows_of_similar_length():
     parts = common.micro_batches(rows, lengths, 3)
     assert [part.tolist() for part in parts] == [[3, 6, 8], [2, 4, 5], [1]]
     assert len(common.micro_batches(rows[:0], lengths, 10)) == 0
-
-
-def test_rows_of_a_length_keep_their_order_for_those_of_a_group_share_a_prompt():
+    # rows of a length keep their order, because those of a group share a prompt
     parts = common.micro_batches(torch.arange(40), torch.tensor([7, 5] * 20), 10)
     assert torch.cat(parts).tolist() == [*range(1, 40, 2), *range(0, 40, 2)]
     assert [len(part) for part in parts] == [10] * 4
