@@ -615,9 +615,6 @@ def test_only_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
     assert not difference(outcome(half), outcome(plain))
     for folder in (other, adapter):                     # --beta and adapters need the model
         refused(f"the folder {model} is gone", resume, folder, max_steps=3)
-    path = half / "config.json"
-    path.write_text(path.read_text().replace('"method": "grpo"', '"method": "reinforce"'))
-    refused("--method reinforce: does not exist in this version", resume, half, max_steps=4)
 
 
 # ---- adapters --------------------------------------------------------------------------------
@@ -674,21 +671,12 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run):
     ({}, ("q", "k", "v", "o", "gate", "up", "down")),
     ({"lora_target_modules": "q_proj,v_proj"}, ("q", "v"))], ids=["all", "named"])
 def test_an_adapter_has_the_size_and_the_places_of_its_flags(
-        flags, matrices, run, small_llama, refused):
+        flags, matrices, run, refused):
     folder = run(lora_rank=4, lora_alpha=8, max_steps=1, **flags)
     saved = json.loads((folder / "checkpoint-1/adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (4, 8)
     names = {name.split(".")[-3] for name in load_file(folder / "checkpoint-1" / models.ADAPTER)}
     assert names == {f"{name}_proj" for name in matrices}
-    weights = []
-    for alpha in (8, 16):
-        policy = pretrained.Policy(small_llama, config_of(lora_rank=4, lora_alpha=alpha))
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name:
-                weight.data.fill_(0.1)
-        layer = policy.model.get_submodule("model.layers.0.self_attn.q_proj")
-        weights.append(layer.get_delta_weight("default"))
-    torch.testing.assert_close(weights[1], 2 * weights[0])
     refused("--lora_target_modules query: ", run, "other", lora_rank=4, lora_target_modules="query")
 
 
