@@ -115,7 +115,7 @@ def test_other_rules_and_choices_are_judged_and_leave_the_claims_as_they_were():
     assert claim.verdict == verdict.UNDECIDED and claim.at_least == 0.095
 
 
-def test_a_logarithmic_axis_shows_geometric_means_and_labels_that_have_room(tmp_path):
+def test_a_logarithmic_axis_shows_geometric_means():
     for scale, means in ("log", [2, 4]), ("linear", [2.5, 8.5]):
         axis = Figure().subplots()
         draw.curves({"x": [[1, 1], [4, 16]]}, yscale=scale).fill(axis, False)
@@ -124,10 +124,6 @@ def test_a_logarithmic_axis_shows_geometric_means_and_labels_that_have_room(tmp_
         axis = Figure().subplots()
         draw.dots({"x": [1, 4]}, xscale=scale).fill(axis, False)
         assert [text.get_text() for text in axis.texts] == [f"{means[0]:.2f}"]
-    for end, has_room in (100, True), (1000, False):
-        draw.curves({"x": [[1, 2]]}, x=[1, end], title="It", xscale="log").save(tmp_path / "a.svg")
-        assert ">20<" in (tmp_path / "a.svg").read_text()
-        assert (">20<" in (tmp_path / "a-phone.svg").read_text()) == has_room
 
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
@@ -193,11 +189,6 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         styles = " ".join(part.get("style", "") for part in parts)
         for paint in re.findall(r"(?:fill|stroke): #\w+", styles):
             assert f'[style*="{paint}"]' in drawn, "it has no colour for dark pages"
-
-
-def test_every_experiment_is_in_the_gallery():
-    files = {path.stem for path in ROOT.glob("lab/claims/*.py") if not path.stem.startswith("_")}
-    assert files == set(experiment.NAMES)
 
 
 @pytest.mark.parametrize("name", experiment.measured())

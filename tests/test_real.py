@@ -4,7 +4,6 @@ import inspect
 import json
 import random
 import re
-import runpy
 import types
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from small_models import NEEDS, config_of, load_example, save_random
 from torch.testing import assert_close as same
 
-import nano
 from learn.path import rungs
 
 pytest.importorskip("transformers", reason=NEEDS)
@@ -76,13 +74,6 @@ def test_the_training_step_is_that_of_nano_word_for_word(name):
     source = rungs.REAL if name == "nano" else rungs.real_script(name)
     assert training(source) == training(rungs.script(name)) and "\ndef descend(" in source
     assert len(source.splitlines()) <= 215
-
-
-def test_real_py_states_the_equations_of_nano_and_imports_nothing_of_ours():
-    equations = [re.findall(r"^.*\(\d\)$", script.__doc__, re.M) for script in (real, nano)]
-    assert equations[0] == equations[1] != []
-    names = set(re.findall(r"^(?:import|from) (\w+)", inspect.getsource(real), re.M))
-    assert names == {"json", "random", "re", "sys", "time", "torch", "transformers"}
 
 
 # ---- pretrained/train.py ---------------------------------------------------------------------
@@ -263,9 +254,3 @@ def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, monkeypatch
     with pytest.raises(SystemExit) as stopped:
         real.main(folder, file)
     assert words in stopped.value.code and "\n" not in stopped.value.code
-
-
-def test_a_flag_prints_the_usage(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["real.py", "--help"])
-    with pytest.raises(SystemExit, match="python real.py MODEL"):
-        runpy.run_path(real.__file__, run_name="__main__")
