@@ -50,10 +50,6 @@ def made(tmp_path_factory):
     return policy, folder / "run", folder / "exported"
 
 
-def load_llama(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder)
-
-
 # ---- the same logits and answers -------------------------------------------------------------
 
 @pytest.mark.parametrize("size, layers, heads, kv_heads, inner", [
@@ -65,7 +61,7 @@ def test_the_llama_computes_the_logits_of_the_policy(
                       num_attention_heads=heads, num_key_value_heads=kv_heads,
                       intermediate_size=inner)
     export.main([str(tmp_path / "run"), str(tmp_path / "folder")])
-    llama = load_llama(tmp_path / "folder")
+    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     assert type(llama) is transformers.LlamaForCausalLM
     ids = torch.randint(grpo.VOCAB_SIZE, (4, 40), generator=torch.Generator().manual_seed(0))
     ours = policy(ids)
@@ -81,7 +77,7 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
     found = [ids[:n] for ids, n in zip(batch.tokens.tolist(), batch.lengths.tolist())]
     assert len({len(ids) for ids in found}) > 5 and len(set(sum(found, []))) > 50
 
-    llama = load_llama(folder)
+    llama = transformers.AutoModelForCausalLM.from_pretrained(folder)
     asked = llama.generation_config
     assert (asked.do_sample, asked.temperature, asked.top_k, asked.top_p) == (True, 0.7, 0, 1.0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -9,11 +9,11 @@ import pytest
 from small_models import NEEDS, load_example, save_random
 from small_runs import at_work
 
-transformers = pytest.importorskip("transformers", reason=NEEDS)
+pytest.importorskip("transformers", reason=NEEDS)
 pytest.importorskip("peft", reason=NEEDS)
-import real  # noqa: E402
-from lab import gemma, gemma_reward  # noqa: E402
-from pretrained import export  # noqa: E402, F401  (before the tests, which block some modules)
+import real
+from lab import gemma, gemma_reward
+from pretrained import export  # noqa: F401  (before the tests, which block some modules)
 
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
@@ -69,7 +69,6 @@ def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkey
         return policy
     monkeypatch.setattr(real, "load", load_with_ends)
     monkeypatch.setattr(real, "T", 3)
-    monkeypatch.setattr(gemma, "T", 3)
     prompts = [f"{i} and {i * i} make {chr(97 + i)}"[i % 5:] for i in range(24)]
     policy = real.load(small)
     expected = []

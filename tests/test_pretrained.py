@@ -603,13 +603,10 @@ def test_what_cannot_be_saved_ends_the_run_before_its_first_step(run, tmp_path, 
 def test_only_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
         run, small_llama, tmp_path, refused):
     model = shutil.copytree(small_llama, tmp_path / "model")
-    whole = run("whole", max_steps=3, beta=0.05)
     half = run("half", model=model, max_steps=2)
     other = run("other", model=model, max_steps=2, beta=0.05)
     adapter = run("adapter", model=model, max_steps=2, lora_rank=4)
     plain = run("plain", max_steps=3)
-    resume(shutil.copytree(other, tmp_path / "again"), max_steps=3)
-    assert not difference(outcome(tmp_path / "again"), outcome(whole))
     shutil.rmtree(model)
     resume(half, max_steps=3)
     assert not difference(outcome(half), outcome(plain))

@@ -64,11 +64,6 @@ def job(folder, flags, size=2, look=None):
     return [worker.exitcode for worker in workers]
 
 
-def wait_for_steps(folder, n):
-    log = folder / "run/metrics.jsonl"
-    assert wait_until(lambda: log.exists() and log.read_text().count("\n") >= n)
-
-
 @pytest.mark.parametrize("flags", [
     {"importance_sampling_correction": "truncate", "loss_type": "dapo"}, {"lora_rank": 4}], ids=str)
 def test_two_processes_make_the_steps_of_one(flags, small_llama, tmp_path):
@@ -107,7 +102,8 @@ def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
     flags = FLAGS | {"model": small_llama, "max_steps": 300, "save_steps": 1000, "eval_steps": 1000}
 
     def interrupt(workers):
-        wait_for_steps(tmp_path, 2)
+        log = tmp_path / "run/metrics.jsonl"
+        assert wait_until(lambda: log.exists() and log.read_text().count("\n") >= 2)
         os.kill(workers[1].pid, signal.SIGINT)
     assert job(tmp_path, flags, look=interrupt) == [130, 130]
     done = len(steps(tmp_path / "run"))

@@ -30,14 +30,6 @@ def small(monkeypatch):
         monkeypatch.setattr(real, name, value)
 
 
-def module_of(source, **values):
-    """Execute a script as a module, and set names in it."""
-    module = types.ModuleType("script")
-    exec(compile(source, "script.py", "exec"), module.__dict__)
-    module.__dict__.update(values)
-    return module
-
-
 def random_model(tmp_path, family="llama", **changes):
     return save_random(tmp_path / family, family, **(FAMILIES[family] | changes))
 
@@ -148,12 +140,14 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
-def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, monkeypatch, capsys):
+def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, capsys):
     """A cast that is cached while nothing has a gradient would cut the weights off."""
     policy, tokens, _ = batch_of(random_model(tmp_path))
     exact, mask = real.logprobs(policy, tokens)
     source = inspect.getsource(real).replace('enabled=DEVICE == "cuda"', "enabled=True")
-    module = module_of(source, **SMALL)
+    module = types.ModuleType("script")
+    exec(source, vars(module))
+    vars(module).update(SMALL)
     module.sample(policy, tokens[:, :real.W])
     rounded, _ = module.logprobs(policy, tokens)
     assert float(re.search("gap ([^,]+),", capsys.readouterr().out)[1]) < 0.02
@@ -240,7 +234,7 @@ def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, caps
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
      "over W = 90 tokens: '1111"), ("no end", "has no eos_token_id")])
-def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, monkeypatch):
+def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path):
     folder = random_model(tmp_path)
     file = tmp_path / "data.jsonl"
     if text == "no end":

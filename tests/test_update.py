@@ -172,9 +172,6 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
     assert mean_kl == pytest.approx((x - sum_of_log_ratios) / 14, rel=1e-6)
     without, _ = known_scene.backward(torch.arange(6), beta=0.0)        # skips rows with A = 0
     assert without["clip_ratio/region_mean"] == pytest.approx(num_clipped / 14)
-
-
-def test_the_description_of_a_batch_matches_one_computed_by_hand(known_scene):
     assert common.describe(known_scene.batch) == pytest.approx({
         "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
         "frac_reward_zero_std": 2 / 3, "entropy": 0.5, "completions/mean_length": 14 / 6,
