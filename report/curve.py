@@ -1,4 +1,5 @@
 """Draw curve.png, the curves of a run as a picture that can be sent or shown on a slide."""
+import os
 from pathlib import Path
 
 from report.logs import read_log
@@ -27,5 +28,6 @@ def draw_curve(folder):
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend(fontsize="small")
-    figure.suptitle(Path(folder).resolve().name, parse_math=False)
+    name = os.fsencode(Path(folder).resolve().name)     # UTF-8, whatever the locale
+    figure.suptitle(name.decode("utf-8", "replace"), parse_math=False)
     figure.savefig(Path(folder) / "curve.png", dpi=120)
