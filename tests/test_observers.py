@@ -7,32 +7,11 @@ import types
 
 import pytest
 import torch
-from small_runs import INSTANT, arguments, lines, steps
+from small_runs import INSTANT, arguments, steps
 
 import common
 import grpo
 from report import observers, trackers
-
-
-def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = tmp_path / "run"
-    flags = {"num_prompts": 6, "eval_steps": 2, "max_steps": 3, "output_dir": "run"}
-    grpo.main(arguments(INSTANT | flags))
-    for _ in range(2):                                  # the second time there is nothing to do
-        grpo.main(["--max_steps", "4", "--resume_from_checkpoint", "run"])
-    assert [group["step"] for group in lines(run / "samples.jsonl")] == [1] * 4 + [2] * 4 + [4] * 4
-    answers = lines(run / "greedy.jsonl")
-    assert [line["step"] for line in answers] == [0, 2, 4]
-    sides = lines(run / "evaluation.jsonl")
-    assert [side["base"] for side in sides] == answers[0]["examples"]
-    assert [side["trained"] for side in sides] == answers[2]["examples"]
-    summary = json.loads((run / "summary.json").read_text())
-    assert "examples" not in summary["base"].keys() | summary["trained"].keys()
-    metrics = lines(run / "metrics.jsonl")
-    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
-    assert not any("frontier" in name for line in metrics for name in line)     # of one difficulty
-
 
 # ---- one observer ----------------------------------------------------------------------------
 

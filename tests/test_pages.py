@@ -7,11 +7,8 @@ import doctest
 import html
 import importlib
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -97,36 +94,6 @@ def test_a_command_can_be_given(command):
     cfg = plumbing.parse_flags(config, [*words, "--device", "cpu"])
     if name in SCRIPTS:
         common.load_task(cfg, importlib.import_module(name).verify)
-
-
-def make(*words, folder=ROOT):
-    """Run make, even if make itself runs these tests. -> what it prints"""
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=True,
-                          timeout=60, env=outside).stdout
-
-
-def test_make_alone_is_make_run_and_help_lists_every_target():
-    assert make("--dry-run", "VENV=none") == make("--dry-run", "VENV=none", "run")
-    assert sorted(re.findall(r"^  make ([\w-]+) ", make("help"), re.M)) == sorted(TARGETS)
-    for module in re.findall(r"-m ((?:lab|learn|report)[\w.]*)(?!\$)", MAKEFILE):
-        path = ROOT / module.strip(".").replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
-
-
-@pytest.mark.parametrize("made_by, words, is_made", [
-    ("python3.10", [], False), ("python3.10", ["PYTHON=python3.10"], False),
-    ("python3.10", ["PYTHON=python3.99"], True), ("", ["PYTHON=python3.99"], True)])
-def test_the_interpreter_that_you_choose_replaces_the_one_of_an_environment(
-        made_by, words, is_made, tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for target, name, venv in (("run", "requirements.txt", ".venv"),
-                               ("site", "learn/site/requirements.txt", ".venv-site")):
-        for path in (tmp_path / name, tmp_path / venv / "installed"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made_by, "utf-8")
-        printed = make("--dry-run", target, *words, folder=tmp_path)
-        assert printed.startswith(f"python3.99 -m venv --clear {venv}\n") == is_made
 
 
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
@@ -221,12 +188,6 @@ def test_the_first_page_links_no_page_that_github_shows_as_source():
     site = re.search(r'^Documentation = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     for link in re.findall(r"\]\(([^)#]*\.html)", PAGES["README.md"]):
         assert site and link.startswith(site[1]), f"{link}: the site has no address yet"
-
-
-def test_the_first_page_links_each_other_page():
-    linked = set(re.findall(r"\]\(([^)#]*)", PAGES["README.md"]))
-    of_the_lab = {page for page in PAGES if page.startswith("docs/lab")} - {"docs/lab.md"}
-    assert linked >= PAGES.keys() - of_the_lab - {"README.md"}
 
 
 # ---- the notebook ----------------------------------------------------------------------------

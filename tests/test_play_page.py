@@ -1,9 +1,9 @@
 """The playground as a reader uses it, in Chromium, with the policies in docs/play.html and today's
-parts; and the width of the reading pages."""
+parts."""
 import re
 
 import pytest
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT
 
 from learn.play import build
 
@@ -94,17 +94,3 @@ def test_a_chapter_of_the_path_shows_only_the_training_with_its_lever(open_page)
     for _, settings in found:
         settings = settings.replace("&amp;", "&")
         assert page.evaluate("(text) => addressOf(settingsOf(text))", settings) == settings
-
-
-def test_the_scheme_that_a_reader_chose_stays(open_page):
-    page = open_page()
-    page.click("#scheme", click_count=2)
-    page.reload()
-    assert page.evaluate("() => document.documentElement.style.colorScheme") == "dark"
-
-
-@pytest.mark.parametrize("name", ["path.html", *(f"read/{name}.html" for name in SCRIPTS)])
-def test_no_reading_page_is_wider_than_a_telephone(browser, name):
-    page = browser.new_page(viewport={"width": 390, "height": 800})
-    page.goto((ROOT / "docs" / name).as_uri())
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
