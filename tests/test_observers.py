@@ -63,13 +63,12 @@ def test_samples_have_the_texts_tokens_advantages_and_ratios_of_their_rows():
 def test_the_ends_of_the_best_and_the_worst_are_printed_without_control_characters(capsys):
     hostile = "\x1b[2J\r\n\t\x00\x9b\u202e\ud800" + RIGHT
     batch = make_batch("same", "same", "z" * 99 + hostile, "worst\x1b[1m")
-    batch.problems[2:] = [one._replace(prompt="y" * 99 + one.prompt) for one in batch.problems[2:]]
     observers.Samples().step(FakeRun(), batch, torch.tensor([0.0, 0.0, 1.5, -1.5]), {})
     best, worst = capsys.readouterr().out.splitlines()
-    assert best.startswith("       1.00 +1.50 ...yyyyyyyyyyyyy3+4=...")
+    assert best.startswith("       1.00 +1.50 3+4=...")
     assert best.endswith(r"\x00\x9b\u202e\ud800<answer>7</answer>")
-    assert worst == "       0.00 -1.50 ..." + 43 * "y" + r"3+4=worst\x1b[1m"
-    assert len(best) == len(worst) == 80 and best.isascii() and best.isprintable()
+    assert worst == r"       0.00 -1.50 3+4=worst\x1b[1m"
+    assert len(best) == 80 and best.isascii() and best.isprintable()
 
 
 GOOD = {"signal": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entropy": 0.2}

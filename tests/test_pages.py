@@ -170,12 +170,6 @@ def test_every_link_and_picture_leads_somewhere(page):
         assert not anchor or anchor in anchors(place), target
 
 
-def test_the_first_page_links_no_page_that_github_shows_as_source():
-    site = re.search(r'^Documentation = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    for link in re.findall(r"\]\(([^)#]*\.html)", PAGES["README.md"]):
-        assert site and link.startswith(site[1]), f"{link}: the site has no address yet"
-
-
 # ---- the notebook ----------------------------------------------------------------------------
 
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):

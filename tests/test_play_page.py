@@ -52,7 +52,6 @@ def test_the_base_is_trained_and_examined_in_the_page_and_a_lever_starts_another
     page.locator(".lever", has_text="Learning rate × 10").click()
     assert page.url.endswith("#rate=10") and finish_training(page)
     assert page.locator("#curve path.ghost").count() == page.locator("#curve path.now").count() == 1
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
 def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
@@ -73,9 +72,6 @@ def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
     for _ in range(4):
         page.click("#hand-next")
     assert page.locator("#hand-tree .moved").count() > 2
-    page.locator("#after .tokens [tabindex='0']").focus()
-    page.keyboard.press("ArrowRight")
-    assert "entropy" in page.text_content("#tip") and page.is_visible("#tip")
     page.click("#count")
     page.wait_for_function("() => activity === null", timeout=60_000)
     lines = page.locator("#passk").inner_text().splitlines()

@@ -173,8 +173,6 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
 
 @pytest.mark.parametrize("old, new, words", [
     ("    A = rew", "    A = = rew", "practice/nano.py, line 134: invalid syntax"),
-    ("import re\n", "import re\nimport nothing_such\n", "ModuleNotFoundError"),
-    ("    A = rew", "    A = reward", "line 134: NameError: name 'rewardards'"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
      "line 135: the result has the shape (4,), but should have (3, 4)"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'")])
