@@ -7,8 +7,11 @@ import doctest
 import html
 import importlib
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,6 +90,17 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
     names = dict(vars(importlib.import_module("nano")))
     examples = doctest.DocTestParser().get_doctest(text, names, "nano.md", None, 0)
     assert doctest.DocTestRunner().run(examples).failed == 0
+
+
+def test_the_interpreter_that_you_choose_replaces_the_one_of_the_environment(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/installed").write_text("python3.10")
+    for name, is_made in (("python3.10", False), ("python3.99", True)):
+        done = subprocess.run(["make", "--dry-run", "run", f"PYTHON={name}"], cwd=tmp_path,
+                              env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, check=True)
+        assert done.stdout.startswith(b"python3.99 -m venv --clear .venv\n") == is_made
 
 
 # ---- tables ----------------------------------------------------------------------------------
