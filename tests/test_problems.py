@@ -118,11 +118,6 @@ def test_parquet_is_read_as_lines_are(load, tmp_path, refused):
     assert (found.train, found.test) == (expected.train, expected.test)
 
 
-def test_parquet_without_pyarrow_is_refused_in_one_line(refused, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused("needs pyarrow: pip install pyarrow", problems.FromFile, config(data="x.parquet"))
-
-
 def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):
     task = load([*records(20), *records(20, "long"), *records(20, "long")])
     lengths = {problem.prompt: len(problem.prompt) for problem in task.train + task.test}
@@ -142,11 +137,13 @@ def test_a_file_is_read_as_editors_and_other_systems_write_it(load):
     assert [problem[:2] for problem in found] == [("a\u2028b", "1"), ("c", "2")]
 
 
-def test_a_file_that_cannot_be_read_is_refused(refused, tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(refused, tmp_path, monkeypatch):
     (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "\xff", "answer": 1}\n')
     for name in ("missing.jsonl", "bytes.jsonl", "."):
         path = str(tmp_path / name)
         refused(f"--data {path}: cannot be read (", problems.FromFile, config(data=path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused("needs pyarrow: pip install pyarrow", problems.FromFile, config(data="x.parquet"))
 
 
 def test_a_file_with_too_few_problems_is_refused(refused, load):

@@ -251,7 +251,6 @@ def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
 
 # ---- the curriculum --------------------------------------------------------------------------
 
-
 def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_difficulty():
     """With 3, 4 and 5 operands, the weights are 1, 1/2 and 1/20. Problems with 6 operands have no
     rate yet, so their weight is 1. If no rates exist, and in an evaluation, problems are drawn as
