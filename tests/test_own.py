@@ -72,7 +72,6 @@ def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_l
     trained = read_summary(tmp_path / "1/run")["trained"]
     assert trained["greedy_reward"] < trained["greedy"]
     printed = (tmp_path / "1/stdout-0").read_text()
-    assert re.search("\nbase: greedy .*, mean_length .*, greedy_reward .*, pass@1 ", printed)
     assert re.search("\n  standard errors: greedy .*, greedy_reward .*, pass@1 ", printed)
     assert asked[1] < 1.1 * asked[0] and asked[0] < 3 * 16 + 2 * 32 + 64      # each text once
 
@@ -97,13 +96,11 @@ BAD_FILES = [
     ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
     ("def _reward(**row): return 0", "has no reward function; see pretrained/rewards.py"),
     ("seconds = 'x'\n" + REWARD, "seconds = 'x' is not a number above 0"),
-    ("workers = 0\n" + REWARD, "workers = 0 is not a number above 0"),
     ("call_tokens = [b'1']\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
     ("def respond(**row): return ''\n" + REWARD, "call_tokens, a list of texts, and respond need"),
     ("def reward(completion, anser, **row): return 0",
      "reward requires anser; a call can give it answer, completion, correct, prompt, each by"),
-    ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give"),
-    ("def reward(completion, /): return 0", "reward requires completion/; a call can give")]
+    ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give")]
 BAD_CALLS = [
     ("def reward(**row):\n  return [][1]",
      'line 2: IndexError: list index out of range in reward of {"prompt": "'),
@@ -267,18 +264,6 @@ def reward(completion):
         assert code == 130 and "interrupted; resume with:" in said and "error:" not in said
     pids = (tmp_path / "pids").read_text().split()
     assert pids and wait_until(lambda: not any(map(is_alive, pids)))
-
-
-def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
-    page = (ROOT / "docs/extending.md").read_text()
-    [source] = re.findall(r"```python\n(\"\"\"A completion should.*?)```", page, re.DOTALL)
-    task = load(tmp_path, source, [{"prompt": f"q{i}", "answer": "1,072"} for i in range(60)])
-    for completion, right, form in (
-            ("so it is\n#### 1072", 1, 0.1), ("#### 1,072.", 1, 0.1), ("1072", 0, 0),
-            ("#### 10720", 0, 0.1), ("#### 1072 or 5", 0, 0.1), ("####", 0, 0.1)):
-        assert task.rewards == ["accuracy", "form"]
-        found = task.rated([(task.train[0], completion)])
-        assert found.tolist() == [[right, right, pytest.approx(form)]], completion
 
 
 # ---- tools -----------------------------------------------------------------------------------

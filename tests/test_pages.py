@@ -1,7 +1,7 @@
 """README.md, CONTRIBUTING.md and the pages in docs/: their commands work, their tables agree with
 the code and with the files that make targets wrote, and no link is dead. docs/start.ipynb runs from
-its first cell to its last, and what it prints is of the same kind as its stored outputs. If not,
-store them again: pip install nbclient ipykernel, then jupyter execute --inplace docs/start.ipynb"""
+its first cell to its last. Its outputs are stored by: pip install nbclient ipykernel, then jupyter
+execute --inplace docs/start.ipynb"""
 import ast
 import doctest
 import html
@@ -31,23 +31,6 @@ MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 TARGETS = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split()
 # Commands that need a file which the reader writes first.
 TO_COME = ("mine.py", "--task sorting", "--task nim")
-
-
-def section(page, title):
-    """Return the text of a page from one heading to the next."""
-    return re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^##? |\Z)", PAGES[page], re.S | re.M)[1]
-
-
-def cells(line):
-    """Split a line of a table into its cells; \\| does not separate cells."""
-    parts = re.split(r"(?<!\\)\|", line.strip())[1:-1]
-    return [cell.strip().replace("\\|", "|") for cell in parts]
-
-
-def first_table(text):
-    """Read the first table of a text. -> list of {heading: cell}, one per row"""
-    heading, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
-    return [dict(zip(cells(heading), cells(row))) for row in rows]
 
 
 def commands():
@@ -99,36 +82,6 @@ def test_a_command_can_be_given(command):
         common.load_task(cfg, importlib.import_module(name).verify)
 
 
-def make(*words, folder=ROOT):
-    """Run make, even if make itself runs these tests. -> what it prints"""
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=True,
-                          timeout=60, env=outside).stdout
-
-
-def test_make_alone_is_make_run_and_help_lists_every_target():
-    assert make("--dry-run", "VENV=none") == make("--dry-run", "VENV=none", "run")
-    assert sorted(re.findall(r"^  make ([\w-]+) ", make("help"), re.M)) == sorted(TARGETS)
-    for module in re.findall(r"-m ((?:lab|learn|report)[\w.]*)(?!\$)", MAKEFILE):
-        path = ROOT / module.strip(".").replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
-
-
-@pytest.mark.parametrize("made_by, words, is_made", [
-    ("python3.10", [], False), ("python3.10", ["PYTHON=python3.10"], False),
-    ("python3.10", ["PYTHON=python3.99"], True), ("", ["PYTHON=python3.99"], True)])
-def test_the_interpreter_that_you_choose_replaces_the_one_of_an_environment(
-        made_by, words, is_made, tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for target, name, venv in (("run", "requirements.txt", ".venv"),
-                               ("site", "learn/site/requirements.txt", ".venv-site")):
-        for path in (tmp_path / name, tmp_path / venv / "installed"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made_by, "utf-8")
-        printed = make("--dry-run", target, *words, folder=tmp_path)
-        assert printed.startswith(f"python3.99 -m venv --clear {venv}\n") == is_made
-
-
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
     blocks = LANGUAGE_BLOCK.findall(PAGES["docs/nano.md"])
     shown = [block for language, block in blocks if language == "python"]
@@ -137,6 +90,17 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
     names = dict(vars(importlib.import_module("nano")))
     examples = doctest.DocTestParser().get_doctest(text, names, "nano.md", None, 0)
     assert doctest.DocTestRunner().run(examples).failed == 0
+
+
+def test_the_interpreter_that_you_choose_replaces_the_one_of_the_environment(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/installed").write_text("python3.10")
+    for name, is_made in (("python3.10", False), ("python3.99", True)):
+        done = subprocess.run(["make", "--dry-run", "run", f"PYTHON={name}"], cwd=tmp_path,
+                              env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, check=True)
+        assert done.stdout.startswith(b"python3.99 -m venv --clear .venv\n") == is_made
 
 
 # ---- tables ----------------------------------------------------------------------------------
@@ -149,8 +113,11 @@ def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
               if isinstance(node, ast.FunctionDef)
               for line in lines[node.lineno - 1:node.end_lineno]
               for number in re.findall(r"eq\. \((\d+)\)", line)}
-    rows = first_table(section("docs/methods.md", "From math to code"))
-    assert {(row[name], row["function"]) for row in rows if row[name]} == tagged
+    table = PAGES["docs/methods.md"].partition("## From math to code")[2].partition("\n## ")[0]
+    heading, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+                         for line in re.findall(r"^\|.*", table, re.M)]
+    number, function = heading.index(name), heading.index("function")
+    assert {(row[number], row[function]) for row in rows if row[number]} == tagged
 
 
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in GENERATED.findall(text)]
@@ -217,25 +184,7 @@ def test_every_link_and_picture_leads_somewhere(page):
         assert not anchor or anchor in anchors(place), target
 
 
-def test_the_first_page_links_no_page_that_github_shows_as_source():
-    site = re.search(r'^Documentation = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    for link in re.findall(r"\]\(([^)#]*\.html)", PAGES["README.md"]):
-        assert site and link.startswith(site[1]), f"{link}: the site has no address yet"
-
-
-def test_the_first_page_links_each_other_page():
-    linked = set(re.findall(r"\]\(([^)#]*)", PAGES["README.md"]))
-    of_the_lab = {page for page in PAGES if page.startswith("docs/lab")} - {"docs/lab.md"}
-    assert linked >= PAGES.keys() - of_the_lab - {"README.md"}
-
-
 # ---- the notebook ----------------------------------------------------------------------------
-
-def beginnings(text):
-    """The first words of the lines, which tell what a line says, without numbers and warnings."""
-    words = {line.split()[0] for line in text.splitlines() if line[:1].strip()}
-    return {word for word in words - {"warning:"} if not word.isdigit() and word[0] != "("}
-
 
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib").use("Agg")
@@ -246,22 +195,13 @@ def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     flags = arguments(SMALL | {"max_steps": 4})
     names = {"__name__": "notebook"}
-    printed = ""
     for cell in json.loads((ROOT / "docs/start.ipynb").read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code":
             exec(compile(source, "start.ipynb", "exec"), names)
-            new = capsys.readouterr().out
-            old = "".join("".join(output.get("text", "")) for output in cell["outputs"])
-            assert beginnings(old) == beginnings(new) and bool(old) == bool(new)
-            num_pictures = sum("image/png" in output.get("data", {}) for output in cell["outputs"])
-            assert num_pictures == source.count("plt.show()")
-            printed += new
         if "parameters" in cell["metadata"].get("tags", ()):
             names["FLAGS"] = flags
-    assert "steps: 4 and 4" in printed
-    curves = [list(names["curve"](name, "reward")) for name in ("grpo", "mine")]
-    assert [list(steps) for steps, _ in curves] == [[1, 2, 3, 4]] * 2
+    assert "steps: 4 and 4" in capsys.readouterr().out
     losses = [[step["loss"] for step in names["lines"](names["runs"] / name / "metrics.jsonl")]
               for name in ("grpo", "mine")]
     assert losses[0] != losses[1]

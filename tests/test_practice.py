@@ -30,20 +30,11 @@ RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get 
 # Parts of the messages that some of the wrong solutions must get.
 SAID = {
     "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
-    "the lines of delta are deleted": [
-        "ratio 148.41", ", delta ", "token_loss with respect to logps at [1, 0]"],
-    "a dual clip that was not asked for": [
-        "of token_loss with respect to logps at [", "is 0, should be "],
     "the mean is over three outputs": ["every wrong number is 1.3333 times what it should be"],
     "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
-    "lambda is a number alone": ["ValueError: ", "lam (4, 1)"],
     "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
-    "SimPO by the exponential": ["loss_type simpo", "the result at [1] is inf, should be 801"],
     "GSPO-token is GSPO": [
-        "the first column of the result with respect to logps at [0, 0] is 0.25, should"],
-    "the log-ratio is cut to 2, under other names": [
-        "A -3, logps -0.4, old_logps -5.4",
-        "the gradient of token_loss with respect to logps at ["]}
+        "the first column of the result with respect to logps at [0, 0] is 0.25, should"]}
 every_name = pytest.mark.parametrize("name", BLANKS)
 
 
@@ -182,8 +173,6 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
 
 @pytest.mark.parametrize("old, new, words", [
     ("    A = rew", "    A = = rew", "practice/nano.py, line 134: invalid syntax"),
-    ("import re\n", "import re\nimport nothing_such\n", "ModuleNotFoundError"),
-    ("    A = rew", "    A = reward", "line 134: NameError: name 'rewardards'"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
      "line 135: the result has the shape (4,), but should have (3, 4)"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'")])

@@ -1,12 +1,9 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
 reads it. The moving picture shows what a run answered; the tests read it as XML."""
 import dataclasses
-import importlib
-import itertools
 import json
 import re
 import shlex
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -112,7 +109,6 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
     lost = COMPLETION | {"reward": 0.0}
     write_log(whole, "samples", GROUP | {"prompt": "2+2=", "completions": [lost, lost]},
               GROUP | {"completions": [COMPLETION, lost]})
-    write_log(whole, "evaluation", *[PAIR] * 9)
     bare = run("bare")
     for name in LOGS:
         (bare / name).unlink()
@@ -123,28 +119,10 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
     for folders in ([bare], [hostile_run(run)], [whole, bare], [whole]):
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
-    assert page.locator(".pair:visible").count() == 6
-    for accuracy, panels in (0.25, ["accuracy", "reward"]), (0.75, ["accuracy (=\xa0reward)"]):
-        write_log(whole, "metrics", {"step": 1, "reward": 0.75, "accuracy": accuracy})
-        page.goto(write_report(whole).as_uri())
-        assert page.locator("figure h3").all_text_contents() == panels
     assert not faults
 
 
-def test_curves_are_drawn_without_the_numbers_that_are_missing(run, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.delitem(sys.modules, "report.curve")
-    folder = run()
-    write_log(folder, "metrics", {"step": 1, "accuracy": 0.5, "entropy": None, "reward": -0.5},
-              {"step": 2, "accuracy": 0.75, "entropy": 0.1, "eval/greedy": 0.7})
-    importlib.import_module("report.curve").draw_curve(folder)
-    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
 # ---- the moving picture ----------------------------------------------------------------------
-
-SVG = "{http://www.w3.org/2000/svg}"
-
 
 def draw(folder, texts, prompt="(2+4)+8="):
     """Draw a run whose answers after steps 0, 2, 4 and 7 are `texts`; from step 4 on they are
@@ -169,14 +147,6 @@ def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(run)
     assert "".join(texts(root, "words")) == "".join(answers[:3])        # up to the first right one
     assert len(texts(root, "wrong verdict")) == 2 and len(texts(root, "right verdict")) == 1
     assert texts(root, "share") == ["10% → 90%"]
-    curves = [one.get("points").split() for one in root.iter(f"{SVG}polyline")]
-    for before, after in itertools.pairwise(curves):
-        assert before[-1] == after[0]
-
-
-def test_hostile_text_stays_text_in_the_picture(run):
-    pictures = [draw(folder, [str(i) + text for i in range(4)], text)
-                for folder, text in ((run(), ""), (run("hostile", task=HOSTILE), HOSTILE))]
-    tags = [{one.tag for one in ElementTree.fromstring(picture).iter()} for picture in pictures]
-    assert tags[0] == tags[1]
-    assert len(draw(run("long"), [str(i) + HOSTILE * 900 for i in range(4)], HOSTILE)) < 20_000
+    hostile = draw(run("hostile", task=HOSTILE), [str(i) + HOSTILE for i in range(4)], HOSTILE)
+    tags = {one.tag for one in ElementTree.fromstring(hostile).iter()}
+    assert tags == {one.tag for one in root.iter()}         # hostile text stays text

@@ -20,8 +20,6 @@ TABLE = (("ka", "mi"), ("mi", "to"), ("to", "ka"))
 TWO_HOPS = Problem("boss of boss of ka?", "to", WORK, 2, TABLE, "lookup")
 SEVEN = Problem("(3+4)=", "7", "3+4=7", task="arithmetic")
 THOUGHT = "<think>3+4=7</think><answer>7</answer>"
-
-
 TASKS = {name: load(name) for name in ("arithmetic", "lookup", "gridworld")}
 
 
@@ -152,7 +150,6 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 
 
 # ---- the reward model ------------------------------------------------------------------------
-
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
 LENGTHS = torch.tensor([3, 2])

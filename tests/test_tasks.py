@@ -100,17 +100,6 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     assert common.held_out_problems(load(name), 200) == problems
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_correct_answer_in_its_block_is_right_whatever_the_task(name):
-    task = load(name)
-    for problem in common.sample_problems(task, 50, 0):
-        assert problem.task == name
-        if problem.answer:
-            verdict = task.verify(problem, f"<answer>{problem.answer}</answer>")
-            assert verdict == task.reward(problem, "", verdict, 0) == 1.0
-            assert task.is_correct(problem, verdict) and not task.is_correct(problem, 0.0)
-
-
 # ---- hostile texts ---------------------------------------------------------------------------
 
 PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
@@ -206,9 +195,8 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
 
 @pytest.mark.parametrize("source, words", [
     (TASK.replace("def verify(", "def other("), "does not define verify"),
-    (TASK.replace("prompt_width = 6", ""), "does not define prompt_width"),
     (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "does not define one subclass"),
-    ("", "does not define one subclass")], ids=range(4))
+    ("", "does not define one subclass")], ids=range(3))
 def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
         put, refused, source, words):
     put(source)
@@ -262,7 +250,6 @@ def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
 
 
 # ---- the curriculum --------------------------------------------------------------------------
-
 
 def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_difficulty():
     """With 3, 4 and 5 operands, the weights are 1, 1/2 and 1/20. Problems with 6 operands have no
