@@ -1,7 +1,5 @@
-"""The structure of the repository: imports only go from a layer to the layers below, and the task
-and the algorithm of docs/extending.md work. test_cli.py tests that the scripts run with only
-common.py and plumbing.py."""
-import ast
+"""The equations of a script are tagged, and the tasks and the algorithm of docs/extending.md work.
+test_cli.py tests that the scripts run with only common.py and plumbing.py."""
 import os
 import random
 import re
@@ -9,41 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
 from small_runs import INSTANT, arguments, lines, read_summary
 
-# The layers, from the bottom to the top. Modules in other folders are not checked.
-FLOORS = [["common", "nano", "real", "vectors"], ["plumbing"], [*SCRIPTS, "tasks", "kernels"],
-          ["report"], ["examples"], ["pretrained", "learn"], ["lab"]]
-NUMBER_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
-PATHS = [path for path in ROOT.glob("**/*.py")
-         if path.relative_to(ROOT).parts[0].removesuffix(".py") in NUMBER_OF]
-
-
-def test_imports_go_down_from_floor_to_floor_and_in_no_circle():
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"):
-               path for path in PATHS}
-    graph = {}
-    for module, path in modules.items():
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        assert "tests" not in {name.split(".")[0] for name in names}, module
-        graph[module] = names & modules.keys()
-        for other in graph[module]:
-            above, below = module.split(".")[0], other.split(".")[0]
-            assert above == below or NUMBER_OF[below] < NUMBER_OF[above], (module, other)
-    TopologicalSorter(graph).prepare()                  # raises CycleError
-
-
-# ---- a script as a file ----------------------------------------------------------------------
 
 @pytest.mark.parametrize("script", [
     *SCRIPTS, "examples.distill", "examples.trpo", "examples.turns"], indirect=True)

@@ -115,9 +115,6 @@ def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
     assert [line["step"] for line in steps(tmp_path / "run")] == list(range(1, done + 2))
 
 
-# ---- checkpoints -----------------------------------------------------------------------------
-
-
 def test_the_last_checkpoint_is_that_of_the_highest_step_of_a_run(tmp_path):
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.tmp", "checkpoint-best", "12"):
         (tmp_path / name).mkdir()

@@ -12,7 +12,6 @@ SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
 MOST_LINES = {"common.py": 334, "plumbing.py": 387, "machinery": 215, "lesson": 288, "ppo.py": 362,
               "nano.py": 200, "real.py": 215}
 
-# ---- the scripts -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_scripts_share_has_one_text(name):
@@ -30,8 +29,6 @@ def test_files_lessons_and_the_machinery_are_short():
         assert len(text.splitlines()) <= MOST_LINES.get(name, MOST_LINES["lesson"]), name
     assert 0 < len(sync.difference(SOURCES["grpo.py"], SOURCES["gspo.py"])) <= 45
 
-
-# ---- drift -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("old, new, name", [
     ("    A = rewards - means\n", "    A = rewards\n", ""),           # a lesson may differ
