@@ -1,5 +1,4 @@
-"""The equations of a script are tagged, and the tasks and the algorithm of docs/extending.md work.
-test_cli.py tests that the scripts run with only common.py and plumbing.py."""
+"""The equations of a script are tagged, and the tasks and algorithm of docs/extending.md work."""
 import os
 import random
 import re
