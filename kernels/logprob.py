@@ -183,8 +183,8 @@ def forward_kernel(
         is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
         x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
         if STEP < VEC:
-            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
-            if has_end:             # of a row
+            has_end = (start == 0) | (start + LANES * VEC > last_end)       # of a row
+            if has_end:
                 is_inside = (offset >= begin - first) & (offset < row_end - first)
                 x = tl.where(is_inside, x, float("-inf"))
         new_m = tl.maximum(m, tl.max(x, 2))                                 # (ROWS, LANES)
@@ -270,8 +270,7 @@ def backward_kernel(
     for start in range(0, last_end, LANES * VEC):
         first = start + lane * VEC              # the first place of a thread in this tile
         pointer = row[:, None, None] + first + offset                       # (ROWS, LANES, VEC)
-        is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
-        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
+        x = tl.load(pointer, first < row_end, float("-inf")).to(tl.float32)     # (ROWS, LANES, VEC)
         z = (x - row_m) * scale
         power = tl.exp2(z)
         slope = power * (c0 + c1 * tl.maximum(z, -1e4))     # 0 * -inf is nan
@@ -282,8 +281,8 @@ def backward_kernel(
         is_whole = (first >= begin) & (first + VEC <= grad_end)             # (ROWS, LANES, 1)
         tl.store(grad_pointer, dx, is_whole)
         if STEP < VEC:
-            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
-            if has_end:             # of a row
+            has_end = (start == 0) | (start + LANES * VEC > last_end)       # of a row
+            if has_end:
                 is_inside = (offset >= begin - first) & (offset < grad_end - first)
                 tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 
