@@ -295,7 +295,7 @@ def tile(V, width, step):
     `step`, and loads of `width` logits. -> dict"""
     size = V + LINE * width - step                      # what is read for a row, at most
     threads = triton.next_power_of_2(triton.cdiv(size, width))
-    lanes = min(THREADS, threads)                       # several short rows share a tile
+    lanes = min(THREADS, threads)                       # short rows share a tile, and fit in it
     return {"ROWS": THREADS // lanes, "LANES": lanes, "VEC": width, "LINE": LINE, "STEP": step}
 
 
