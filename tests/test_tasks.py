@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from conftest import load_named as load
-from conftest import scripts, takes_less_than
+from conftest import scripts, work
 from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
 
 import common
@@ -111,7 +111,7 @@ LONG = ["<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000, 
 
 
 @pytest.mark.parametrize("name", [*NAMES, "gridworld:0.3"])
-def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
+def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_times(name):
     """The verifier and all rows of REWARDS stay within bounds, and the environment is brief."""
     rng = random.Random(0)
     task = load(name)
@@ -131,8 +131,8 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
             value = REWARDS[row](task, problem, text, verdict, i % 60)
             assert isinstance(value, float) and 0 <= value <= 2, (row, text)
     for text in LONG:
-        assert takes_less_than(0.2, task.verify, problems[0], text)
-        assert takes_less_than(0.2, task.respond, problems[0], text)
+        for judge in (task.verify, task.respond):
+            assert work(judge, problems[0], text) < 1_000 + 5 * len(text), judge
 
 
 # ---- your own task ---------------------------------------------------------------------------
