@@ -20,9 +20,8 @@ import common
 from tasks import Task, block
 
 MOST = 1_000            # characters that a number or a box may have, and of a text's end that count
-WHOLE = "(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16})"
-NUMBER = (rf"(-?)(?:\\?\$)?({WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|"
-          r"\.[0-9]{1,50})")
+NUMBER = (r"(-?)(?:\\?\$)?(\.[0-9]+|"
+          r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+|/0*[1-9][0-9]*)?)")
 # What separates words: anything that is not part of a number or formula. 6+1=7 and Answer:5 are two
 # words each, but 12:30 and 3\sqrt{2} are one.
 BETWEEN = (r"[^!-;?-~\u00b2\u00b3\u00b9\u00bc-\u00be\u03c0\u2070-\u209c\u2150-\u215e\u2212\u221a]+|"
@@ -189,7 +188,8 @@ def find_answers(text, is_truncated=False):
         return [last_box(text).strip()]
     if has_tag:
         return [text.strip()]
-    return [] if is_truncated else [last_number(text), text.strip()]
+    text = text.strip()
+    return [] if is_truncated else [last_number(text), text]
 
 
 def last_box(text):

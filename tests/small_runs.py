@@ -125,8 +125,8 @@ def resume(folder, **flags):
 
 
 def wait_until(holds):
-    """Wait until holds() is true, or a minute has passed. -> whether it is true"""
-    for _ in range(6000):
+    """Wait until holds() is true, or ten minutes have passed. -> whether it is true"""
+    for _ in range(60_000):
         if holds():
             return True
         time.sleep(0.01)

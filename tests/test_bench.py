@@ -56,9 +56,9 @@ def test_a_step_samples_and_learns_from_the_lengths_and_rewards_that_were_ordere
 # ---- 2. make gpu -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("code, seconds, outcome, last", [
-    ("print('held out: 1'); print('folder')", 20, "ok", "held out: 1 |"),
-    ("print('held out: 1'); raise ValueError('bad')", 20, "ended with 1", "ValueError: bad |"),
-    ("import time; time.sleep(9)", 0.5, "stopped after 0 s", "")])
+    ("print('held out: 1'); print('folder')", 300, "ok", "held out: 1 |"),
+    ("print('held out: 1'); raise ValueError('bad')", 300, "ended with 1", "ValueError: bad |"),
+    ("import time; time.sleep(999)", 0.1, "stopped after 0 s", "")])
 def test_commands_that_fail_or_hang_are_reported(
         tmp_path, monkeypatch, code, seconds, outcome, last):
     (tmp_path / "job.py").write_text(code)

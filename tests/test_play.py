@@ -69,7 +69,7 @@ def in_node(snippet, **inputs):
     program = "\n".join(['"use strict";', *files, READ, snippet, WRITE])
     text = json.dumps({"stored": STORED, "inputs": inputs}, default=torch.Tensor.tolist)
     done = subprocess.run(["node", "--eval", program], input=text, capture_output=True,
-                          encoding="utf-8", timeout=120)
+                          encoding="utf-8", timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 
     def to_tensor(value):

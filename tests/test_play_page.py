@@ -33,7 +33,7 @@ def open_page(browser, tmp_path):
 def finish_training(page):
     """Let the run end after its third step. -> the headline"""
     page.evaluate("() => { reasonToStop = ({ log }) => log.length < 3 ? null : 'learned' }")
-    page.wait_for_function("() => run.exam !== null && activity === null", timeout=120_000)
+    page.wait_for_function("() => run.exam !== null && activity === null", timeout=600_000)
     return page.text_content("#headline strong")
 
 
@@ -73,7 +73,7 @@ def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
         page.click("#hand-next")
     assert page.locator("#hand-tree .moved").count() > 2
     page.click("#count")
-    page.wait_for_function("() => activity === null", timeout=60_000)
+    page.wait_for_function("() => activity === null", timeout=600_000)
     lines = page.locator("#passk").inner_text().splitlines()
     rows = [[float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:]]
     base, trained, guesser = zip(*rows, strict=True)

