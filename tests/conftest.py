@@ -91,7 +91,7 @@ def contents(folder="."):
     return found
 
 
-def work(function, *args):
+def count_work(function, *args):
     """Count the lines of Python that a call runs, and the characters that regular expressions read.
     Unlike seconds, the count is the same on every machine. -> int"""
     function(*args)                                 # compiles the expressions

@@ -3,7 +3,7 @@ counts votes."""
 import functools
 
 import pytest
-from conftest import load_named, work
+from conftest import count_work, load_named
 
 from common import Problem
 
@@ -53,7 +53,7 @@ def test_every_text_is_read_once_and_none_raises(text):
     assert answered(text) == TASK.verify(PROBLEM, text) == 0
     assert canonical(text) in (text, "4")
     for judge in (answered, canonical, functools.partial(TASK.verify, PROBLEM)):
-        assert work(judge, text) < 1_500 + len(text)
+        assert count_work(judge, text) < 1_500 + len(text)
 
 
 # ---- the canonical form ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import load_named, work
+from conftest import count_work, load_named
 
 import common
 from tasks import problems
@@ -296,4 +296,4 @@ HOSTILE = [
 def test_a_hostile_text_is_worth_nothing_and_little_of_it_is_read(text):
     for answer in ("77", "word", "7/2"):
         assert verify(answer, text) == 0.0
-        assert work(verify, answer, text) < 10_000
+        assert count_work(verify, answer, text) < 10_000

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 import torch
+from conftest import count_work, scripts
 from conftest import load_named as load
-from conftest import scripts, work
 from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
 
 import common
@@ -132,7 +132,7 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
             assert isinstance(value, float) and 0 <= value <= 2, (row, text)
     for text in LONG:
         for judge in (task.verify, task.respond):
-            assert work(judge, problems[0], text) < 1_000 + 5 * len(text), judge
+            assert count_work(judge, problems[0], text) < 1_000 + 5 * len(text), judge
 
 
 # ---- your own task ---------------------------------------------------------------------------

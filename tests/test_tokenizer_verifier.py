@@ -3,7 +3,7 @@ import random
 import re
 
 import pytest
-from conftest import work
+from conftest import count_work
 
 import common
 import grpo
@@ -94,7 +94,7 @@ def test_a_right_answer_in_one_answer_block_earns_one_and_anything_else_nothing(
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
 def test_hostile_text_earns_nothing_and_is_read_once(text):
     assert grpo.verify(SEVEN, text) == 0.0
-    assert work(grpo.verify, SEVEN, text) < 20 + len(text)
+    assert count_work(grpo.verify, SEVEN, text) < 20 + len(text)
 
 
 # ---- problems --------------------------------------------------------------------------------
