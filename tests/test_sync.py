@@ -1,5 +1,5 @@
-"""Test that learn/sync.py finds and repairs drift in the code that the scripts share, that the files
-which a reader has to read stay short, and that no folder grows unseen."""
+"""Test that learn/sync.py finds and repairs drift in the code that the scripts share, that the
+files which a reader has to read stay short, and that no folder grows unseen."""
 import pytest
 from conftest import ROOT
 
