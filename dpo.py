@@ -51,9 +51,9 @@ The metrics rewards/* are beta h(y) with every loss, although SimPO and ORPO hav
 
 Usage: python dpo.py --task arithmetic
 The base policy of grpo.py, whose most likely answers are right one time in ten, becomes right 97
-times in 100 or more in 20 seconds on a CPU. Longer runs go past their best: after 40 steps it is
-right 80 to 93 times, depending on the seed. With --online, all three seeds that we tried stay at 99
-or more.
+times in 100 or more in 20 to 60 seconds on a CPU. Longer runs go past their best: after 40 steps it
+is right 80 to 93 times, depending on the seed. With --online, all three seeds that we tried stay at
+99 or more.
 """
 import copy
 import dataclasses

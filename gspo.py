@@ -30,7 +30,7 @@ Departures from the paper: by default a verifier gives the rewards; std has ddof
 clip range is 100 times that of the paper, 3e-4 and 4e-4, because this small model moves further in
 a step.
 
-Usage: python gspo.py --task arithmetic     15 seconds on a CPU, once there is a base
+Usage: python gspo.py --task arithmetic     15 to 45 seconds on a CPU, once there is a base
 """
 import copy
 import dataclasses

@@ -153,6 +153,8 @@ def warm_start(model, task, cfg):
     num_parts = 2 if cfg.device == "cpu" else 1
     with ThreadPoolExecutor(num_parts) as pool:
         for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
+            if not sys.stderr.isatty() and 4 * step % cfg.base_steps < 4:   # tqdm prints nothing
+                print(f"making the base: step {step} of {cfg.base_steps}", flush=True)
             phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
             examples = common.sample_problems(
                 task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)

@@ -34,7 +34,7 @@ first tokens, so VAPO gives each output, of n tokens, a lam of its own in (1):
 Departures from the papers: 1707.06347 has no whitening, and no clip in (7); means, clips and KLs
 are per token; a verifier gives the rewards; V is a separate model. For TRPO, see examples/trpo.py.
 
-Usage: python ppo.py --task arithmetic     50 seconds on a CPU, once there is a base
+Usage: python ppo.py --task arithmetic     1 to 3 minutes on a CPU, once there is a base
 """
 import copy
 import dataclasses

@@ -16,7 +16,9 @@ from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import Exercise
 
-BLANKS = {"nano": 4, "reinforce": 11, "ppo": 14, "grpo": 12, "gspo": 13, "dpo": 13}
+PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
+BLANKS = {"nano": 4} | {name: int(number) for name, number in
+                        re.findall(r"`(reinforce|ppo|grpo|gspo|dpo)` \((\d+)", PAGE)}
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 MUTANTS = mutants.parse(mutants.MISTAKES.read_text())
 # Solutions by learners, right or wrong, in the format of mistakes.txt.
