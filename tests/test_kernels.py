@@ -343,7 +343,8 @@ def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
     """Run grpo.py alone, because the code that calls the kernel is identical in all scripts."""
     flags = TINY | {"device": DEVICE, "max_steps": 2, "base_steps": 0, "num_eval_problems": 1,
                     "num_eval_samples": 1, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1,
-                    "num_prompts": 2, "max_completion_length": 4, "eval_steps": 9}
+                    "num_prompts": 2, "num_generations": 2, "max_completion_length": 4,
+                    "eval_steps": 9}
     for kernel in ("triton", "torch"):
         grpo.main(arguments(flags | {"kernel": kernel, "output_dir": tmp_path / kernel}))
     for one, other in zip(steps(tmp_path / "triton"), steps(tmp_path / "torch"), strict=True):

@@ -15,10 +15,10 @@ from lab import hunts as measure
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import Exercise
+from learn.practice.exercise import mutants as mutants_of
 
 BLANKS = {"nano": 4, "reinforce": 11, "ppo": 14, "grpo": 12, "gspo": 13, "dpo": 13}
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
-MUTANTS = mutants.parse(mutants.MISTAKES.read_text())
 # Solutions by learners, right or wrong, in the format of mistakes.txt.
 SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text())
 # These mistakes change no number in float64, or no number if log-probs have no gradient, so each of
@@ -43,7 +43,7 @@ def states(exercise, text):
 
 
 def mistake(name, words):
-    return next(one for one in MUTANTS if (one.file, one.name) == (f"{name}.py", words))
+    return next(one for one in mutants_of(f"{name}.py") if one.name == words)
 
 
 # ---- grades ----------------------------------------------------------------------------------
@@ -65,14 +65,14 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
 def test_a_planted_mistake_is_wrong_and_called_by_its_name(name):
     exercise = EXERCISES[name]
     count = 0
-    for mutant in MUTANTS:
+    for mutant in mutants_of(exercise.script):
         old = "\n".join(mutant.old)
         line = exercise.source.partition(old)[0].count("\n") + 1
         lines = set(range(line, line + len(mutant.old)))
         functions = [function for function, blanks in exercise.blanks.items() if any(
             lines & {*range(node.lineno, node.end_lineno + 1)}
             for blank in blanks for node in blank.nodes)]
-        if mutant.file == exercise.script and functions and mutant.name not in RIGHT:
+        if functions and mutant.name not in RIGHT:
             module = grades.load(exercise.source.replace(old, "\n".join(mutant.new)))
             state, said, _ = grades.grade(exercise, module, functions[0])
             assert state == "WRONG" and mutant.name in " ".join(said), mutant.name
@@ -85,11 +85,9 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     exercise = EXERCISES[name]
     count = {"right": 0, "wrong": 0}
     assert SAID.keys() <= {solution.name for solution in SOLUTIONS}
-    for solution in SOLUTIONS:
+    for solution in [one for one in SOLUTIONS if one.file == exercise.script]:
         old = "\n".join(solution.old)
         first = exercise.source.partition(old)[0].count("\n") + 1
-        if solution.file != exercise.script:
-            continue
         assert exercise.source.count(old) == 1, solution.name
         [function] = [function for function in exercise.blanks if exercise.nodes[function].lineno
                       <= first <= exercise.nodes[function].end_lineno]
