@@ -184,9 +184,8 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
 
 
 def test_a_file_that_never_ends_is_ended_and_does_not_count_as_right(
-        run, tmp_path, monkeypatch, capfd):
-    run("nano")
-    path = tmp_path / "practice/nano.py"
+        tmp_path, monkeypatch, capfd):
+    path = tmp_path / "nano.py"
     path.write_text("while True:\n    try:\n        while True: pass\n    except Exception: pass\n")
     monkeypatch.setattr(practice, "SECONDS", 0.1)
     child = os.fork()
