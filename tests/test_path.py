@@ -154,6 +154,7 @@ def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch
         return dict(steps=[step] * steps, seconds=1, accuracy=[0.1, 0.2])
     monkeypatch.setattr(runs, "run", run)
     monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
+    monkeypatch.setattr(measure, "RUNGS", ["clip"])
     monkeypatch.setitem(CHAPTERS["clip"].fields, "claim",
                         "without last < with last\nbest: with last < without last")
     for _ in range(2):                                  # the second time, nothing is left to run
