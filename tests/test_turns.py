@@ -230,7 +230,7 @@ def test_the_advantages_are_those_of_the_equations(scale):
 
 # ---- runs ------------------------------------------------------------------------------------
 
-FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 100, "max_steps": 2,
+FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 250, "max_steps": 2,
                  "num_eval_problems": 2, "eval_steps": 9}
 
 
