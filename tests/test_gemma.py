@@ -25,68 +25,66 @@ PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
 
 # ---- 1. the weights --------------------------------------------------------------------------
 
-# name in GGUF: name in transformers, shape
-PARTS = {"attn_q": ("self_attn.q_proj", 2 * HEAD, SIZE), "attn_k": ("self_attn.k_proj", HEAD, SIZE),
-         "attn_v": ("self_attn.v_proj", HEAD, SIZE),
-         "attn_output": ("self_attn.o_proj", SIZE, 2 * HEAD),
-         "attn_q_norm": ("self_attn.q_norm", HEAD), "attn_k_norm": ("self_attn.k_norm", HEAD),
-         "ffn_gate": ("mlp.gate_proj", INNER, SIZE), "ffn_up": ("mlp.up_proj", INNER, SIZE),
-         "ffn_down": ("mlp.down_proj", SIZE, INNER), "attn_norm": ("input_layernorm", SIZE),
-         "post_attention_norm": ("post_attention_layernorm", SIZE),
-         "ffn_norm": ("pre_feedforward_layernorm", SIZE),
-         "post_ffw_norm": ("post_feedforward_layernorm", SIZE)}
-
-
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """A folder that was converted from random weights, and what its weights have to be."""
+    """A model in GGUF that was converted, and its tensors in GGUF."""
     gguf = pytest.importorskip("gguf", reason="needs gguf: make gemma")
     rng = numpy.random.default_rng(0)
     folder = tmp_path_factory.mktemp("gemma")
     writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
     for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
-                        "attention.key_length": HEAD, "feed_forward_length": INNER,
-                        "attention.head_count": 2, "attention.head_count_kv": 1,
-                        "context_length": 64, "attention.sliding_window": 8}.items():
+                        "attention.key_length": HEAD, "attention.value_length": HEAD,
+                        "feed_forward_length": INNER, "attention.head_count": 2,
+                        "attention.head_count_kv": 1, "context_length": 64,
+                        "attention.sliding_window": 8}.items():
         writer.add_uint32(f"gemma3.{name}", value)
+    writer.add_float32("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_float32("gemma3.rope.freq_base", 1e6)
     pieces = [("<pad>", 3), ("<eos>", 3), ("<bos>", 3), ("<unk>", 3), ("<turn>", 3), ("\n", 4),
               ("\n\n", 4), *((f"<0x{i:02X}>", 6) for i in range(256)),
               *((piece, 1) for piece in PLAIN)]
+    writer.add_tokenizer_model("llama")
     writer.add_token_list([piece for piece, _ in pieces])
     writer.add_token_scores([float(-i) for i in range(len(pieces))])
     writer.add_token_types([kind for _, kind in pieces])
     writer.add_bos_token_id(2)
     writer.add_eos_token_id(1)
+    writer.add_unk_token_id(3)
     writer.add_pad_token_id(0)
-    expected = {}
+    tensors = {}
 
-    def add(name, new, *shape):
-        values = rng.uniform(0.5, 1.5, shape).astype("float32")
-        expected[new] = torch.tensor(values - (len(shape) == 1))        # norms are stored as 1 + w
-        writer.add_tensor(name, values)
-    add("token_embd.weight", "model.embed_tokens.weight", len(pieces), SIZE)
-    add("output_norm.weight", "model.norm.weight", SIZE)
+    def add(name, *shape):
+        tensors[name] = rng.uniform(0.5, 1.5, shape).astype("float32")
+        writer.add_tensor(name, tensors[name])
+    add("token_embd.weight", len(pieces), SIZE)
+    add("output_norm.weight", SIZE)
     for i in range(LAYERS):
-        for part, (new, *shape) in PARTS.items():
-            add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{new}.weight", *shape)
+        for part, shape in {
+                "attn_q": (2 * HEAD, SIZE), "attn_k": (HEAD, SIZE), "attn_v": (HEAD, SIZE),
+                "attn_output": (SIZE, 2 * HEAD), "attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,),
+                "ffn_gate": (INNER, SIZE), "ffn_up": (INNER, SIZE), "ffn_down": (SIZE, INNER),
+                "attn_norm": (SIZE,), "post_attention_norm": (SIZE,), "ffn_norm": (SIZE,),
+                "post_ffw_norm": (SIZE,)}.items():
+            add(f"blk.{i}.{part}.weight", *shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     gemma.convert(folder / "tiny.gguf", folder / "model")
-    return folder / "model", expected
+    return folder / "model", tensors
 
 
-def test_each_weight_is_what_its_block_means(converted):
-    folder, expected = converted
+def test_a_model_in_gguf_becomes_one_that_can_be_trained(converted):
+    folder, tensors = converted
     model = models.load_model(folder)                           # fails if a weight is missing
-    assert type(model).__name__ == "Gemma3ForCausalLM"
+    assert type(model).__name__ == "Gemma3ForCausalLM" and not models.is_quantized(model)
     weights = dict(model.named_parameters())
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        same(weight.data, expected[name], atol=1e-6, rtol=1e-5)
-    assert model.config.head_dim == model.config.query_pre_attn_scalar == HEAD
-    assert model.config.sliding_window == 8 and model.config.max_position_embeddings == 64
+    assert len(weights) == len(tensors)
+    layer = weights["model.layers.1.mlp.down_proj.weight"].data
+    same(layer, torch.tensor(tensors["blk.1.ffn_down.weight"]))
+    norm = weights["model.norm.weight"].data                    # GGUF has the scale, 1 + weight
+    same(norm, torch.tensor(tensors["output_norm.weight"]) - 1, atol=1e-6, rtol=0)
+    assert model.config.head_dim == HEAD and model.config.sliding_window == 8
 
 
 def test_texts_begin_with_bos_are_spelled_in_bytes_if_necessary_and_end_with_their_line(converted):
@@ -183,8 +181,8 @@ def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     ("14 - 3", True), (" 14 - 3\n", True), ("3 - 14", False), ("14 - 3 = 11", False),
     ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False)])
 def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
-    assert gemma_reward.correct(text, [3, 14, 11], prompt="") == float(is_right)
-    assert gemma_reward.reward(correct=float(is_right), completion=text) == float(is_right)
+    found = gemma_reward.correct(completions=[text], answer=[[3, 14, 11]], prompts=[""])
+    assert found == gemma_reward.reward(correct=found, completions=[text]) == [float(is_right)]
 
 
 def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, monkeypatch):

@@ -186,8 +186,8 @@ reward_weights = [1, 10]
 def length(completions, completion_ids, trainer_state, **kwargs):
     assert kwargs["prompts"] == ["plain"] * 2 + [[{"role": "user", "content": "?"}]] * 2
     texts = [one if type(one) is str else one[0]["content"] for one in completions]
-    assert [len(text) for text in texts] == [len(ids) for ids in completion_ids]
-    return [None if text == "none" else len(text) + trainer_state.global_step for text in texts]
+    return [None if text == "none" else len(ids) + trainer_state.global_step
+            for text, ids in zip(texts, completion_ids)]
 
 def kind(completions, tag, prompts, log_extra=None, log_metric=None, **kwargs):
     return [None if tag is None or text == "none" else tag for text, tag in zip(completions, tag)]
