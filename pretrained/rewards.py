@@ -54,11 +54,14 @@ class Own(Wrapper):
         self.weights = names.get("reward_weights", [1.0] * len(self.rewards))
         self.is_judged = task.is_judged or "correct" in self.functions
         calls = names.get("call_tokens", [])
-        self.call_tokens = tuple(calls) or task.call_tokens
-        if type(calls) is str or bool(calls) != ("respond" in self.functions):
+        is_list = type(calls) in (list, tuple) and all(type(x) is str and x for x in calls)
+        if not is_list or bool(calls) != ("respond" in self.functions):
             self.fail("call_tokens, a list of texts, and respond need each other")
-        if not self.rewards or len(self.weights) != len(self.rewards):
-            self.fail(f"has the rewards {self.rewards}, and the reward_weights {self.weights}")
+        self.call_tokens = tuple(calls) or task.call_tokens
+        if not self.rewards:
+            self.fail("has no reward, such as def reward(prompts, completions, **columns)")
+        if len(self.weights) != len(self.rewards):
+            self.fail(f"has {len(self.weights)} reward_weights for {', '.join(self.rewards)}")
         for name, function in self.functions.items():
             lists = self.lists([], [], []) | ({"correct": []} if name in self.rewards else {})
             try:
@@ -69,17 +72,14 @@ class Own(Wrapper):
 
     def lists(self, problems, texts, ids):
         """Make the arguments of a call. -> {name: list with an entry for each completion}"""
-        rows = [{"answer": problem.answer} for problem in problems]
-        chats = [[] for _ in problems]
-        if self.has_lines:
-            rows = [{"answer": ""} | json.loads(problem.secret) for problem in problems]
-            chats = [messages(problem.prompt) for problem in problems]
+        rows = [{"answer": one.answer} | (json.loads(one.secret) if self.has_lines else {})
+                for one in problems]
         columns = {name: [row.get(name) for row in rows] for name in self.columns}
-        return columns | {
-            "prompts": [chat or problem.prompt for chat, problem in zip(chats, problems)],
-            "completions": [[{"role": "assistant", "content": text}] if chat else text
-                            for chat, text in zip(chats, texts)],
-            "completion_ids": ids, "trainer_state": self.trainer_state}
+        prompts = [messages(one.prompt) or one.prompt for one in problems]
+        completions = [text if type(prompt) is str else [{"role": "assistant", "content": text}]
+                       for prompt, text in zip(prompts, texts)]
+        return columns | {"prompts": prompts, "completions": completions, "completion_ids": ids,
+                          "trainer_state": self.trainer_state}
 
     def call(self, names, lists, is_good):
         """Call functions, those that are async side by side. Exits with one line if one fails or
@@ -153,11 +153,11 @@ class Own(Wrapper):
             name: x for name, x in means.items() if math.isfinite(x)}
 
     def fail(self, problem, code=2):
-        """Exit with one line: a text, or an exception with its last place in the file."""
+        """Exit with one line. For an exception, it names the function and the line of the file."""
         if isinstance(problem, BaseException):
             frames = [one for one in traceback.extract_tb(problem.__traceback__)
-                      if one.filename == str(self.path)][-1:]
-            place = "".join(f"line {one.lineno}, in {one.name}: " for one in frames)
+                      if one.filename == str(self.path)]
+            place = f"{frames[0].name}, line {frames[-1].lineno}: " if frames else ""
             problem = f"{place}{type(problem).__name__}: {' '.join(str(problem).split())}"
         common.fail(f"--reward_file {self.path}: {problem}", code)
 

@@ -96,10 +96,10 @@ ONE = "def one(completions, **columns): return [1 for _ in completions]\n"
 
 
 @pytest.mark.parametrize("source, words", [
-    (ONE + "\n1 / 0", "line 3, in <module>: ZeroDivisionError: division by zero"),
+    (ONE + "\n1 / 0", "<module>, line 3: ZeroDivisionError: division by zero"),
     ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
-    ("_a = len\nimport os\nfrom math import *", "has the rewards [], and the reward_weights []"),
-    ("reward_weights = [1, 2]\n" + ONE, "rewards ['one'], and the reward_weights [1, 2]"),
+    ("_a = len\nimport os\nfrom math import *", "has no reward, such as"),
+    ("reward_weights = [1, 2]\n" + ONE, "has 2 reward_weights for one"),
     ("call_tokens = 'ab'\ndef respond(**row): return ''\n" + ONE, "call_tokens, a list of texts,"),
     ("def respond(**row): return ''\n" + ONE, "call_tokens, a list of texts, and respond need"),
     ("def form(completion, answer, **row): return 0", "form: missing a required argument: "
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("body, words", [
-    ("\n    return [][1]", "line 2, in f: IndexError: list index out of range"),
+    ("\n    return [][1]", "f, line 2: IndexError: list index out of range"),
     ("return 0.5", "f returned 0.5, not a list with an entry for each of 2 completions"),
     ("return [0]", "f returned [0], not a list with an entry for each of 2 completions"),
     ("return [0.0, 1e999]", "f returned inf for 'bb', which is not a finite number"),
