@@ -1,15 +1,14 @@
-"""Test that lab/gemma.py converts a Gemma 3 in GGUF without loss, and that it keeps each run."""
+"""Test how lab/gemma.py saves the model that transformers reads, and that it keeps each run."""
 import contextlib
 import io
 import json
 import subprocess
+import sys
+from types import SimpleNamespace
 
-import numpy
 import pytest
-import torch
 from small_models import NEEDS, load_example, save_random
 from small_runs import at_work
-from torch.testing import assert_close as same
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 pytest.importorskip("peft", reason=NEEDS)
@@ -17,88 +16,30 @@ import real  # noqa: E402
 from lab import gemma, gemma_reward  # noqa: E402
 from pretrained import export, models  # noqa: E402, F401  (before tests, which block some modules)
 
-SIZE, HEAD, INNER, LAYERS = 32, 8, 48, 2
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
-PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
 
 
 # ---- 1. the weights --------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    """A model in GGUF that was converted, and its tensors in GGUF."""
-    gguf = pytest.importorskip("gguf", reason="needs gguf: make gemma")
-    rng = numpy.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("gemma")
-    writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
-    for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
-                        "attention.key_length": HEAD, "attention.value_length": HEAD,
-                        "feed_forward_length": INNER, "attention.head_count": 2,
-                        "attention.head_count_kv": 1, "context_length": 64,
-                        "attention.sliding_window": 8}.items():
-        writer.add_uint32(f"gemma3.{name}", value)
-    writer.add_float32("gemma3.attention.layer_norm_rms_epsilon", 1e-6)
-    writer.add_float32("gemma3.rope.freq_base", 1e6)
-    pieces = [("<pad>", 3), ("<eos>", 3), ("<bos>", 3), ("<unk>", 3), ("<turn>", 3), ("\n", 4),
-              ("\n\n", 4), *((f"<0x{i:02X}>", 6) for i in range(256)),
-              *((piece, 1) for piece in PLAIN)]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([piece for piece, _ in pieces])
-    writer.add_token_scores([float(-i) for i in range(len(pieces))])
-    writer.add_token_types([kind for _, kind in pieces])
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
-    writer.add_unk_token_id(3)
-    writer.add_pad_token_id(0)
-    tensors = {}
-
-    def add(name, *shape):
-        tensors[name] = rng.uniform(0.5, 1.5, shape).astype("float32")
-        writer.add_tensor(name, tensors[name])
-    add("token_embd.weight", len(pieces), SIZE)
-    add("output_norm.weight", SIZE)
-    for i in range(LAYERS):
-        for part, shape in {
-                "attn_q": (2 * HEAD, SIZE), "attn_k": (HEAD, SIZE), "attn_v": (HEAD, SIZE),
-                "attn_output": (SIZE, 2 * HEAD), "attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,),
-                "ffn_gate": (INNER, SIZE), "ffn_up": (INNER, SIZE), "ffn_down": (SIZE, INNER),
-                "attn_norm": (SIZE,), "post_attention_norm": (SIZE,), "ffn_norm": (SIZE,),
-                "post_ffw_norm": (SIZE,)}.items():
-            add(f"blk.{i}.{part}.weight", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    gemma.convert(folder / "tiny.gguf", folder / "model")
-    return folder / "model", tensors
-
-
-def test_a_model_in_gguf_becomes_one_that_can_be_trained(converted):
-    folder, tensors = converted
-    model = models.load_model(folder)                           # fails if a weight is missing
-    assert type(model).__name__ == "Gemma3ForCausalLM" and not models.is_quantized(model)
-    weights = dict(model.named_parameters())
-    assert len(weights) == len(tensors)
-    layer = weights["model.layers.1.mlp.down_proj.weight"].data
-    same(layer, torch.tensor(tensors["blk.1.ffn_down.weight"]))
-    norm = weights["model.norm.weight"].data                    # GGUF has the scale, 1 + weight
-    same(norm, torch.tensor(tensors["output_norm.weight"]) - 1, atol=1e-6, rtol=0)
-    assert model.config.head_dim == HEAD and model.config.sliding_window == 8
-
-
-def test_texts_begin_with_bos_are_spelled_in_bytes_if_necessary_and_end_with_their_line(converted):
-    policy = real.load(converted[0])
-    tokenizer = real.TOKENIZER
-    text = "hello \u00e9 1<turn>\n\n\n2"
-    tokens = tokenizer(text).input_ids
-    pieces = tokenizer.convert_ids_to_tokens(tokens)
-    assert pieces == ["<bos>", "hello", "\u2581", "<0xC3>", "<0xA9>", "\u25811", "<turn>", "\n\n",
-                      "\n", "2"]
-    assert tokenizer.decode(tokens) == "<bos>" + text
-    assert tokenizer.decode(tokens, skip_special_tokens=True) == text.replace("<turn>", "")
-    assert policy.generation_config.eos_token_id == [1, 5, 6]
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 2)
+def test_a_model_in_gguf_is_saved_so_that_texts_also_end_with_their_line(tmp_path, monkeypatch):
+    base = save_random(tmp_path / "base", "gemma3_text", **TINY)
+    model, tokenizer = models.load(base)
+    tokenizer.add_tokens(["\n\n", "\n\n\n", "a\n"])
+    model.hf_quantizer = SimpleNamespace(       # while it is there, the model cannot be saved
+        is_serializable=lambda: False, remove_quantization_config=lambda model: delattr(
+            model, "hf_quantizer"), quantization_config=SimpleNamespace(quant_method="gguf"))
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFReader=object))
+    for name, loaded in (("AutoTokenizer", tokenizer), ("AutoModelForCausalLM", model)):
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained",
+                            lambda folder, gguf_file, loaded=loaded, **_: loaded)
+    gemma.convert(tmp_path / "m.gguf", tmp_path / "new")
+    monkeypatch.undo()
+    policy = real.load(tmp_path / "new")
+    ends = policy.generation_config.eos_token_id
+    assert ends[0] == real.TOKENIZER.eos_token_id
+    texts = [real.TOKENIZER.convert_ids_to_tokens(i) for i in ends[1:]]
+    assert texts[-2:] == ["\n\n", "\n\n\n"] and {*"".join(texts)} == {"\n"}
 
 
 # ---- 2. the runs -----------------------------------------------------------------------------
