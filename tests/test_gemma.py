@@ -27,8 +27,8 @@ def test_a_model_in_gguf_is_saved_so_that_texts_also_end_with_their_line(tmp_pat
     model, tokenizer = models.load(base)
     tokenizer.add_tokens(["\n\n", "\n\n\n", "a\n"])
     model.hf_quantizer = SimpleNamespace(       # while it is there, the model cannot be saved
-        is_serializable=lambda: False, remove_quantization_config=lambda model: delattr(
-            model, "hf_quantizer"), quantization_config=SimpleNamespace(quant_method="gguf"))
+        remove_quantization_config=lambda model: delattr(model, "hf_quantizer"),
+        quantization_config=SimpleNamespace(quant_method="gguf"))
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFReader=object))
     for name, loaded in (("AutoTokenizer", tokenizer), ("AutoModelForCausalLM", model)):
         monkeypatch.setattr(getattr(transformers, name), "from_pretrained",
