@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -163,6 +164,7 @@ def slow(text, answer):
 """)
     Path("limited.py").write_text(FILES["limited.py"].replace("alarm(5)", "setitimer(0, 0.01)"))
     assert rated("limited.py", [{"answer": 2}], ["hang", "no"]) == [[0, 0], [0, 2]]
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0         # no alarm will ring later
 
 
 def test_a_judge_grades_completions_side_by_side(recipe):
