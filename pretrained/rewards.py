@@ -135,22 +135,23 @@ class Own(Wrapper):
         share = processes.share(P)                                              # (p,)
         rows = (share[:, None] * G + torch.arange(G)).flatten().tolist()
         completions = [*zip(batch.problems, batch.texts, batch.is_truncated.tolist())]
-        ids = [batch.tokens[row, :batch.lengths[row]].tolist() for row in rows]
-        rated = self.rated([completions[row] for row in rows], ids).view(len(share), G, -1)
-        rated = processes.merged(rated, P)                      # (P, G, 1 + number of rewards)
+        ids = [row[:n] for row, n in zip(batch.tokens.tolist(), batch.lengths.tolist())]
+        rated = self.rated([completions[row] for row in rows], [ids[row] for row in rows])
+        rated = processes.merged(rated.view(len(share), G, -1), P)  # (P, G, 1 + number of rewards)
         batch.verdicts = rated[..., 0].flatten().tolist()
         batch.is_correct = rated[..., 0] == 1
         self.means = rated[..., 1:].flatten(0, 1).nanmean(dim=0).tolist()
         values = rated[..., 1:] * torch.tensor(self.weights)
-        sums = values.nansum(dim=-1).where(values.isfinite().any(dim=-1), math.nan)     # (P, G)
-        mean = sums.nanmean(dim=1, keepdim=True).nan_to_num()                           # (P, 1)
-        batch.rewards = sums.where(sums.isfinite(), mean)
+        is_rated = ~values.isnan().all(dim=-1)                                  # (P, G)
+        sums = values.nansum(dim=-1).where(is_rated, math.nan)                  # (P, G)
+        mean = sums.nanmean(dim=1, keepdim=True).nan_to_num()                   # (P, 1)
+        batch.rewards = sums.where(is_rated, mean)
         return batch
 
     def observe(self, batch, step):
         means = {f"rewards/{name}/mean": x for name, x in zip(self.rewards, self.means)}
         return self.task.observe(batch, step) | {
-            name: x for name, x in means.items() if math.isfinite(x)}
+            name: x for name, x in means.items() if not math.isnan(x)}
 
     def fail(self, problem, code=2):
         """Exit with one line. For an exception, it names the function and the line of the file."""
@@ -170,7 +171,7 @@ def read(path):
     module.__file__ = str(path)
     names = {one.stem for one in path.parent.glob("*") if path.parent != common.HERE}
     hidden = {name: one for name, one in sys.modules.items() if name.partition(".")[0] in names
-              and str(getattr(one, "__file__", "")).startswith(f"{common.HERE}/")}
+              and Path(getattr(one, "__file__", None) or "").is_relative_to(common.HERE)}
     for name in hidden:
         del sys.modules[name]
     sys.path.insert(0, str(path.parent))
