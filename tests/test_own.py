@@ -158,14 +158,16 @@ lock = asyncio.Lock()
 
 async def later(completions, **columns):
     log.append("later begins")
-    async with lock:                    # belongs to the event loop of its first use
+    async with lock:                    # belongs to the event loop in which `last` waits for it
         await asyncio.sleep(0)
     log.append("later ends")
     return [6 for _ in completions]
 
 async def last(completions, **columns):
     log.append("last begins")
-    return [len(log) for _ in completions]
+    place = len(log)
+    async with lock:
+        return [place for _ in completions]
 
 weighed = functools.partial(_weighed, 3)
 judge = Judge()
@@ -176,34 +178,32 @@ shorter = lambda answer, **_: [4 for _ in answer]
     assert rated(task, "2").tolist() == [[0, 1, 6, 5, 3, 2, 4]]
 
 
-CHAT = [{"role": "user", "content": "?"}]
-
-
 def test_functions_for_trl_get_its_lists_and_none_does_not_count(tmp_path):
     task = load(tmp_path, """
 reward_weights = [1, 10]
 
-def length(completions, completion_ids, trainer_state, **kwargs):
-    assert kwargs["prompts"] == ["plain"] * 2 + [[{"role": "user", "content": "?"}]] * 2
-    texts = [one if type(one) is str else one[0]["content"] for one in completions]
-    return [None if text == "none" else len(ids) + trainer_state.global_step
-            for text, ids in zip(texts, completion_ids)]
+def length(prompts, completions, completion_ids, trainer_state, **kwargs):
+    assert prompts == ["plain"] * 4 + [[{"role": "user", "content": "?"}]] * 2
+    assert completions[4:] == [[{"role": "assistant", "content": "none"}]] * 2
+    return [None if text == "none" or type(text) is list else len(ids) + trainer_state.global_step
+            for text, ids in zip(completions, completion_ids)]
 
-def kind(completions, tag, prompts, log_extra=None, log_metric=None, **kwargs):
-    return [None if tag is None or text == "none" else tag for text, tag in zip(completions, tag)]
+def kind(completions, tag, log_extra=None, log_metric=None, **kwargs):
+    return [None if text == "none" else tag for text, tag in zip(completions, tag)]
 """, [{"prompt": f"{i}", "answer": 1} for i in range(30)] + [{"prompt": "a", "tag": 1}])
     plain = grpo.common.Problem("plain", "", secret=json.dumps({"tag": 0.5}))
-    chat = grpo.common.Problem(json.dumps(CHAT), "", secret="{}")
+    bare = grpo.common.Problem("plain", "", secret="{}")
+    chat = grpo.common.Problem('[{"role": "user", "content": "?"}]', "", secret="{}")
     batch = SimpleNamespace(
-        problems=[plain, plain, chat, chat], texts=["ab", "none", "none", "none"],
-        is_truncated=torch.zeros(4) > 0, tokens=torch.zeros(4, 9).long(),
-        lengths=torch.tensor([2, 4, 4, 4]))
+        problems=[plain, plain, bare, bare, chat, chat],
+        texts=["ab", "none", "abc", "abcd", "none", "none"], is_truncated=torch.zeros(6) > 0,
+        tokens=torch.zeros(6, 9).long(), lengths=torch.tensor([2, 4, 3, 4, 4, 4]))
     assert task.judge(batch, 2, 3) is batch
-    assert batch.rewards.tolist() == [[5 + 5, 5 + 5], [0, 0]]       # no reward: that of its group
-    assert task.means == [5.0, 0.5] and not batch.is_correct.any()
-    batch.texts[:2] = ["none", "none"]
+    assert batch.rewards.tolist() == [[5 + 5, 5 + 5], [6, 7], [0, 0]]   # none: that of its group
+    assert task.means == [6.0, 0.5] and not batch.is_correct.any()
+    batch.texts[:4] = ["none"] * 4
     task.judge(batch, 2, "evaluation")
-    assert batch.rewards.tolist() == [[0, 0], [0, 0]] and task.trainer_state.global_step == 3
+    assert not batch.rewards.any() and task.trainer_state.global_step == 3
     task.task.observe = lambda *_: {}
     assert task.observe(batch, 0) == {}
 
