@@ -63,7 +63,7 @@ def load(path):
     if gguf.suffix == ".gguf" and not list(Path(path).glob("*.safetensors")):
         common.fail(f"--model {path}: is a GGUF file, which cannot be trained. Load its model and "
                     f"tokenizer with from_pretrained('{gguf.parent}', gguf_file='{gguf.name}') of "
-                    "transformers, save both with save_pretrained, and name that folder")
+                    "transformers, save both, and name that folder; docs/real-models.md shows how")
     try:
         return load_model(path), AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:              # transformers raises nearly anything
