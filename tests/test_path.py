@@ -128,6 +128,21 @@ def test_rungs_are_written_and_run_on_a_real_model(monkeypatch, tmp_path, capsys
         [file, "model", "data"], [file, "model"]]
 
 
+def test_a_file_that_the_reader_has_changed_is_not_written_over(monkeypatch, tmp_path, refused):
+    monkeypatch.chdir(tmp_path)
+    for words in (["write"], ["write", "gspo"], ["write", "gspo", "--real"],
+                  ["run", "gspo", "--real", "model"]):
+        monkeypatch.setattr(path.sys, "argv", ["path", *words])
+        if words[0] == "write":
+            path.main()
+        file = sorted(tmp_path.glob("path/*gspo*.py"))[-1]
+        file.write_text("mine")
+        refused(f"{file.relative_to(tmp_path)}: differs from the script that would repl", path.main)
+        assert file.read_text() == "mine"
+        if words[0] == "write" and "--real" not in words:
+            file.unlink()
+
+
 def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch, tmp_path):
     """With the seeds of CHOICE, a run is right most often at 1/8 of RATE, or at twice RATE with the
     clip. With SEEDS, the clip is ahead at RATE and behind at these two rates."""
