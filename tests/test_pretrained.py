@@ -733,8 +733,8 @@ def test_an_adapter_has_the_size_and_the_places_of_its_flags(
     assert (saved["r"], saved["lora_alpha"]) == (4, 8)
     names = {name.split(".")[-3] for name in load_file(folder / "checkpoint-1" / models.ADAPTER)}
     assert names == {f"{name}_proj" for name in matrices}
-    refused("q_proj,query: query is not a matrix of the model, which has down_proj, embed_", run, "other",
-            lora_rank=4, lora_target_modules="q_proj,query")
+    refused("q_proj,query: query is not a matrix of the model, which has down_proj, embed_", run,
+            "other", lora_rank=4, lora_target_modules="q_proj,query")
 
 
 def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(
