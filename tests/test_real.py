@@ -144,7 +144,7 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
 def test_samples_come_from_pi_itself_and_an_evaluation_is_greedy(tmp_path, monkeypatch, capsys):
     """The mean log pi of samples is minus the entropy of pi, unless they come from another one."""
     monkeypatch.setattr(real, "T", 1)
-    monkeypatch.setattr(real, "TEMPERATURE", 0.8)
+    monkeypatch.setattr(real, "TEMPERATURE", 0.4)
     policy = real.load(random_model(tmp_path))
     torch.manual_seed(0)
     questions = real.encode(["(3+4)="], real.W)
