@@ -214,9 +214,8 @@ class Run(plumbing.Run):
                 self.written = self.step
             super().save()
             for other in self.folder.glob("checkpoint-*"):
-                written = re.fullmatch(r"checkpoint-([0-9]+)(\.tmp)?", other.name)
-                is_old = written and int(written[1]) < self.step and not other.is_symlink()
-                if is_old and other.is_dir():
+                is_mine = re.fullmatch(r"checkpoint-[0-9]+(\.tmp)?", other.name)
+                if is_mine and other != folder and other.is_dir() and not other.is_symlink():
                     shutil.rmtree(other)
         if number > 0:
             self.leave(number)

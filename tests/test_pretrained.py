@@ -569,7 +569,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
 def test_sigterm_saves_the_step_and_only_checkpoints_of_the_run_are_removed(
         run, whole, tmp_path, monkeypatch):
     update = pretrained.update
-    folder, archive = (tmp_path / "run" / name for name in ("checkpoint-0-best", "checkpoint-0.zip"))
+    folder = tmp_path / "run/checkpoint-0-best"
+    archive = tmp_path / "run/checkpoint-0.zip"
 
     def stopped(*args):
         folder.mkdir()
