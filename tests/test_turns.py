@@ -236,7 +236,7 @@ FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 25
 
 def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are_refused(
         at_work_folder, refused, monkeypatch):
-    flags = FLAGS | {"dynamic_sampling": 1}
+    flags = FLAGS | {"dynamic_sampling": 4}
     grpo.main(arguments(flags | {"output_dir": "turns-grpo"}))
     turns.main(arguments(flags | {"output_dir": "turns-one", "adv_estimator": "grpo"}))
     assert not changed_weights(policy_of("turns-grpo"), policy_of("turns-one"))
