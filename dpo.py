@@ -217,7 +217,8 @@ def update(policy, reference, optimizer, batch, chosen, rejected, cfg, step):
             pairs = part.sort().values
             optimizer.zero_grad(set_to_none=False)      # zeros: Adam also steps without pairs
             metrics = backward(policy, reference, batch, chosen[pairs], rejected[pairs], cfg)
-            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+            limit = cfg.max_grad_norm or torch.inf
+            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), limit)
             optimizer.step()
             history.append(metrics | {"grad_norm": grad_norm.item()})
     return common.mean_metrics(history) | {"pairs": N}

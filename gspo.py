@@ -220,7 +220,7 @@ def update(policy, ref_logps, optimizer, batch, A, cfg, step):
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
         metrics = backward(policy, batch, ref_logps, A, rows, cfg)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
     return common.mean_metrics(history) | {

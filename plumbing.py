@@ -240,6 +240,13 @@ def load_policy(policy, path):
         fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
 
 
+def handle(handler, *signals):
+    """Set the handler of signals; a run that is not in the main thread cannot."""
+    with contextlib.suppress(ValueError):
+        for number in signals:
+            signal.signal(number, handler)
+
+
 class Run:
     """One run with its folder, logs and checkpoints. `columns` maps the headings of the console to
     metrics. A script may keep plain values in `state`, which checkpoints store."""

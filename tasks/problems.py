@@ -44,13 +44,17 @@ class FromFile(Task):
             self.test = self.read("eval_data", cfg.eval_data)
         else:
             by_hash = super().is_held_out
-            self.test = [problem for problem in self.train if by_hash(problem)]
+            first = {}                                  # of the problems that read the same
+            for problem in self.train:
+                first.setdefault(reading(problem.prompt), problem)
+            self.test = [problem for problem in self.train
+                         if by_hash(first[reading(problem.prompt)])]
         self.is_judged = any(problem.answer for problem in self.train)
         num_tex = sum("\\" in problem.answer for problem in self.train)
         if num_tex > 0 and not self.keeps_lines:
             print(f"--data: {num_tex} of {len(self.train)} answers are in TeX, which is compared "
                   "letter by letter; to compare formulas, see math-verify in docs/recipes.md")
-        self.test_prompts = {problem.prompt for problem in self.test}
+        self.test_prompts = {reading(problem.prompt) for problem in self.test}
         self.train = [problem for problem in self.train if not self.is_held_out(problem)]
         for split, problems in (("held-out", self.test), ("training", self.train)):
             if not problems:
@@ -78,7 +82,7 @@ class FromFile(Task):
         return rng.choice(self.train if rng.random() < 0.5 else self.test)
 
     def is_held_out(self, problem):
-        return problem.prompt in self.test_prompts
+        return reading(problem.prompt) in self.test_prompts
 
     def passes(self, first, n):
         """Take n training problems, from number `first` of an endless sequence on. -> list"""
@@ -157,6 +161,13 @@ def messages(prompt):
         return chat if is_valid else []
     except (ValueError, KeyError, TypeError, RecursionError, IndexError):
         return []
+
+
+def reading(prompt):
+    """Find what a model reads: a text is what the user says, and spaces around it do not count.
+    -> tuple, which is equal for problems that must not be divided into training and held-out"""
+    chat = messages(prompt) or [{"role": "user", "content": prompt}]
+    return tuple((message["role"], message["content"].strip()) for message in chat)
 
 
 def read_lines(flag_name, path):

@@ -250,8 +250,9 @@ def browser():
 
 
 @pytest.fixture(autouse=True)
-def restored_ctrl_c():
-    """Restore the handler of Ctrl-C after the test, because a run replaces it."""
-    on_ctrl_c = signal.getsignal(signal.SIGINT)
+def restored_handlers():
+    """Restore the handlers of Ctrl-C and SIGTERM after the test, because a run replaces them."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGINT, on_ctrl_c)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

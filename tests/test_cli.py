@@ -96,6 +96,8 @@ REFUSED = """
     grpo --init_from nowhere                            | nowhere
     ppo --alpha 2                                       | --length_adaptive
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
+    ppo --cliprange_value 0                             | must be above 0
+    ppo --trust_region penalty --penalty_coef 0         | must be above 0
     reinforce --method rejection --reward accuracy+format | --reward
     dpo --beta 0                                        | must be above 0
     dpo --loss_type ipo --label_smoothing 0.1           | ipo

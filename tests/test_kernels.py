@@ -210,6 +210,20 @@ def test_logits_and_tokens_may_be_views(L, view):
 
 
 @device
+@pytest.mark.parametrize("view", [
+    lambda x: x[..., 1], lambda x: x[:1, :1, 0].expand(B, T),
+    lambda x: x[..., 0].T.contiguous().T], ids=["second of pairs", "one number", "columns"])
+def test_tokens_old_logps_and_gradients_may_be_views_as_well(L, view):
+    (logits, tokens, old_logps, _), g = problem(torch.float32, 2 * B * T, V, padding=[2, 5])
+    rows = [view(x.view(B, T, 2)) for x in (tokens, old_logps, *g)]
+    logits = logits[:B * T].view(B, T, V)
+    tokens, old_logps, *g = [x.contiguous() for x in rows]
+    expected = run(L.logprob, logits, tokens, old_logps, 0.8, g=g)
+    ours = run(L.logprob, logits, *rows[:2], 0.8, g=rows[2:])
+    assert not any(x.is_contiguous() for x in rows) and all(map(torch.equal, ours, expected))
+
+
+@device
 @pytest.mark.parametrize("V", [70, 9001])
 def test_impossible_tokens_count_for_nothing(L, V):
     """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large)."""

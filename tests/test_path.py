@@ -139,6 +139,20 @@ def test_rungs_are_written_and_run_on_a_real_model(monkeypatch, tmp_path, capsys
         [file, "model", "data"], [file, "model"]]
 
 
+def test_a_file_that_the_reader_has_changed_is_not_written_over(monkeypatch, tmp_path, refused):
+    monkeypatch.chdir(tmp_path)
+    for end, *words in (("", "write"), ("_with", "write", "gspo"),
+                        ("_real", "write", "gspo", "--real"),
+                        ("_real", "run", "gspo", "--real", "model")):
+        monkeypatch.setattr(path.sys, "argv", ["path", *words])
+        if words[0] == "write":
+            path.main()
+        file = path.FOLDER / CHAPTERS["gspo"].file.replace(".py", f"{end}.py")
+        file.write_text("mine")
+        refused(f"{file}: differs from the script that would replace it", path.main)
+        file.unlink()
+
+
 def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch, tmp_path):
     """With the seeds of CHOICE, a run is right most often at 1/8 of RATE, or at twice RATE with the
     clip. With SEEDS, the clip is ahead at RATE and behind at these two rates."""

@@ -186,7 +186,12 @@ def test_without_a_second_file_a_tenth_is_held_out_whatever_other_lines_exist(lo
     assert set(train) <= set(task.train) and len(set(train)) > 100
     assert {problem.task for problem in (*test, *train)} == {"train"}
     assert sorted(common.held_out_problems(task, 512)) == sorted(task.test)
-    other_answer = load(records(20), [{"prompt": "q7", "answer": 8}])
+    said = [{"prompt": [{"role": "user", "content": f"q{i} "}], "answer": 0} for i in range(300)]
+    padded = [{"prompt": f" q{i}\n", "answer": 0} for i in range(300)]
+    twins = load([*records(300), *said, *padded])
+    assert len(twins.test) == 3 * len(task.test)        # what reads the same stays together
+    assert set(prompts(task.test)) <= set(prompts(twins.test))
+    other_answer = load(records(20), [{"prompt": "q7\n", "answer": 8}])
     assert "q7" not in prompts(other_answer.train)
 
 
