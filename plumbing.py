@@ -234,9 +234,10 @@ def handle(handler, *signals):
             signal.signal(number, handler)
 
 
+# The logs that a run writes, and what it writes before its first step.
 LOGS = ("metrics.jsonl", "samples.jsonl", "greedy.jsonl", "pairs.jsonl")
-AT_START = {"config.json", "base.pt", "greedy.jsonl", "run.lock"}       # before the first step
-LOCKS = {}                                          # path of a run.lock -> open file
+AT_START = {"config.json", "base.pt", "given-pairs.txt", "greedy.jsonl", "run.lock", "tensorboard"}
+LOCKS = {}                              # path of a run.lock -> open file
 
 
 class Run:

@@ -76,6 +76,21 @@ def test_runs_that_start_at_the_same_moment_have_a_folder_each(script, tmp_path,
     assert all(len(steps(path)) == 1 for path in folders)
 
 
+def test_a_run_that_begins_and_ends_while_another_starts_keeps_its_folder(
+        script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = Path("runs/grpo-arithmetic-s0")
+    mkdir = Path.mkdir
+
+    def late(path, *args, **options):
+        mkdir(path, *args, **options)
+        if path == first:
+            (path / "checkpoint.pt").touch()
+    monkeypatch.setattr(Path, "mkdir", late)
+    script.main(arguments(INSTANT))
+    assert (first / "checkpoint.pt").stat().st_size == 0 and len(steps(f"{first}-2")) == 1
+
+
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "empty"])
 def test_of_runs_that_name_the_same_folder_one_gets_it_and_the_other_is_refused(
         script, tmp_path, capfd, is_there):
