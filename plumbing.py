@@ -311,12 +311,13 @@ class Run:
         print(f"{self.script.name}: {self.task.name} on {cfg.device}: {self.folder}", flush=True)
 
     def take(self):
-        """Make and lock the folder, unless it contains more than what a run writes before its first
-        step; if a flag names none, it must be new. -> whether it is now this run's alone"""
+        """Make and lock the folder. A new run needs an empty one, or one that --output_dir names
+        and where a run failed before its first step. -> whether it is now this run's alone"""
         is_resumed = self.cfg.resume_from_checkpoint != ""
-        names = {path.name for path in self.folder.glob("*")} - AT_START - {self.script.name}
-        is_taken = names if self.cfg.output_dir else self.folder.exists()
-        if is_taken and not is_resumed:
+        names = {path.name for path in self.folder.glob("*")}
+        if self.cfg.output_dir:
+            names -= AT_START | {self.script.name}
+        if names and not is_resumed:
             return False
         path = self.folder.resolve() / "run.lock"
         with writing(path):

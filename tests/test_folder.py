@@ -129,6 +129,25 @@ def test_a_home_folder_is_found_in_every_flag_that_takes_a_path(script, tmp_path
     assert cfg.init_from == str(tmp_path / "run")
 
 
+def test_runs_that_name_no_folder_never_share_one_even_in_two_threads(
+        script, tmp_path, monkeypatch):
+    """One begins while the other has only begun, so that its folder contains little."""
+    monkeypatch.chdir(tmp_path)
+    begin = plumbing.Run.begin
+    folders = []
+
+    def nested(run):
+        begin(run)
+        folders.append(run.folder)
+        if len(folders) == 1:
+            thread = threading.Thread(target=lambda: script.main(arguments(INSTANT)))
+            thread.start()
+            thread.join()
+    monkeypatch.setattr(plumbing.Run, "begin", nested)
+    script.main(arguments(INSTANT))
+    assert len(set(folders)) == 2 and all(len(steps(folder)) == 1 for folder in folders)
+
+
 # ---- what other runs left --------------------------------------------------------------------
 
 def test_what_kill_9_leaves_in_a_checkpoint_is_gone_after_the_next_run(run):
