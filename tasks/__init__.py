@@ -72,7 +72,7 @@ class Task:
         """Compute the rewards of all completions of a batch. -> (P, G)"""
         judged = zip(batch.problems, batch.texts, batch.verdicts)
         rewards = [self.reward(*completion, purpose) for completion in judged]
-        return torch.tensor(rewards).view_as(batch.is_correct)
+        return 1.0 * torch.tensor(rewards).view_as(batch.is_correct)        # ints and bools, too
 
     token_rewards = common.Arithmetic.token_rewards
 

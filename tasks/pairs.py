@@ -61,7 +61,7 @@ class Given:
         for pair in passes(self.pairs, step * n, n, cfg.seed):
             problem = problem_of(pair, task)
             examples += [problem._replace(completion=pair[name]) for name in NAMES[1:]]
-        prompts, tokens, mask, lengths = plumbing.encode_examples(examples, task, cfg.device)
+        prompts, tokens, mask, lengths = common.encode_examples(examples, task, cfg.device)
         with torch.no_grad():
             logps, entropy = script.score(policy, prompts, tokens, cfg.temperature, cfg.kernel)
         none = torch.zeros(n, 2, dtype=torch.bool)      # (P, G)  not truncated, not judged right

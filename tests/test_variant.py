@@ -54,6 +54,14 @@ def test_the_recipe_of_the_page_adds_a_loss_and_breaks_no_test(tmp_path):
         (copy / name).write_text(change((copy / name).read_text("utf-8")), "utf-8")
     diffs = re.findall(r"^```diff\n(.*?)^```$", RECIPE, re.S | re.M)
     assert len(diffs) == len(FILES)
+    lesson = (copy / "grpo.py").read_text("utf-8")
+    if '"taper"' in lesson:
+        pytest.skip("the recipe has been carried out here, so all tests test it")
+    stated = lesson.split('"""')[1]
+    last = re.findall(r"^  .*\(\d+\)$", stated, re.M)[-1]         # perhaps of somebody's variant
+    number = int(last[last.rindex("(") + 1:-1]) + 1
+    diffs[0] = diffs[0].replace(diffs[0].partition("\n")[0], f" {last}")
+    diffs = [diff.replace("(9)", f"({number})").replace("| 9 |", f"| {number} |") for diff in diffs]
     for name, diff in zip(FILES, diffs):
         assert name in RECIPE
         edit(name, lambda text, diff=diff: applied(diff, text))
