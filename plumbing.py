@@ -227,13 +227,6 @@ def load_policy(policy, path, fail=fail):
         return fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
 
 
-def handle(handler, *signals):
-    """Set the handler of signals; a run that is not in the main thread cannot."""
-    with contextlib.suppress(ValueError):
-        for number in signals:
-            signal.signal(number, handler)
-
-
 # The logs that a run writes, and what it writes before its first step.
 LOGS = ("metrics.jsonl", "samples.jsonl", "greedy.jsonl", "pairs.jsonl")
 AT_START = {"config.json", "base.pt", "given-pairs.txt", "greedy.jsonl", "run.lock", "tensorboard"}

@@ -2,7 +2,7 @@
 import argparse
 import os
 
-from lab import experiment
+from lab import bench, experiment
 from report import start
 
 
@@ -18,8 +18,11 @@ def main(argv=None):
     for name in args.names:
         if name not in experiment.NAMES:
             parser.error(f"{name}: unknown experiment; choose from {names}")
-    chosen = args.names or (experiment.measured() if args.draw else experiment.NAMES)
-    for one in [experiment.module(name).EXPERIMENT for name in chosen]:
+    for name in args.names or experiment.NAMES:
+        if not bench.is_old(name):
+            bench.main([name, "--processes", str(args.processes), *["--draw"] * args.draw])
+            continue
+        one = experiment.module(name).EXPERIMENT
         if not args.draw:
             one.perform(args.processes)
         one.publish()

@@ -16,7 +16,6 @@ the first run; afterwards the section Outcome, which says what you predicted cor
 the picture, whose title is the finding of the first claim, and the tables are then inserted above
 these sections.
 """
-import collections
 import concurrent.futures
 import importlib
 import json
@@ -28,23 +27,11 @@ from pathlib import Path
 import numpy
 import torch
 
+from lab.bench import NAMES, UNSCORED, is_old, overview  # noqa: F401
 from lab.docs import DOCS, MACHINE, put, run_once, table
 from lab.draw import Picture, show
-from lab.verdict import CONTRADICTED, NO_VERDICT, OURS, SHOWN, UNDECIDED, Claim
+from lab.verdict import OURS, Claim
 
-# The experiments by the question that they answer, in the order of docs/lab.md and of make lab
-QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
-             "KL and trust regions": ("kl", "trust", "rates"),
-             "Baselines and critics": ("variance", "credit", "critic", "turns"),
-             "Samples": ("signal", "reuse", "staleness", "masking"),
-             "Pairs": ("offline",),
-             "Teachers": ("distill",),
-             "What RL adds": ("sharpen", "zero", "r1"),
-             "How to measure": ("methods", "seeds", "bugs")}
-NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their pictures
-# Flags for runs whose batches are measured, so that no time is spent on evaluations
-UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 # A page: its title, the generated part, the sections written by hand, and the last line, which a
 # new page lacks
 PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)
@@ -163,7 +150,7 @@ class Experiment:
         _, picture, *_ = self.load()
         picture.save(self.path(".svg"))
         self.path(".md").write_text(self.text(), "utf-8")
-        for name, text in zip(("findings", "experiments"), index()):
+        for name, text in zip(("findings", "experiments"), overview()):
             put(name, text, "lab")
 
 
@@ -181,7 +168,7 @@ def module(name):
 
 def measured():
     """List the experiments that have been measured, in the order of NAMES. -> list"""
-    return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists()]
+    return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists() and is_old(name)]
 
 
 def perform(job):
@@ -268,29 +255,3 @@ def answer(claim):
     source = f"Claim by {claim.source}".replace("by after", "after")
     source = "Our claim" if claim.source == OURS else source
     return f"{source}: {claim.text}. Verdict: {claim.judged}."
-
-
-def index():
-    """Write the tops of docs/lab.md: findings with their pictures, and the number of verdicts with
-    a table of experiments for each question. -> str, str"""
-    claims = {name: module(name).EXPERIMENT.load()[0] for name in measured()}
-    parts = []
-    for name in [name for name in FINDINGS if name in claims]:
-        first = claims[name][0]
-        parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} See "
-                     f"[{name}](lab/{name}.md).\n")
-    found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
-    counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
-    tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main ones. If a claim is shown, they only name its source.\n"]
-    for question, names in QUESTIONS.items():
-        rows = [[claim.finding, claim.judged,
-                 claim.source + f": {claim.text}" * (claim.verdict != SHOWN),
-                 f"[{name}](lab/{name}.md)" + alone]
-                for name in names for claim in claims.get(name, ())
-                for alone in [", one base" * module(name).EXPERIMENT.one_base]
-                if claim is claims[name][0] or claim.said and claim.verdict != NO_VERDICT]
-        heads = ["finding", "verdict", "claim", "page"]
-        if rows:
-            tables += [f"### {question}\n", table(heads, rows)]
-    return "\n".join(parts), "\n".join(tables)

@@ -24,10 +24,11 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import choices, draw, experiment, training, verdict
+from lab import bench, choices, draw, experiment, training, verdict
 from lab import docs as runs
 
-EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
+EXPERIMENTS = {name: bench.module(name).EXPERIMENT for name in bench.NAMES if bench.is_old(name)}
+NEW = [name for name in bench.NAMES if not bench.is_old(name)]
 
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -170,9 +171,9 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     module.page = page
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", module)
     monkeypatch.setattr(runs, "run", run)
-    for name, value in (("NAMES", ["made_up"]), ("FINDINGS", ["made_up"]),
+    for name, value in (("NAMES", ["made_up"]), ("FINDINGS", ["made_up"]), ("DOCS", docs),
                         ("QUESTIONS", {"Rewards": ["made_up"]})):
-        monkeypatch.setattr(experiment, name, value)
+        monkeypatch.setattr(bench, name, value)
     made_up.perform(processes=2)
     made_up.publish()
     found = json.loads((docs / "lab/made_up.json").read_text())
@@ -197,12 +198,16 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
     assert made.path(".md").read_text() == made.text()
 
 
+@pytest.mark.parametrize("name", NEW)
+def test_the_page_follows_from_the_stored_numbers(name):
+    *_, text = bench.page(name)
+    assert f"make lab-{name}: {name} -->\n{text}<!-- end" in (
+        ROOT / f"docs/lab/{name}.md").read_text("utf-8")
+
+
 def test_the_findings_are_those_of_the_experiments():
-    findings, experiments = experiment.index()
-    for page, name, text in (("lab", "lab: findings", findings),
-                             ("lab", "lab: experiments", experiments),
-                             ("lab-sceptic", "choices: choices", choices.text())):
-        assert f"make {name} -->\n{text}<!-- end" in (ROOT / f"docs/{page}.md").read_text()
+    for name, text in zip(("findings", "experiments"), bench.overview()):
+        assert f"make lab: {name} -->\n{text}<!-- end" in (ROOT / "docs/lab.md").read_text()
 
 
 def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():

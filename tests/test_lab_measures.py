@@ -13,7 +13,7 @@ from small_runs import SMALL, arguments
 import common
 import grpo
 import plumbing
-from lab import experiment, training
+from lab import bench, experiment, training
 from lab.claims import bugs, kl, seeds, turns
 from tasks import number, preferences
 
@@ -30,13 +30,28 @@ def untrained(script, flags):
     return cfg, task, script.GPT(cfg)
 
 
+@pytest.mark.parametrize("name, case, constants", [
+    ("credit", "walks", {"BATCHES": 1}),
+    ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
+    ("kl", "on the way", {"WATCHED": [1, 2]}),
+    ("signal", "GSPO, dynamic sampling", {"BUDGET": 300})])
+def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
+    module = bench.module(name)
+    monkeypatch.setattr(module, "load_base", untrained)
+    monkeypatch.setattr(preferences, "BATCHES", 1)
+    for constant, value in constants.items():
+        monkeypatch.setattr(module, constant, value)
+    found = module.measure(case, 0)
+    stored, _ = bench.load(name)
+    assert stored.keys() == {*getattr(module, "RUNS", ()), *module.CASES}
+    assert found.keys() == stored[case].keys()
+    for column, values in found.items():
+        assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
+
+
 @pytest.mark.parametrize("name, measure, case, constants", [
-    ("credit", "estimates", "walks", {"BATCHES": 1}),
-    ("credit", "credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
     ("hacking", "models", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
-    ("kl", "estimates", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "learning", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("signal", "learning", "GSPO, dynamic sampling", {"BUDGET": 300}),
     ("staleness", "engines", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
     ("trust", "rare", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
     ("turns", "estimates", "after RL", {"GROUPS": 8}),
@@ -85,10 +100,12 @@ def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_m
     assert len({tuple(row) for row in kl.TOKENS.tolist()}) == 31
     table = torch.randn(3, 3, generator=torch.Generator().manual_seed(3)).double()
     assert kl.output_logps(table).sum(dim=1).exp().sum().item() == pytest.approx(1)
-    found = kl.cosines(0, "policies", draws=5)
-    assert max(found["norm of k1"]) < 1e-12
-    for pair in (*kl.TANGS, kl.OLDER, *kl.BY_LENGTH):
-        assert (max(found[" / ".join(pair)]) == 0) == (pair not in kl.BY_LENGTH), pair
+    found = kl.gradients(draws=5)
+    assert found["k1"].norm(dim=1).max() < 1e-12
+    for one, other in (("k2", "KL(policy, base)"), ("k3", "KL(base, policy)"),
+                       ("k1 in the reward", "KL of outputs"),
+                       ("k3_ratio, older", "KL(policy, base), older")):
+        assert torch.allclose(found[one], found[other])
 
 
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):

@@ -9,12 +9,12 @@ import torch
 import common
 import grpo
 import ppo
-from lab.draw import GREY, dots
-from lab.experiment import Experiment, numbers
+from lab.bench import OURS, Claim, numbers
 from lab.training import load_base, rewards_after, train_critic
-from lab.verdict import OURS, Claim
+from report import chart
 from tasks import gridworld
 
+SEEDS, CASES, ONE_BASE = range(5), ["walks", "answers"], True
 ROLLOUTS = (1, 2, 4, 8, 16)
 EIGHT = "rollouts, K = 8"
 UNTRAINED = "critic, before it has learned"
@@ -24,7 +24,6 @@ NUM_REFERENCE = 256                     # rollouts whose mean takes the place of
 BATCHES = 60                            # number of batches that the critic learns from
 FORKS = 0.1                             # fraction of the tokens that should have most of |A|
 GAIN = 0.05                             # smallest difference of two correlations that matters
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True, rate="")
 
 
 def step_advantages(rewards, values, mask):
@@ -104,9 +103,12 @@ def value_error(values, batch):
     return ((values[batch.mask > 0] - exact).square().mean() / exact.var()).item()
 
 
-@EXPERIMENT.measure(["walks"])
-def estimates(seed, case):
-    """For moves: measure the error of each estimate's values, and correlate its advantages."""
+def measure(case, seed):
+    return of_moves(seed) if case == "walks" else of_tokens(seed)
+
+
+def of_moves(seed):
+    """Measure the error of each estimate's values, and correlate its advantages."""
     cfg, task, policy = load_base(ppo, f"--task gridworld --seed {seed}")
     task.token_rewards = lambda batch: batch.token_rewards
     first, *rest, batch = (make_batch(task, cfg, step) for step in range(1 + BATCHES))
@@ -124,10 +126,9 @@ def estimates(seed, case):
     return errors | correlations(batch, batch.token_rewards, values, exact)
 
 
-@EXPERIMENT.measure(["answers"])
-def credit(seed, case):
-    """For tokens: measure the fraction of the total |A| that a few tokens have, and correlate the
-    advantages of each estimate with those from many other rollouts, the reference."""
+def of_tokens(seed):
+    """Measure the fraction of the total |A| that a few tokens have, and correlate the advantages of
+    each estimate with those from many other rollouts, the reference."""
     cfg, task, policy = load_base(ppo, f"--base_steps 450 --seed {seed}")
     critic = train_critic(policy, task, cfg, (
         ppo.sample_batch(policy, task, cfg, step) for step in range(BATCHES)))
@@ -146,22 +147,21 @@ def credit(seed, case):
         batch, task.token_rewards(batch), values, exact)
 
 
-def page(estimates, credit):
-    [moves] = estimates.values()
-    [tokens] = credit.values()
+def page(x):
+    moves, tokens = x["walks"], x["answers"]
     yield Claim("for moves, advantages from 8 rollouts correlate more with the exact ones than a "
                 "critic's do", "VinePPO", moves[EIGHT] - moves["critic"], at_least=GAIN,
-                said="For moves, the exact advantages have a correlation of "
+                finding="For moves, the exact advantages have a correlation of "
                 f"{moves[EIGHT].mean():.2f} with those from 8 rollouts, and of "
                 f"{moves['critic'].mean():.2f} with a critic's")
     yield Claim("for moves, values from 8 rollouts have a smaller squared error than a critic's",
                 "VinePPO", moves[f"error: {EIGHT}"] / moves["error: critic"], at_most=0.8,
-                times=True)
+                ratio=True)
     yield Claim("the advantage of a whole walk (GRPO) has a correlation of less than 0.5 with the "
                 "exact advantages of its moves", OURS, moves["GRPO"], at_most=0.5)
     yield Claim(f"{FORKS:.0%} of the tokens have more than half of the total absolute advantage",
                 OURS, tokens["share"], at_least=0.5,
-                said=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
+                finding=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
                 "of the total absolute advantage, but GRPO gives all tokens of an answer the same "
                 "one")
     for first, second, better, worse in (
@@ -174,10 +174,8 @@ def page(estimates, credit):
     rows = {f"{step}: {name}": results[name]
             for step, results in (("move", moves), ("token", tokens))
             for name in ("GRPO", "rollouts, K = 1", EIGHT, "critic")}
-    yield dots(rows, given={name: GREY for name in rows if "GRPO" in name},
-               xlabel="correlation with the exact advantages (tokens: with those from "
-               f"{NUM_REFERENCE} rollouts); a dot for each seed")
+    yield lambda axis: chart.dots(axis, rows, xlabel="correlation with the exact advantages")
     yield numbers({name.removeprefix("error: "): {
         "squared error, divided by the variance of the exact values": values}
-        for name, values in moves.items() if name.startswith("error: ")}, ".2f",
-        by="estimate of the values of moves")
+        for name, values in moves.items() if name.startswith("error: ")},
+        "estimate of the values of moves", ".2f")

@@ -2,9 +2,10 @@
 the rate, and seven others judge the method at that rate."""
 import numpy
 
+from lab.bench import UNSCORED, claims_of, module
 from lab.docs import table
 from lab.draw import BLUE, RED, curves
-from lab.experiment import UNSCORED, Experiment, module, ratio, steps_to_level
+from lab.experiment import Experiment, ratio, steps_to_level
 from lab.verdict import OURS, Claim
 
 RATES = ("2.5e-4", "5e-4", "1e-3")              # half the default, the default, twice the default
@@ -122,7 +123,7 @@ def again(tuning, judging):
     """Judge each claim of AGAIN at the best rate of each side. Yields the claim, rows of both
     tables, and the values of both sides"""
     for (name, text), (*sides, what, said) in AGAIN.items():
-        claims, *_ = module(name).EXPERIMENT.load()
+        claims = claims_of(name)
         old = next((claim for claim in claims if claim.text == text), None)
         values, ends, rows = [], [], []
         for side in sides:
@@ -139,7 +140,7 @@ def again(tuning, judging):
         source, least = (old.source, old.at_least) if old else ("PPO", GAIN)
         claim = Claim(f"{text} {BEST}", source, at_least=least,
                       said=said.format(*(one.mean() for one in values)), **effect)
-        yield claim, old and [text, f"{old.judged}, {old.effect}", f"**{claim.verdict}**"], rows
+        yield claim, old and [text, ", ".join(old.cells()[1:3]), f"**{claim.verdict}**"], rows
 
 
 def page(runs, tuning, judging):

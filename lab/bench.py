@@ -1,0 +1,345 @@
+"""Run experiments of the lab, judge their claims, and write their pages: python -m lab.bench NAME
+(make lab-NAME), or all of them (make lab).
+
+An experiment is a module lab/claims/NAME.py. It has SEEDS, and
+  RUNS              {case: command line of a script}, with METRICS, which are kept of each step, and
+                    SCORES, which are kept of the trained policy; or
+  CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
+  FEWER             {case: its seeds}, for cases that do not have all SEEDS
+  ONE_BASE = True   if all seeds start from one base; else each seed has its own
+  page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
+x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
+docs/lab/NAME.json. What can be computed exactly is computed in page.
+
+You write docs/lab/NAME.md yourself: a title, the marks of the generated part, and the sections
+Claim, Prediction and Method before the first run; afterwards Outcome, which says what you predicted
+correctly.
+"""
+import argparse
+import collections
+import concurrent.futures
+import functools
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+
+import plumbing
+from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
+from report import chart, start
+
+# The experiments by the question that they answer, in the order of docs/lab.md and of make lab
+QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
+             "KL and trust regions": ("kl", "trust", "rates"),
+             "Baselines and critics": ("variance", "credit", "critic", "turns"),
+             "Samples": ("signal", "reuse", "staleness", "masking"),
+             "Pairs": ("offline",),
+             "Teachers": ("distill",),
+             "What RL adds": ("sharpen", "zero", "r1"),
+             "How to measure": ("methods", "seeds", "bugs")}
+NAMES = tuple(name for names in QUESTIONS.values() for name in names)
+FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their charts
+# Flags for runs whose batches are measured, so that no time is spent on evaluations
+UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
+SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
+NO_VERDICT = "no verdict"
+FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
+OURS = "ours"                                       # the source of a claim that no paper makes
+PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text("utf-8"))  # -> addresses
+
+
+def module(name):
+    return importlib.import_module(f"lab.claims.{name}")
+
+
+# ---- 1. measuring ----------------------------------------------------------------------------
+
+def perform(name, case, seed):
+    """Measure a case of an experiment with one seed. -> {column: values with six digits}"""
+    torch.set_num_threads(1)
+    print(f"{name}: {case}, seed {seed}", flush=True)
+    one = module(name)
+    if case in getattr(one, "RUNS", ()):
+        own = "" if hasattr(one, "ONE_BASE") else f" --base_seed {seed}"
+        columns = run_once(one.RUNS[case] + own, seed, one.METRICS, getattr(one, "SCORES", ()))
+    else:
+        columns = one.measure(case, seed)
+    return json.loads(json.dumps(columns), parse_float=lambda text: float(f"{float(text):.6g}"))
+
+
+def measure(name, processes):
+    """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
+    this is interrupted, the next call continues, unless the code was committed in between."""
+    one = module(name)
+    jobs = [(name, case, seed) for case in (*getattr(one, "RUNS", ()), *getattr(one, "CASES", ()))
+            for seed in getattr(one, "FEWER", {}).get(case, one.SEEDS)]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
+                            capture_output=True, text=True).stdout.strip()
+    about = {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
+             "commit": commit}
+    results, seconds = [], 0                                    # of the first jobs
+    path = ROOT / "runs" / f"lab-{name}.json"
+    if path.exists():
+        *interrupted, before = json.loads(path.read_text("utf-8"))
+        if before == about:
+            results, seconds = interrupted
+    clock = time.perf_counter() - seconds
+    context = multiprocessing.get_context("spawn")              # a fork can hang with threads
+    with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
+        for columns in pool.map(perform, *zip(*jobs[len(results):])):
+            results.append(columns)
+            seconds = round(time.perf_counter() - clock)
+            plumbing.write(path, json.dumps([results, seconds, about]))
+    stored = {"about": {"seconds": seconds} | about}
+    for (_, case, _), columns in zip(jobs, results):
+        for column, values in columns.items():
+            stored.setdefault(case, {}).setdefault(column, []).append(values)
+    lines = json.dumps(stored).replace("]], ", "]],\n").replace("}, ", "},\n")
+    plumbing.write(DOCS / f"lab/{name}.json", lines + "\n")
+    path.unlink()
+
+
+def load(name):
+    """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
+    stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
+    about = stored.pop("about")
+    return {case: {column: array(rows) for column, rows in columns.items()}
+            for case, columns in stored.items()}, about
+
+
+def array(rows):
+    """Make an array of numbers or lists, and pad shorter lists with nan. -> float array"""
+    if isinstance(rows[0], list):
+        longest = max(map(len, rows))
+        rows = [row + [None] * (longest - len(row)) for row in rows]
+    return numpy.array(rows, dtype=float)
+
+
+# ---- 2. judging ------------------------------------------------------------------------------
+
+@functools.cache
+def student_quantile(n, p):
+    """Compute the p-quantile of Student's t with n degrees of freedom. With t = sqrt(n) tan(angle),
+    the density of the angle is proportional to cos(angle)^(n - 1). -> float"""
+    angle = numpy.linspace(-math.pi / 2, math.pi / 2, 100_001)
+    density = numpy.cos(angle) ** (n - 1)
+    share = numpy.concatenate([[0], (density[1:] + density[:-1]).cumsum()])
+    return math.sqrt(n) * math.tan(numpy.interp(p * share[-1], share, angle))
+
+
+def student(values, comparisons=1):
+    """Compute the 95% interval of the mean of independent values.
+    comparisons: how many intervals have to hold at once (Bonferroni). -> low, high"""
+    n = len(values) - 1
+    mean = numpy.mean(values)
+    half = student_quantile(n, 1 - 0.025 / comparisons) * numpy.std(values) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+@dataclass
+class Claim:
+    """A sentence, and the numbers that it is judged by. It names the region in which an effect
+    lies; the bound is the smallest effect that matters. The claim is shown if the whole 95%
+    interval of the effect lies in the region, contradicted if none of it does, and undecided
+    otherwise. The interval is Student's, because other rules find an effect too often with few
+    seeds; docs/lab/seeds.md shows how often it misses the truth if a run sometimes collapses."""
+    text: str
+    source: str                     # a name in papers.json, "after NAME" if the paper does not make
+                                    # the claim in this form, or OURS
+    effect: object                  # a number for each seed; or a pair of lists, whose ratio is the
+                                    # effect, or whose difference, if they are fractions from 0 to 1
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    ratio: bool = False             # the mean of the seeds is the geometric one
+    exact: bool = False             # the numbers are no sample: all must lie in the region
+    comparisons: int = 1            # number of effects that were compared; this is the largest
+    finding: str = ""               # the result, as a sentence
+
+    def __post_init__(self):
+        values = self.effect
+        with numpy.errstate(all="ignore"):                      # a run that never got there is inf
+            if isinstance(values, tuple):
+                values = (numpy.divide if self.ratio else numpy.subtract)(*values)
+            values = numpy.ravel(values).astype(float)
+            self.values = numpy.log(values) if self.ratio else values
+            self.interval = (self.values.min(), self.values.max()) if self.exact else (
+                student(self.values, self.comparisons))
+
+    @property
+    def reason(self):
+        """The reason why there is no verdict; "" if there is one."""
+        never = int((~numpy.isfinite(self.values)).sum())
+        if never > 0:
+            return f"with {never} of {len(self.values)} seeds, a run never reached the level"
+        if math.isclose(*self.interval, abs_tol=1e-9) and not self.exact:
+            return "all seeds have the same effect"
+        if isinstance(self.effect, tuple) and not self.ratio:
+            first, second = map(numpy.mean, self.effect)
+            is_decided = self.judge(-second, 1 - second) != UNDECIDED   # whatever the first one is
+            if max(first, second) < FLOOR or is_decided and second < 0.5:
+                return "at the floor"
+            if min(first, second) > 1 - FLOOR or is_decided:
+                return "at the ceiling"
+        return ""
+
+    def judge(self, low, high):
+        """Judge an interval with these ends. -> verdict"""
+        if self.at_least <= low and high <= self.at_most:
+            return SHOWN
+        if high < self.at_least or low > self.at_most or self.exact:
+            return CONTRADICTED
+        return UNDECIDED
+
+    @property
+    def verdict(self):
+        ends = numpy.exp(self.interval) if self.ratio else self.interval
+        return NO_VERDICT if self.reason else self.judge(*ends)
+
+    @property
+    def title(self):
+        """The finding, with its verdict unless the finding contains it."""
+        if self.finding and not self.reason:
+            return self.finding + " (undecided)" * (self.verdict == UNDECIDED)
+        return f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
+
+    def cells(self):
+        """Write the row of a table. -> list"""
+        numbers = numpy.array([self.values.mean(), *self.interval])
+        effect, low, high = (f"{x:.3g}" for x in (numpy.exp(numbers) if self.ratio else numbers))
+        times = " times" * self.ratio
+        measured = f"{effect}{times} ({low} to {high})"
+        if self.exact:
+            measured = " to ".join(dict.fromkeys((low, high))) + times
+        region = f"{self.at_least:g} to {self.at_most:g}"
+        region = region.replace("-inf to ", "≤ ")
+        if self.at_most == math.inf:
+            region = f"≥ {self.at_least:g}"
+        paper = self.source.removeprefix("after ")
+        link = f"[{paper}]({PAPERS[paper]})" if paper in PAPERS else paper
+        verdict = f"**{self.verdict}**" + f": {self.reason}" * bool(self.reason)
+        return [self.text, verdict, measured, region, self.source.replace(paper, link)]
+
+
+def means(rows, window):
+    """Average over each `window` steps in a row. (S, T) -> (S, T - window + 1)"""
+    return numpy.lib.stride_tricks.sliding_window_view(rows, window, axis=1).mean(axis=-1)
+
+
+def steps_to(rows, level, window):
+    """Count the batches that each run learned from before its mean accuracy over `window` batches
+    in a row crossed `level`. Interpolates between two means; inf if the run never got there.
+    (S, T) -> (S,)"""
+    counts = []
+    for row in means(rows, window):
+        place = int((row >= level).argmax())            # the first mean that reaches the level
+        before = row[max(place - 1, 0)]
+        part = (row[place] - level) / (row[place] - before) if place > 0 else 0.0
+        counts.append(window - 1 + place - part if row[place] >= level else numpy.inf)
+    return numpy.array(counts)
+
+
+# ---- 3. the pages ----------------------------------------------------------------------------
+
+def numbers(cases, by="", form=".3g"):
+    """Write a table with a row for each case, {column: a number for each seed}. A cell has the mean
+    of the seeds, and the lowest and highest seed. -> Markdown"""
+    def cell(values):
+        low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
+        return low if low == high else f"{mean} ({low} to {high})".replace("inf", "never")
+    return table([by, *next(iter(cases.values()))],
+                 [[case, *map(cell, columns.values())] for case, columns in cases.items()])
+
+
+def page(name):
+    """Judge the claims of an experiment. -> claims, function that draws, text of its page"""
+    x, about = load(name)
+    one = module(name)
+    parts = list(one.page(x))
+    claims = [part for part in parts if isinstance(part, Claim)]
+    [draw] = [part for part in parts if callable(part)]
+    bases = "all from one base" if hasattr(one, "ONE_BASE") else "each with its own base"
+    heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
+    return claims, draw, "\n".join([
+        f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
+        table(heads, [claim.cells() for claim in claims]),
+        *(part for part in parts if isinstance(part, str)),
+        f"`make lab-{name}` repeats this experiment with seeds {one.SEEDS[0]} to {one.SEEDS[-1]}, "
+        f"{bases}. It took {about['seconds']} s in {about['processes']} processes, with "
+        f"{about['machine'].split(' (')[0]}.\n"])
+
+
+def is_old(name):
+    """While experiments of the old form are left: tell which they are."""
+    return hasattr(module(name), "EXPERIMENT")
+
+
+def claims_of(name):
+    if not is_old(name):
+        return page(name)[0]
+    return [types.SimpleNamespace(
+        text=one.text, source=one.source, at_least=one.at_least, verdict=one.verdict,
+        reason=one.moot, title=one.finding, finding=one.said,
+        cells=lambda one=one: [one.text, one.judged, one.effect, one.claimed_range, one.source])
+        for one in module(name).EXPERIMENT.load()[0]]
+
+
+def overview():
+    """Write the generated parts of docs/lab.md: findings with their charts, and the number of
+    verdicts with a table of experiments for each question. -> str, str"""
+    claims = {name: claims_of(name) for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
+    findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
+                f"![chart](lab/{name}.svg)\n"
+                for name in FINDINGS if name in claims]
+    found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
+    counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
+    tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
+              "The tables have the main ones. If a claim is shown, they only name its source.\n"]
+    for question, names in QUESTIONS.items():
+        rows = []
+        for name in names:
+            link = f"[{name}](lab/{name}.md)" + ", one base" * (
+                hasattr(module(name), "ONE_BASE") or is_old(name) and (
+                    module(name).EXPERIMENT.one_base))
+            for claim in claims.get(name, ()):
+                text, verdict, *_, source = claim.cells()
+                source += f": {text}" * (claim.verdict != SHOWN)
+                if claim is claims[name][0] or claim.finding and not claim.reason:
+                    rows.append([claim.title, verdict, source, link])
+        tables += [f"### {question}\n", table(["finding", "verdict", "claim", "page"], rows)]
+    return "\n".join(findings), "\n".join(tables)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--processes", type=int, default=os.cpu_count(),
+                        help="number of processes at a time (default: one for each core)")
+    parser.add_argument("--draw", action="store_true",
+                        help="measure nothing: make pages and charts from the stored numbers")
+    args = parser.parse_args(argv)
+    for name in args.names:
+        if name not in NAMES:
+            parser.error(f"{name}: unknown experiment; choose from {', '.join(NAMES)}")
+    for name in args.names or NAMES:
+        if not args.draw:
+            measure(name, args.processes)
+        _, draw, text = page(name)
+        with chart.figure(DOCS / f"lab/{name}.svg") as axis:
+            draw(axis)
+        put(name, text, f"lab-{name}")
+    for part, text in zip(("findings", "experiments"), overview()):
+        put(part, text, "lab")
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""     # all processes use the CPU, as the pages say
+    start(main)
