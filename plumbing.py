@@ -323,7 +323,7 @@ class Run:
         if not all(math.isfinite(value) for value in metrics.values()):
             fail(f"step {self.step}: not finite: {metrics}; the last checkpoint is kept", 1)
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
-        if self.task.is_judged and batch.verdicts:          # pairs from a file have no verdicts
+        if self.task.is_judged:
             is_correct = torch.cat([one.is_correct for one in batch.sampled or [batch]])
             metrics["accuracy"] = is_correct.double().mean().item()
         metrics["step_time"] = time.perf_counter() - self.step_clock
