@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab choices bench real gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+        hunts zoo lab bench real gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -97,9 +97,6 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 
 lab-%: $(READY)
 	$(PY) -m lab $*
-
-choices: $(READY)        ## judge the lab's claims again, with other choices: lab-sceptic.md
-	$(PY) -m lab.choices
 
 hunts: $(READY)          ## measure how planted mistakes show in the metrics, for practice.md
 	$(PY) -m lab.hunts

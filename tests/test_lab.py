@@ -24,7 +24,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import choices, draw, experiment, training, verdict
+from lab import draw, experiment, training, verdict
 from lab import docs as runs
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
@@ -99,20 +99,6 @@ def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen)
 def test_a_number_that_is_missing_is_no_effect(values, times):
     with pytest.raises(ValueError, match="^so: "):
         _ = verdict.Claim("so", verdict.OURS, values, at_least=1, times=times).verdict
-
-
-def test_other_rules_and_choices_are_judged_and_leave_the_claims_as_they_were():
-    assert choices.signed_ranks([1, 2, 3, 4, 5]) == (-math.inf, math.inf)
-    # of six values, of 64 ways one has the lowest sum of ranks, two the lowest or the next
-    assert choices.signed_ranks([1, 2, 3, 4, 5, 6]) == (1, 6)
-    low, high = choices.bootstrap([0.0, 1.0])           # 0, 1/2 and 1: 1/4, 1/2, 1/4 of the time
-    assert (low, high) == (0, 1)
-    claim = verdict.Claim("so", verdict.OURS, FIVE, at_least=0.095)
-    assert claim.verdict == choices.with_bound(claim, 1) == verdict.UNDECIDED
-    assert choices.with_bound(claim, 0.5) == verdict.SHOWN
-    assert choices.with_bound(claim, 2) == verdict.CONTRADICTED
-    assert choices.with_interval(claim, lambda values, _: (0.1, 0.2)) == verdict.SHOWN
-    assert claim.verdict == verdict.UNDECIDED and claim.at_least == 0.095
 
 
 def test_a_logarithmic_axis_shows_geometric_means():
@@ -200,8 +186,7 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
 def test_the_findings_are_those_of_the_experiments():
     findings, experiments = experiment.index()
     for page, name, text in (("lab", "lab: findings", findings),
-                             ("lab", "lab: experiments", experiments),
-                             ("lab-sceptic", "choices: choices", choices.text())):
+                             ("lab", "lab: experiments", experiments)):
         assert f"make {name} -->\n{text}<!-- end" in (ROOT / f"docs/{page}.md").read_text()
 
 
