@@ -63,8 +63,6 @@ def digits(x, number):
     return f"{x:#.{number}g}".rstrip(".")
 
 
-
-
 @dataclass
 class Claim:
     """A sentence, its source (a paper, or OURS), and the numbers that it is judged by."""

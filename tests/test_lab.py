@@ -24,8 +24,8 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import draw, experiment, training, verdict
 from lab import docs as runs
+from lab import draw, experiment, training, verdict
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
 
