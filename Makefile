@@ -104,7 +104,7 @@ hunts: $(READY)          ## measure how planted mistakes show in the metrics, fo
 zoo: $(READY)            ## draw the losses and tabulate the advantages of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
 
-bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md
+bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.speed
 
 real: $(READY)           ## compare pretrained/train.py with grpo.py: real-models.md
