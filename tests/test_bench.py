@@ -8,7 +8,6 @@ import torch
 from lab import docs, gpu
 from lab import speed as bench
 
-
 # ---- 1. the bench ----------------------------------------------------------------------------
 
 def test_every_row_is_there_as_soon_as_it_is_measured(monkeypatch):
