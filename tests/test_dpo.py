@@ -67,13 +67,18 @@ def test_the_program_of_the_page_learns_from_the_pairs_of_a_file(at_work_folder)
     page = (Path(dpo.__file__).parent / "docs/extending.md").read_text()
     [program] = re.findall("```python\n(\"\"\"Learn from pairs.*?)```", page, re.S)
     pairs = [{"prompt": f"({i}+1)=", "chosen": f"<answer>{i + 1}</answer>", "rejected": f"{i}"}
-             for i in range(80)]
+             for i in range(64)]
     Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     Path("mine").mkdir()
     scope = {"__name__": "page"}
     exec(program, scope)
-    metrics = scope["main"](arguments(INSTANT | {
-        "task": "arithmetic", "max_steps": 4, "learning_rate": 1e-3, "output_dir": "mine"}))
+
+    def learn(steps, rate):
+        return scope["main"](arguments(INSTANT | {
+            "task": "arithmetic", "max_steps": steps, "learning_rate": rate, "output_dir": "mine"}))
+    # without a rate, all steps have the gradient of the first
+    assert learn(3, 0.0)["grad_norm"] == pytest.approx(learn(1, 0.0)["grad_norm"], rel=1e-3)
+    metrics = learn(4, 1e-3)
     assert metrics["rewards/margins"] > 0.03 and metrics["pairs"] == 64
     dpo.main(arguments(INSTANT | {"task": "arithmetic", "init_from": "mine", "max_steps": 0,
                                   "output_dir": "goes-on"}))
