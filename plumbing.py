@@ -228,8 +228,8 @@ def load_policy(policy, path, fail=fail):
 
 
 # The logs that a run writes, and what it writes before its first step.
-LOGS = ("metrics.jsonl", "samples.jsonl", "greedy.jsonl", "pairs.jsonl")
-AT_START = {"config.json", "base.pt", "given-pairs.txt", "greedy.jsonl", "run.lock", "tensorboard"}
+LOGS = ("metrics.jsonl", "samples.jsonl", "greedy.jsonl")
+AT_START = {"config.json", "base.pt", "greedy.jsonl", "run.lock", "tensorboard"}
 LOCKS = {}                              # path of a run.lock -> open file
 
 
@@ -356,7 +356,7 @@ class Run:
         if not all(map(math.isfinite, numbers.values())):
             fail(f"step {self.step}: not finite: {numbers}; the last checkpoint is kept", 1)
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
-        if self.task.is_judged and batch.verdicts:          # pairs from a file have no verdicts
+        if self.task.is_judged:
             is_correct = torch.cat([one.is_correct for one in batch.sampled or [batch]])
             metrics["accuracy"] = is_correct.double().mean().item()
         metrics["step_time"] = time.perf_counter() - self.step_clock

@@ -63,9 +63,6 @@ def digits(x, number):
     return f"{x:#.{number}g}".rstrip(".")
 
 
-INTERVAL = student              # the rule for intervals (lab/choices.py tries other rules)
-
-
 @dataclass
 class Claim:
     """A sentence, its source (a paper, or OURS), and the numbers that it is judged by."""
@@ -99,7 +96,7 @@ class Claim:
             raise ValueError(f"{self.text}: {self.values}")
         if self.times:
             values = numpy.log(values)
-        low, high = (min(values), max(values)) if self.exact else INTERVAL(values, self.comparisons)
+        low, high = (min(values), max(values)) if self.exact else student(values, self.comparisons)
         three = numpy.array([values.mean(), low, high])
         return tuple((numpy.exp(three) if self.times else three).tolist())
 

@@ -24,7 +24,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import bench, choices, draw, experiment, training, verdict
+from lab import bench, draw, experiment, training, verdict
 from lab import docs as runs
 
 EXPERIMENTS = {name: bench.module(name).EXPERIMENT for name in bench.NAMES if bench.is_old(name)}
@@ -100,20 +100,6 @@ def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen)
 def test_a_number_that_is_missing_is_no_effect(values, times):
     with pytest.raises(ValueError, match="^so: "):
         _ = verdict.Claim("so", verdict.OURS, values, at_least=1, times=times).verdict
-
-
-def test_other_rules_and_choices_are_judged_and_leave_the_claims_as_they_were():
-    assert choices.signed_ranks([1, 2, 3, 4, 5]) == (-math.inf, math.inf)
-    # of six values, of 64 ways one has the lowest sum of ranks, two the lowest or the next
-    assert choices.signed_ranks([1, 2, 3, 4, 5, 6]) == (1, 6)
-    low, high = choices.bootstrap([0.0, 1.0])           # 0, 1/2 and 1: 1/4, 1/2, 1/4 of the time
-    assert (low, high) == (0, 1)
-    claim = verdict.Claim("so", verdict.OURS, FIVE, at_least=0.095)
-    assert claim.verdict == choices.with_bound(claim, 1) == verdict.UNDECIDED
-    assert choices.with_bound(claim, 0.5) == verdict.SHOWN
-    assert choices.with_bound(claim, 2) == verdict.CONTRADICTED
-    assert choices.with_interval(claim, lambda values, _: (0.1, 0.2)) == verdict.SHOWN
-    assert claim.verdict == verdict.UNDECIDED and claim.at_least == 0.095
 
 
 def test_a_logarithmic_axis_shows_geometric_means():

@@ -27,7 +27,7 @@ EVERYTHING = [
                          "task": "arithmetic:2-3"}),
     ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
                          "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"}),
-    ("dpo", STATEFUL | {"online": True, "save_pairs": True}),
+    ("dpo", STATEFUL | {"online": True}),
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 40}),
     ("examples.turns", {"task": "number", "max_completion_length": 56, "base_steps": 250,

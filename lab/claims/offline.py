@@ -1,20 +1,23 @@
 """Offline DPO: chosen answers that lose probability, flipped pairs, and PPO on the same pairs"""
+import copy
 import functools
-import json
 import random
-import tempfile
-from pathlib import Path
+import time
+from types import SimpleNamespace
+
+import torch
 
 import common
+import dpo
 import ppo
-from lab.docs import run, run_once
+from lab.docs import run_once
 from lab.draw import BLUE, GREY, ORANGE, curves
 from lab.experiment import Experiment, numbers
 from lab.training import load_base
 from lab.verdict import OURS, Claim
-from report.logs import read_log
+from plumbing import encode_examples
 from tasks import preferences
-from tasks.pairs import readable
+from tasks.problems import passes
 
 FLIPS = 0.4                             # fraction of the pairs that are flipped
 GAIN = 0.02                             # smallest difference of a pass@1 that matters
@@ -25,38 +28,61 @@ LEARNING = {"offline": FRESH, "offline, beta 0.5": f"{FRESH} --beta 0.5",
 GREEDY = "eval/greedy"                  # metrics that exist only for every tenth step
 CHOSEN = "eval/pairs/rewards/chosen"
 REJECTED = "eval/pairs/rewards/rejected"
-PAIRS = f"dpo.py {EVALUATION} 2 --max_steps 30 --learning_rate 0 --eval_steps 1000 --save_pairs"
-FIXED = f"dpo.py {EVALUATION} 2 --max_steps 30 --num_generations 4"
+SIZE = 64                               # pairs of a step
+FIXED = f"dpo.py {EVALUATION} 2 --max_steps 30"
 CLEAN = "DPO, no flips"
 LOSSES = {CLEAN: FIXED, "DPO": FIXED, "cDPO": f"{FIXED} --label_smoothing {FLIPS}",
           "robust DPO": f"{FIXED} --label_smoothing {FLIPS} --loss_type robust",
           "IPO": f"{FIXED} --loss_type ipo --beta 0.5", "RPO": f"{FIXED} --nll_coef 1"}
 PPO = f"ppo.py {EVALUATION} 4 --reward model --max_steps 30"
-METHODS = {"DPO": f"dpo.py {EVALUATION} 4 --num_generations 4 --max_steps 30",
+METHODS = {"DPO": f"dpo.py {EVALUATION} 4 --max_steps 30",
            "PPO": PPO, "PPO, beta 0.1": f"{PPO} --beta 0.1"}
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True,
                         rate="5e-4 for ppo.py and 1e-4 for dpo.py")
 EXPERIMENT.runs("fresh", LEARNING, [GREEDY, CHOSEN, REJECTED], ["pass@1"])
-EXPERIMENT.commands += [PAIRS, *LOSSES.values(), *METHODS.values()]
+EXPERIMENT.commands += [*LOSSES.values(), *METHODS.values()]
+
+
+def readable(batch, chosen, rejected):
+    """Make texts of the pairs of these rows, (N,) each. Leaves out a pair if one of them would
+    be read as other tokens, because it was truncated, isn't UTF-8, or spells out a special token.
+    -> list of dicts"""
+    texts = []
+    for ids, n, text in zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.texts):
+        again = [*common.TOKENIZER.encode(text, allowed_special="all"), common.EOS]
+        texts.append(text if ids[:n] == again else None)
+    rows = zip(chosen.tolist(), rejected.tolist())
+    pairs = [{"prompt": batch.problems[one].prompt, "chosen": texts[one], "rejected": texts[other]}
+             for one, other in rows]
+    return [pair for pair in pairs if None not in pair.values()]
 
 
 @functools.cache
 def pairs_of_the_base():
-    """Sample pairs from the base, and save them. -> list of dicts"""
-    with tempfile.TemporaryDirectory() as work:
-        script, *flags = PAIRS.split()
-        run(script, Path(work, "pairs"), *flags)
-        return read_log(Path(work, "pairs"), "pairs")
+    """Make the pairs that dpo.py's first 30 steps make of samples of the base. -> list of dicts"""
+    cfg, task, policy = load_base(dpo)
+    batches = [dpo.sample_batch(policy, task, cfg, step) for step in range(cfg.max_steps)]
+    return [pair for batch in batches
+            for pair in readable(batch, *dpo.preferences(batch.rewards))]
 
 
-def run_on(pairs, command, seed, metrics=()):
-    """Run a command line, with a file of these pairs unless pairs is None. -> {column: values}"""
-    with tempfile.TemporaryDirectory() as work:
-        if pairs is not None:
-            path = Path(work, "pairs.jsonl")
-            path.write_text("\n".join(map(json.dumps, pairs)), "utf-8")
-            command += f" --pairs {path}"
-        return run_once(command, seed, metrics, ["pass@1"])
+def run_on(pairs, command, seed):
+    """Train with a command line of dpo.py, but on these pairs. -> columns"""
+    _, *flags = command.split()
+    cfg, task, policy = load_base(dpo, f"{' '.join(flags)} --seed {seed}")
+    reference = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+    outputs = [common.Problem(pair["prompt"], "", completion=pair[name])
+               for name in ("chosen", "rejected") for pair in pairs]
+    batch = SimpleNamespace(**dict(zip(
+        ("prompts", "tokens", "mask", "lengths"), encode_examples(outputs, task, cfg.device))))
+    times = []
+    for step in range(cfg.max_steps):
+        began = time.perf_counter()
+        chosen = torch.tensor(passes(range(len(pairs)), step * SIZE, SIZE, cfg.seed))
+        dpo.update(policy, reference, optimizer, batch, chosen, chosen + len(pairs), cfg, step)
+        times.append(time.perf_counter() - began)
+    return {"pass@1": dpo.evaluate(policy, task, cfg)["pass@1"], "step_time": times}
 
 
 @EXPERIMENT.measure(LOSSES)
@@ -68,12 +94,12 @@ def flipped(seed, name):
         if name != CLEAN and rng.random() < FLIPS:
             pair = pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]}
         pairs.append(pair)
-    return run_on(pairs, LOSSES[name], seed)
+    return {"pass@1": run_on(pairs, LOSSES[name], seed)["pass@1"]}
 
 
 def compared_pairs(seed):
-    """Make the pairs that the reward model of a run with this seed learns from, as far as a file
-    can contain them. -> list of dicts"""
+    """Make the pairs that the reward model of a run with this seed learns from, as far as texts can
+    contain them. -> list of dicts"""
     cfg, task, policy = load_base(ppo, f"--seed {seed}")
     generator = common.generator(seed, "mistakes")
     results = []
@@ -86,9 +112,10 @@ def compared_pairs(seed):
 
 @EXPERIMENT.measure(METHODS)
 def same(seed, method):
-    """Train DPO on a file of pairs, or PPO against the reward model that learned from them."""
-    pairs = compared_pairs(seed) if method == "DPO" else None
-    return run_on(pairs, METHODS[method], seed, ["step_time"])
+    """Train DPO on pairs, or PPO against the reward model that learned from them."""
+    if method == "DPO":
+        return run_on(compared_pairs(seed), METHODS[method], seed)
+    return run_once(METHODS[method], seed, ["step_time"], ["pass@1"])
 
 
 def page(fresh, flipped, same):
