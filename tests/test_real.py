@@ -318,4 +318,4 @@ def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         real.main(folder, file)
     assert words in stopped.value.code and "\n" not in stopped.value.code
-    assert "before" not in capsys.readouterr().out              # it has not sampled yet
+    assert "gap" not in capsys.readouterr().out                 # it has not sampled yet
