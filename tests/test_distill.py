@@ -3,6 +3,7 @@ student, an update against its equation, and whole runs. test_vectors.py tests t
 test_resume.py a resumed run.
 """
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_an_update_averages_over_the_tokens_of_the_step(scene):
 def distilled(tmp_path, monkeypatch):
     """distilled(**flags): a run with a teacher of other sizes, which is made first. -> folder"""
     monkeypatch.chdir(tmp_path)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "max_steps": 1, "output_dir": "teacher"}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "max_steps": 0, "output_dir": "teacher"}
     distill.reinforce.main(arguments(SMALL | sizes))
 
     def run(folder, **flags):
@@ -138,7 +139,11 @@ def test_a_student_becomes_like_its_teacher_whoever_writes(distilled, watch):
 
 
 def test_a_run_makes_steps_of_clipped_adamw_without_decay_on_new_batches_and_orders(distilled):
-    """The same steps, one after the other, lead to the same weights."""
+    """The same steps, one after the other, lead to the same weights. The teacher has moved away
+    from its base."""
+    path = Path("teacher/checkpoint.pt")
+    weights = load(path)["policy"]
+    plumbing.write(path, {"policy": {name: 1.2 * x for name, x in weights.items()}})
     distilled("run", max_steps=2, num_mini_batches=2, learning_rate=0.05, max_grad_norm=0.01)
     _, flags = plumbing.read_config("run")
     cfg = config(**flags)

@@ -602,9 +602,9 @@ def test_a_resumed_run_needs_its_files_unchanged_but_they_may_move(
             "output_dir": "run"}))
     moved = reward.rename(tmp_path / "yours.py"), data.rename(tmp_path / "moved.jsonl")
     files = dict(zip(("reward_file", "data"), moved))
-    asked = [line["prompt"] for line in lines(tmp_path / "run/evaluation.jsonl")]
     resume(tmp_path / "run", max_steps=2, **files)
-    assert [line["prompt"] for line in lines(tmp_path / "run/evaluation.jsonl")] == asked
+    for line in lines(tmp_path / "run/evaluation.jsonl"):
+        assert line["base"]["prompt"] == line["trained"]["prompt"]
     for flag, path in files.items():
         with open(path, "a") as file:
             file.write("\n")

@@ -304,7 +304,7 @@ def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, caps
     ("\n".join('{"prompt": "%s", "answer": "x"}' % ("1" * n) for n in range(1, 11)), "'x' is"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
      "over W = 90 tokens: '1111"), ("no end", "has no eos_token_id")])
-def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path):
+def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, capsys):
     folder = random_model(tmp_path)
     file = tmp_path / "data.jsonl"
     if text == "no end":
@@ -318,3 +318,4 @@ def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         real.main(folder, file)
     assert words in stopped.value.code and "\n" not in stopped.value.code
+    assert "gap" not in capsys.readouterr().out                 # it has not sampled yet
