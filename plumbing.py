@@ -405,6 +405,7 @@ class Run:
     def leave(self, number=signal.SIGINT, frame=None):
         """Handle Ctrl-C and SIGTERM: exit and print how to resume, from the last checkpoint."""
         handle(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)       # a second one has no effect
+        os.close(LOCKS.pop(self.folder.resolve() / "run.lock"))
         resume = command(self.script, "--resume_from_checkpoint", self.folder)
         os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
         raise SystemExit(128 + number)

@@ -16,7 +16,7 @@ MOST_DIFFERENT = 60                     # lines of make diff A=grpo B=gspo
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
 MOST_OF_A_FOLDER = {".": 3750, "tasks": 2000, "kernels": 720, "examples": 1200, "vectors": 860,
-                    "report": 700, "pretrained": 1870, "learn": 3550, "lab": 5500, "tests": 11000}
+                    "report": 700, "pretrained": 1870, "learn": 3550, "lab": 5500, "tests": 11400}
 
 
 @pytest.mark.parametrize("name", SOURCES)
