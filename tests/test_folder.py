@@ -35,7 +35,7 @@ def children(*functions):
                 function()
                 code = 0
             except SystemExit as end:
-                code = end.code
+                code = end.code or 0        # os._exit(None) raises, so this process would go on
             finally:
                 os._exit(code)
         numbers.append(number)
