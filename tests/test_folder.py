@@ -224,10 +224,11 @@ def test_a_character_that_the_console_lacks_does_not_end_a_run(script, monkeypat
 def test_rewards_become_floats_where_they_enter(script, kind, monkeypatch):
     monkeypatch.setattr(tasks.Task, "reward", lambda *_: kind(1))
     monkeypatch.setattr(script, "reward", lambda problem, text, given: given / 2)
-    cfg = script.Config(**INSTANT | {"reward": "accuracy+format"})
-    task = script.common.load_task(cfg, script.verify)
-    batch = script.sample_batch(script.GPT(cfg), task, cfg, 0)
-    assert batch.rewards.dtype == torch.float32 and (batch.rewards == 0.5).all()
+    for rows in ("accuracy", "accuracy+format"):
+        cfg = script.Config(**INSTANT | {"reward": rows})
+        task = script.common.load_task(cfg, script.verify)
+        batch = script.sample_batch(script.GPT(cfg), task, cfg, 0)
+        assert batch.rewards.dtype == torch.float32 and (batch.rewards == 0.5).all()
     monkeypatch.setattr(script, "reward", lambda problem, text, given: kind(given))
     script.main(arguments(INSTANT | {"output_dir": f"{script.__name__}-{kind.__name__}"}))
 
