@@ -561,7 +561,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
     batch = task.judge(batch, cfg.num_generations, purpose)
     rewards = map(reward, batch.problems, batch.texts, batch.rewards.flatten().tolist())
-    batch.rewards = torch.tensor([float(x) for x in rewards]).view_as(batch.rewards)    # or bools
+    batch.rewards = batch.rewards.new_tensor(list(rewards)).view_as(batch.rewards)
     return batch
 
 
