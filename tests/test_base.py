@@ -11,9 +11,7 @@ from small_runs import (
     arguments,
     at_work,
     changed_weights,
-    difference,
     load,
-    outcome,
     policy_of,
     read_summary,
 )
@@ -54,16 +52,6 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(of_grpo))
     trained = read_summary(of_grpo)["trained"]
     assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
-
-
-def test_a_run_that_makes_the_base_equals_one_that_reads_it(new_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outcomes = []
-    for seed in (1, 2):                                 # as if in two processes
-        torch.manual_seed(seed)
-        outcomes.append(outcome(new_run(base_steps=20, max_steps=3)))
-    assert not difference(*outcomes)
-    assert len(bases()) == 1
 
 
 # ---- what makes a new base -------------------------------------------------------------------

@@ -4,7 +4,6 @@ groups that were sampled. The overlong penalty is added after that. Micro-batche
 evaluation is the same in every run."""
 import dataclasses
 import functools
-import random
 import zlib
 
 import pytest
@@ -47,30 +46,6 @@ def check_rows(script, policy, task, batch):
     logps, _ = script.score(policy, batch.prompts, batch.tokens)
     torch.testing.assert_close(logps * batch.mask, batch.logps, atol=1e-9, rtol=0)
     assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
-
-
-# ---- a function of seed and step -------------------------------------------------------------
-
-def test_a_batch_is_a_function_of_policy_task_seed_step_and_split(setting, script, monkeypatch):
-    cfg, policy, task, _ = setting()
-    torch.manual_seed(1)
-    random.seed(1)
-    batch = script.sample_batch(policy, task, cfg, 3)
-    torch.manual_seed(2)
-    random.seed(2)
-    state = torch.get_rng_state()
-    again = script.sample_batch(policy, task, cfg, 3)
-    assert torch.equal(again.tokens, batch.tokens)
-    assert (again.problems, again.texts) == (batch.problems, batch.texts)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert batch.problems[::4] == common.sample_problems(task, 4, (0, 3))
-    held_out = script.sample_batch(policy, task, cfg, 3, "test")
-    assert held_out.problems[::4] == common.sample_problems(task, 4, (0, 3), "test")
-    monkeypatch.setattr(common, "sample_problems", lambda *_, **__: batch.problems[::4])
-    for args in ((cfg, 4), (dataclasses.replace(cfg, seed=1), 3)):
-        other = script.sample_batch(policy, task, *args)        # the same prompts
-        assert other.problems == batch.problems
-        assert not torch.equal(other.tokens, batch.tokens)
 
 
 # ---- rows match their problems ---------------------------------------------------------------

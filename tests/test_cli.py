@@ -9,7 +9,6 @@ import re
 import resource
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,16 +43,6 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 # ---- flags -----------------------------------------------------------------------------------
-
-@every_script
-def test_help_has_the_equations_and_each_flag_with_its_meaning_and_default(script, capsys):
-    with pytest.raises(SystemExit) as stop:
-        script.main(["--help"])
-    _, equations, flags = capsys.readouterr().out.partition(script.__doc__.strip())
-    assert stop.value.code == 0 and equations
-    for field in dataclasses.fields(script.Config):
-        assert re.search(rf"^  --{field.name}\b", flags, re.M)
-
 
 def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     flags = dataclasses.asdict(script.Config(num_prompts=7, curriculum=True, kernel="torch"))
@@ -227,31 +216,6 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
 
 
 # ---- commands that can be pasted -------------------------------------------------------------
-
-def run_printed(text, name):
-    """Run the command in a text that starts a program or module, in a new shell in which nothing is
-    active and whose encoding is ASCII. -> its output and its exit code"""
-    start = rf"(?:PYTHONPATH=\S+ )?{re.escape(shlex.quote(sys.executable))}"
-    [command] = re.findall(rf"{start} (?:-m )?\S*{name}\b.*", text)
-    done = subprocess.run(
-        command, shell=True, encoding="utf-8", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={
-            "PATH": os.defpath, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
-            "OMP_NUM_THREADS": "1"})
-    return done.stdout, done.returncode
-
-
-def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd, restored_ctrl_c):
-    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit) as stop:
-        grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))
-    error = capfd.readouterr().err
-    assert stop.value.code == 130 and "Traceback" not in error
-    text, code = run_printed(error, "grpo.py")
-    assert code == 0 and "1 steps" in text, text
-    text, code = run_printed(text, "report.ask")
-    assert code == 0 and text.count("\n") == 1, text
-
 
 def test_a_command_in_the_clone_is_short(monkeypatch):
     python = ROOT / ".venv/bin/python"

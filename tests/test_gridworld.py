@@ -1,8 +1,6 @@
 """The gridworld: the reward of each character and the token that gets it, moves that slip, and
 exact values."""
-import functools
 import itertools
-import random
 
 import pytest
 import torch
@@ -120,13 +118,3 @@ def test_cells_that_the_policy_writes_itself_do_not_pay(forged):
         assert rewards[3:] == [-3 if is_on_x else -1] * len(forged)
         assert respond(problem, honest + forged) == ""
         assert respond(problem, honest + forged + "U") in gridworld.MAPS["A"]
-
-
-def test_without_slips_and_after_the_end_the_environment_is_silent():
-    """An episode ends at a prize or at the limit of moves. With a slip of 1e-12, no move slips."""
-    assert TASK.sample(random.Random(0)).secret is None and TASK.call_tokens == ()
-    assert SLIPPERY.sample(random.Random(0)).secret[0] == 0.3
-    assert {respond(GOLDEN, text) for text in ("R", "RU", "RURR", "", "x")} == {""}
-    calm = functools.partial(slippery, seed=3, slip=1e-12)
-    assert respond(calm("A b3 4"), "UUU") == "b4" and respond(calm("A b3 4"), "UUUU") == ""
-    assert respond(calm("A b3 9"), "RUR") == "d4" and respond(calm("A b3 9"), "RURR") == ""

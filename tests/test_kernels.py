@@ -18,11 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY
-from small_runs import arguments, steps
+from conftest import ROOT
 from torch.testing import assert_close
 
-import grpo
 from kernels import logprob as fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -350,23 +348,7 @@ def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype
     assert name == "forward_kernel" or compiled.asm["ptx"].count("st.global.v4") == 1
 
 
-# ---- 4. in a script --------------------------------------------------------------------------
-
-@device
-def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
-    """Run grpo.py alone, because the code that calls the kernel is identical in all scripts."""
-    flags = TINY | {"device": DEVICE, "max_steps": 2, "base_steps": 0, "num_eval_problems": 1,
-                    "num_eval_samples": 1, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1,
-                    "num_prompts": 2, "num_generations": 2, "max_completion_length": 4,
-                    "eval_steps": 9}
-    for kernel in ("triton", "torch"):
-        grpo.main(arguments(flags | {"kernel": kernel, "output_dir": tmp_path / kernel}))
-    for one, other in zip(steps(tmp_path / "triton"), steps(tmp_path / "torch"), strict=True):
-        for name in ("loss", "reward", "entropy", "kl", "grad_norm"):
-            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-6), name
-
-
-# ---- 5. all tests again, without a GPU -------------------------------------------------------
+# ---- 4. all tests again, without a GPU -------------------------------------------------------
 
 @compiler
 @pytest.mark.skipif(DEVICE == "cuda", reason="all of this ran on the GPU")

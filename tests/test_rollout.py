@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY, close
+from conftest import close
 
 import common
 import grpo
@@ -62,36 +62,6 @@ def test_rollout_logps_equal_forward_logps_at_the_same_temperature(
     torch.testing.assert_close(out.entropy, entropy * out.mask, atol=1e-5, rtol=0)
     other_logps, _ = grpo.score(one.policy, one.prompts, out.tokens, 1.3)
     assert ((other_logps - logps) * out.mask).abs().max() > 0.1
-
-
-def test_a_pad_that_the_policy_sampled_is_a_token_like_any_other(config, bigram, load_task):
-    table = torch.full((grpo.VOCAB_SIZE, grpo.VOCAB_SIZE), -30.0, dtype=torch.float64)
-    table[61, grpo.PAD] = 0.0                           # after the = of the prompt
-    table[grpo.PAD, [grpo.PAD, grpo.EOS]] = 0.0
-    cfg = config(max_completion_length=6)
-    problems = [common.Problem("(1+1)=", "2")] * 40
-    generator = torch.Generator().manual_seed(0)
-    out = grpo.complete(bigram(table), load_task(cfg), cfg, problems, generator)
-    lengths = out.lengths.tolist()
-    assert len(set(lengths)) > 2
-    for tokens, mask, n, text in zip(out.tokens.tolist(), out.mask.tolist(), lengths, out.texts):
-        assert mask == [1.0] * n + [0.0] * (6 - n)
-        has_ended = tokens[n - 1] == grpo.EOS
-        assert has_ended or n == 6
-        assert text == "<|pad|>" * (n - has_ended)
-
-
-# ---- no row depends on another ---------------------------------------------------------------
-
-def test_a_prompt_alone_or_in_another_place_is_completed_as_it_is_among_others(sampled):
-    one = sampled()
-    out = one.rollout()
-    order = torch.randperm(24, generator=torch.Generator().manual_seed(1))
-    for rows in (*order[:, None], order):
-        again = one.rollout(rows)
-        assert torch.equal(again.tokens, out.tokens[rows])
-        assert torch.equal(again.mask, out.mask[rows])
-        torch.testing.assert_close(again.logps, out.logps[rows], atol=1e-10, rtol=0)
 
 
 # ---- sampling --------------------------------------------------------------------------------
@@ -156,13 +126,6 @@ def test_nano_samples_from_the_probabilities_that_it_trains():
 
 
 # ---- scoring, which reads each prompt once ---------------------------------------------------
-
-def test_gpt_is_what_the_contract_says():
-    cfg = grpo.Config(**(TINY | {"hidden_size": 32}))
-    assert grpo.GPT(cfg)(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 320)
-    assert not any(name.endswith("bias") for name in grpo.GPT(cfg).state_dict())
-    assert issubclass(grpo.Config, common.Config)
-
 
 def make_case(groups, T, num_key_value_heads=2):
     """Make a small policy, and rows that continue its four prompts by T tokens. groups: the prompt
