@@ -33,6 +33,7 @@ def bases():
 def of_grpo(tmp_path_factory):
     """The folder of a run of grpo.py with two steps. runs/base, next to it, has the run's base."""
     folder = tmp_path_factory.mktemp("bases")
+    (folder / "runs/base").mkdir(parents=True)
     with at_work(folder):
         grpo.main(arguments(SMALL | FEW | {"output_dir": "of-grpo", "max_steps": 2}))
     return folder / "of-grpo"
@@ -71,6 +72,7 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
         new_run, tmp_path, monkeypatch, file, old, new, is_same):
     monkeypatch.chdir(tmp_path)
+    Path("runs/base").mkdir(parents=True)
     flags = FEW | {"base_steps": 0, "task": "countdown"}
     new_run(**flags)
     before = bases()

@@ -50,21 +50,6 @@ def check_rows(script, policy, task, batch):
 
 # ---- rows match their problems ---------------------------------------------------------------
 
-def test_each_completion_is_verified_and_scored_against_its_own_problem(setting):
-    numbers = iter(range(100))
-    cfg, policy, task, asked = setting(lambda *_: [next(numbers) / 100], num_generations=3)
-    batch = grpo.sample_batch(policy, task, cfg, 0)
-    assert batch.rewards.shape == (4, 3)
-    assert len({problem.prompt for problem in batch.problems}) == 4
-    for row, verdict in enumerate(batch.verdicts):
-        assert asked[round(100 * verdict[0])] == (batch.problems[row], batch.texts[row], verdict)
-        assert batch.rewards[row // 3, row % 3] == pytest.approx(verdict[0])
-    check_rows(grpo, policy, task, batch)
-    shifted = batch.prompts.roll(3, dims=0)             # takes prompts from other groups
-    logps, _ = grpo.score(policy, shifted, batch.tokens)
-    assert ((batch.logps - logps) * batch.mask).abs().max() > 0.1
-
-
 def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
         setting, monkeypatch):
     monkeypatch.setattr(

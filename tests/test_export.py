@@ -97,10 +97,3 @@ def test_texts_become_the_tokens_of_the_scripts_and_texts_again(made):
         assert tokenizer.decode(ids) == text == grpo.decode(ids)
         ids = [rng.randrange(rng.choice([0, 0x80, 0xc0, 256]), 266) for _ in range(20)]
         assert tokenizer.decode(ids) == grpo.decode(ids), ids
-
-
-# ---- refused targets -------------------------------------------------------------------------
-
-@pytest.mark.parametrize("name", ["", "config.json"])
-def test_a_target_that_holds_something_is_refused(refused, made, name):
-    refused("is not empty", export.main, [str(made[1]), str(made[2] / name)])

@@ -159,6 +159,7 @@ def test_what_kill_9_leaves_in_a_checkpoint_is_gone_after_the_next_run(run):
 @pytest.mark.parametrize("damage", ["half", "a bit"])
 def test_a_damaged_base_is_made_again(script, new_run, tmp_path, monkeypatch, damage):
     monkeypatch.chdir(tmp_path)
+    Path("runs/base").mkdir(parents=True)
     flags = {"base_steps": 5, "max_steps": 1}
     before = outcome(new_run(**flags))
     [path] = Path("runs/base").iterdir()
@@ -173,6 +174,7 @@ def test_a_damaged_base_is_made_again(script, new_run, tmp_path, monkeypatch, da
 def test_a_run_that_fails_at_its_start_does_not_stand_in_the_way_of_the_next(
         script, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
+    Path("runs/base").mkdir(parents=True)
     flags = arguments(SMALL | {"output_dir": "run", "base_steps": 2, "max_steps": 1})
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         def fails(*_, **__):

@@ -168,26 +168,6 @@ def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
     assert (gradients[0] == gradients[1]) == (method == "REINFORCE")
 
 
-def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
-    start, *gradients = torch.randn(3, 2000, generator=torch.Generator().manual_seed(0))
-    gradients = [gradient * scale / 2000 ** 0.5 for gradient, scale in zip(gradients, (5.0, 0.3))]
-    for gradient in gradients:
-        gradient[:500] *= 1e-6                              # where the eps of AdamW counts
-    found = in_node("""
-        const policy = { data: Float32Array.from(inputs.start) };
-        const optimizer = newOptimizer(policy);
-        for (const data of inputs.gradients) adamW(policy, { data }, optimizer, 0.1);
-        return policy.data;
-        """, start=start, gradients=gradients)
-    weight = nn.Parameter(start.double())
-    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
-    for gradient in gradients:
-        weight.grad = gradient.double()
-        nn.utils.clip_grad_norm_([weight], 1.0)
-        optimizer.step()
-    assert (torch.tensor(found) - weight).abs().max() < 1e-6
-
-
 # ---- texts, problems, scores -----------------------------------------------------------------
 
 def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts():

@@ -381,23 +381,6 @@ def test_each_prompt_is_read_once_and_rows_that_have_ended_are_dropped(
                      "ended") and len(others) < 3
 
 
-def test_a_completion_depends_neither_on_those_beside_it_nor_on_what_its_folder_asks_for(
-        random_llama, tmp_path):
-    together, logps, _ = sample(random_llama)
-    folder = shutil.copytree(random_llama, tmp_path / "model")
-    asked = {"do_sample": True, "top_p": 0.5, "top_k": 5, "repetition_penalty": 1.5,
-             "temperature": 0.3, "eos_token_id": [ord("]"), ord("}")], "pad_token_id": grpo.PAD,
-             "min_new_tokens": 3, "no_repeat_ngram_size": 2, "suppress_tokens": [50, 51]}
-    (folder / "generation_config.json").write_text(json.dumps(asked))
-    torch.manual_seed(5)
-    alone, _, _ = sample(folder, sample_batch_size=1)
-    assert torch.equal(together.tokens * together.mask, alone.tokens * alone.mask)
-    torch.testing.assert_close(together.logps, alone.logps, rtol=0, atol=1e-5)
-    policy = pretrained.Policy(folder, config_of())
-    assert policy.ends == [ord("]"), ord("}"), grpo.EOS]        # also the tokenizer's end
-    assert json.loads(policy.generation_config)["top_p"] == 0.5     # kept for its checkpoints
-
-
 def test_the_highest_and_the_lowest_random_number_draw_a_token_that_has_a_chance():
     generator = torch.Generator().manual_seed(0)
     end = 1.0
@@ -799,13 +782,3 @@ def test_quantized_or_missing_weights_and_code_of_a_model_s_own_are_refused(
         del weights["model.layers.1.mlp.up_proj.weight"]
         save_file(weights, path.with_name("model.safetensors"), metadata={"format": "pt"})
     refused(words, run, model=path.parent)
-
-
-@pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint-2/model.safetensors",
-                                  "checkpoint-2/config.json"])
-def test_a_damaged_checkpoint_is_refused_in_one_line(name, whole, tmp_path, refused):
-    folder = shutil.copytree(whole, tmp_path / "run")
-    path = folder / name
-    path.write_bytes(path.read_bytes()[:100])
-    words = "is damaged" if name == "checkpoint.pt" else "checkpoint-2: cannot be loaded"
-    refused(words, resume, folder, max_steps=3)
