@@ -70,9 +70,7 @@ def test_a_number_that_cannot_work_is_refused(script):
 
 REFUSED = """
     grpo --learning_rat 1                               | --learning_rat
-    grpo --seed                                         | --seed
     grpo --output_dir=                                  | empty value
-    grpo --loss_type sideways                           | dr_grpo
     grpo --num_generations 1                            | at least 2 completions
     grpo --hidden_size 30                               | multiple of 4
     grpo --textbook_share 1.5                           | above 1
@@ -81,35 +79,24 @@ REFUSED = """
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | not empty
-    grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
-    ppo --alpha 2                                       | --length_adaptive
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
     ppo --trust_region penalty --penalty_coef 0         | must be above 0
     reinforce --method rejection --reward accuracy+format | --reward
-    dpo --beta 0                                        | must be above 0
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     dpo --pairs nowhere                                 | nowhere
     dpo --pairs file --online                           | --online
     dpo --pairs file --task lookup                      | inserts text
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
-    examples.distill --teacher nowhere                  | nowhere
-    examples.distill --reward accuracy+format           | --reward
     examples.distill --distillation_mode topk_logits --distillation_topk 320 | 320
-    examples.distill --distillation_mode sampled_token --lmbda 0    | --lmbda 1
     examples.distill --distillation_mode sampled_token --beta 0.5   | --beta 1
-    examples.trpo --trust_region penalty                | --trust_region
     examples.turns --gamma 1.1                          | --gamma
     examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
-    examples.turns --scale_rewards mean                 | mean
-    examples.zoo --epsilon 0.1                          | --epsilon
-    examples.zoo --advantage gdpo                       | --advantage gdpo
     examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
-    grpo --resume_from_checkpoint nowhere               | contains no run
     gspo --resume_from_checkpoint run                   | a run of grpo.py
     grpo --init_from run --hidden_size 32               | of this shape"""
 

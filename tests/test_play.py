@@ -1,5 +1,5 @@
-"""The engine of the playground, run in node, computes what the scripts compute with torch, and its
-levers do what they say. A page holds the policies of its run, and runs only its own script."""
+"""The engine of the playground, run in node, computes what the scripts compute with torch. A page
+holds the policies of its run, and runs only its own script."""
 import json
 import re
 import shlex
@@ -166,34 +166,6 @@ def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
             weight = weight.flatten()
             assert (part - weight).norm() < 2e-5 * weight.norm(), name
     assert (gradients[0] == gradients[1]) == (method == "REINFORCE")
-
-
-# ---- texts, problems, scores -----------------------------------------------------------------
-
-def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts():
-    prompts = [*PROMPTS, "1<|eos|>2=", "\ud83d", "a\udc00b", "\U0001f600", "\ufeff1", "x\x00"]
-    ids = [[0xef, 0xbb, 0xbf, 65], [0xed, 0xa0, 0x80], [0xe2, 0x82, 256, 0xac], list(range(320))]
-    texts = [f"<answer>{number}</answer>"
-             for number in ("7", "07", "-7", " 7 ", "7.0", "", "٧", "9" * 21, " " * 200 + "7")]
-    texts += ["7", "<answer>7", texts[0] * 2, texts[0] + "</answer>", "\ud800"]
-    drawn = [problem for split in ("train", "test")
-             for problem in common.sample_problems(TASK, 99, 0, split)]
-    found = in_node("""
-        const random = generator(7);
-        return { held: inputs.drawn.map(isHeldOut),
-                 sampled: Array.from({ length: 99 }, () => sampleProblem(random, true, cfg)),
-                 encoded: inputs.prompts.map((prompt) => encodePrompt(prompt, cfg)),
-                 decoded: inputs.ids.map((row) => decode(row, cfg)),
-                 verdicts: inputs.texts.map((text) => verify("7", text)) };
-        """, prompts=prompts, ids=ids, texts=texts, drawn=[problem.prompt for problem in drawn])
-    problems = [common.Problem(prompt, "7") for prompt in prompts]
-    assert found["encoded"] == grpo.encode_prompts(problems, TASK, "cpu").tolist()
-    assert found["decoded"] == [grpo.decode(row) for row in ids]
-    assert found["verdicts"] == [grpo.verify(problems[0], text) for text in texts]
-    assert found["held"] == [False] * 99 + [True] * 99
-    for one in found["sampled"]:
-        assert one["answer"] == str(eval(one["prompt"].removesuffix("=")))
-        assert TASK.is_held_out(common.Problem(one["prompt"], one["answer"]))
 
 
 # ---- the page --------------------------------------------------------------------------------
