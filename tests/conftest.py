@@ -1,5 +1,6 @@
 """Fixtures and helpers that all tests share: scripts, tiny configurations and policies, and random
 inputs."""
+import contextlib
 import functools
 import importlib
 import os
@@ -19,6 +20,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import plumbing  # noqa: E402
 from learn import sync  # noqa: E402
 
 sys.modules["report.curve"] = None      # pictures take longer to draw than the runs of tests
@@ -247,6 +249,27 @@ def browser():
             pytest.skip("Chromium is not installed")
         yield browser
         browser.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def bases_made_once(tmp_path_factory):
+    """Let all runs, also those of other processes, share one folder of bases. A test that makes the
+    folder runs/base has its own."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    (folder / "bases").mkdir(exist_ok=True)
+    load_base = plumbing.load_base
+
+    def load_shared(*args):
+        base = Path("runs/base").absolute()
+        if base.is_relative_to(folder) and not base.exists():
+            base.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):      # of a run that begins at this moment
+                base.symlink_to(folder / "bases")
+        load_base(*args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plumbing, "load_base", load_shared)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """report.ask prints a policy's answer and refuses bad prompts in one line, and examples.coldstart
 trains a policy on worked examples."""
-import json
 import shlex
 
 import pytest
@@ -46,15 +45,6 @@ def test_no_control_character_reaches_the_terminal(finished, answer, monkeypatch
     printed = answer(finished, "(3+4)=")
     assert printed == r"\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd"
     assert printed.isascii() and printed.isprintable()
-
-
-def test_the_run_of_an_example_is_asked_as_the_script_that_it_changes(run, answer):
-    before = answer(run, "(3+4)=")
-    path = run / "config.json"
-    record = json.loads(path.read_text()) | {"script": "lag.py"}
-    record["config"]["sampler_lag"] = 4
-    path.write_text(json.dumps(record))
-    assert answer(run, "(3+4)=") == before
 
 
 # ---- bad input -------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ groups that were sampled. The overlong penalty is added after that. Micro-batche
 evaluation is the same in every run."""
 import dataclasses
 import functools
-import random
 import zlib
 
 import pytest
@@ -49,46 +48,7 @@ def check_rows(script, policy, task, batch):
     assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
 
 
-# ---- a function of seed and step -------------------------------------------------------------
-
-def test_a_batch_is_a_function_of_policy_task_seed_step_and_split(setting, script, monkeypatch):
-    cfg, policy, task, _ = setting()
-    torch.manual_seed(1)
-    random.seed(1)
-    batch = script.sample_batch(policy, task, cfg, 3)
-    torch.manual_seed(2)
-    random.seed(2)
-    state = torch.get_rng_state()
-    again = script.sample_batch(policy, task, cfg, 3)
-    assert torch.equal(again.tokens, batch.tokens)
-    assert (again.problems, again.texts) == (batch.problems, batch.texts)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert batch.problems[::4] == common.sample_problems(task, 4, (0, 3))
-    held_out = script.sample_batch(policy, task, cfg, 3, "test")
-    assert held_out.problems[::4] == common.sample_problems(task, 4, (0, 3), "test")
-    monkeypatch.setattr(common, "sample_problems", lambda *_, **__: batch.problems[::4])
-    for args in ((cfg, 4), (dataclasses.replace(cfg, seed=1), 3)):
-        other = script.sample_batch(policy, task, *args)        # the same prompts
-        assert other.problems == batch.problems
-        assert not torch.equal(other.tokens, batch.tokens)
-
-
 # ---- rows match their problems ---------------------------------------------------------------
-
-def test_each_completion_is_verified_and_scored_against_its_own_problem(setting):
-    numbers = iter(range(100))
-    cfg, policy, task, asked = setting(lambda *_: [next(numbers) / 100], num_generations=3)
-    batch = grpo.sample_batch(policy, task, cfg, 0)
-    assert batch.rewards.shape == (4, 3)
-    assert len({problem.prompt for problem in batch.problems}) == 4
-    for row, verdict in enumerate(batch.verdicts):
-        assert asked[round(100 * verdict[0])] == (batch.problems[row], batch.texts[row], verdict)
-        assert batch.rewards[row // 3, row % 3] == pytest.approx(verdict[0])
-    check_rows(grpo, policy, task, batch)
-    shifted = batch.prompts.roll(3, dims=0)             # takes prompts from other groups
-    logps, _ = grpo.score(policy, shifted, batch.tokens)
-    assert ((batch.logps - logps) * batch.mask).abs().max() > 0.1
-
 
 def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
         setting, monkeypatch):

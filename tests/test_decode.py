@@ -137,15 +137,6 @@ def graphs(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-def test_a_step_recorded_once_and_replayed_is_every_step(graphs, kv_heads):
-    case = make_case(device=DEVICE, num_key_value_heads=kv_heads, temperature=0.7)
-    equal(case.decode(), case.rollout())
-    case = case.change(uniforms=None)
-    equal(case.decode(), case.rollout())
-    assert len(graphs) == 2
-
-
 def test_a_graph_reads_the_weights_as_they_are_now(graphs):
     case = make_case(device=DEVICE)
     optimizer = torch.optim.AdamW(case.policy.parameters(), lr=0.05)

@@ -1,8 +1,6 @@
 """The gridworld: the reward of each character and the token that gets it, moves that slip, and
 exact values."""
-import functools
 import itertools
-import random
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from update_scenes import made_batch
 import grpo
 from common import Problem
 from tasks import gridworld
-from tasks.gridworld import STARTS
 
 TASK = load_named("gridworld")
 SLIPPERY = load_named("gridworld:0.3")
@@ -52,14 +49,11 @@ EURO = list("\u20ac".encode())      # one character of three bytes
 
 @pytest.mark.parametrize("ids, paid, mask", [
     ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0], None),
-    ([*b"DDLU"], [-1, -3, 4, -1], None),
     ([*b"R", 256, *b"URR", grpo.EOS], [-1, -7, -1, -1, -1, 0], None),   # <think> is 7 characters
     ([*b"R", *EURO, *b"URR"], [-1, -1, 0, 0, -1, -1, 5], None),
-    ([0xff, 300, *b"DL"], [-1, -1, -1, -1], None),                      # no text, or no token
     ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0.5], None),                 # the rest is at the end
     ([*b"RURR"], [-1, -1, -1, 6], None),
-    ([*b"Rc3D"], [-1, 0, 0, 0], [1.0, 0.0, 0.0, 0.0]),                  # inserted tokens
-    ([*b"Rc3D"], [-1, 0, 0, -1], [1.0, 0.0, 0.0, 1.0])], ids=str)
+    ([*b"Rc3D"], [-1, 0, 0, -1], [1.0, 0.0, 0.0, 1.0])], ids=str)       # inserted tokens
 def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_one(
         ids, paid, mask):
     """Inserted tokens get a reward of 0, even if the reward is not the sum of the verdict."""
@@ -78,17 +72,6 @@ def test_an_episode_is_correct_if_it_earns_the_best_return_and_with_luck_none_is
     for text, is_best in (("RURR", True), ("RURRR", False), ("DDL", False), ("", False)):
         assert TASK.is_correct(GOLDEN, verify(GOLDEN, text)) == is_best
         assert not SLIPPERY.is_correct(slippery("A b3 7", 1), verify(GOLDEN, text))
-
-
-# ---- exact values ----------------------------------------------------------------------------
-
-@pytest.mark.parametrize("start", STARTS[::6])
-def test_the_best_return_is_the_best_of_all_texts(start):
-    problem = Problem(f"{start} 5", "")
-    returns = [0.0]
-    for moves in itertools.product("URDL", repeat=5):
-        returns.append(max(itertools.accumulate(verify(problem, "".join(moves)))))
-    assert TASK.best_return(problem) == max(returns)                # stopping early is allowed
 
 
 # ---- moves that slip -------------------------------------------------------------------------
@@ -120,13 +103,3 @@ def test_cells_that_the_policy_writes_itself_do_not_pay(forged):
         assert rewards[3:] == [-3 if is_on_x else -1] * len(forged)
         assert respond(problem, honest + forged) == ""
         assert respond(problem, honest + forged + "U") in gridworld.MAPS["A"]
-
-
-def test_without_slips_and_after_the_end_the_environment_is_silent():
-    """An episode ends at a prize or at the limit of moves. With a slip of 1e-12, no move slips."""
-    assert TASK.sample(random.Random(0)).secret is None and TASK.call_tokens == ()
-    assert SLIPPERY.sample(random.Random(0)).secret[0] == 0.3
-    assert {respond(GOLDEN, text) for text in ("R", "RU", "RURR", "", "x")} == {""}
-    calm = functools.partial(slippery, seed=3, slip=1e-12)
-    assert respond(calm("A b3 4"), "UUU") == "b4" and respond(calm("A b3 4"), "UUUU") == ""
-    assert respond(calm("A b3 9"), "RUR") == "d4" and respond(calm("A b3 9"), "RURR") == ""

@@ -18,11 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY
-from small_runs import arguments, steps
+from conftest import ROOT
 from torch.testing import assert_close
 
-import grpo
 from kernels import logprob as fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -144,8 +142,8 @@ def test_without_triton_it_is_the_definition(monkeypatch):
 # ---- 2. the kernels --------------------------------------------------------------------------
 
 FP32, BF16, FP16 = DTYPES
-SHAPES = {(5, 2): FP16, (1, 3): FP16, (33, 8): FP32, (5, 127): BF16, (5, 266): BF16, (5, 512): BF16,
-          (1, 4096): FP32, (5, 9001): FP16, (5, 9008): FP32, (140, 3): FP16}
+SHAPES = {(5, 2): FP16, (1, 3): FP16, (33, 8): FP32, (5, 266): BF16, (1, 4096): FP32,
+          (5, 9001): FP16, (5, 9008): FP32, (140, 3): FP16}
 # The interpreter is slow, so it gets each shape with one dtype.
 CASES = [(*shape, dtype) for shape, one in SHAPES.items()
          for dtype in (DTYPES if DEVICE == "cuda" else [one])]
@@ -186,8 +184,7 @@ def test_padding_gives_constants_and_no_gradient_whatever_is_there(L, inplace):
 
 
 B, T, V = 3, 4, 40
-VIEWS = {"shifted": lambda x: x[:B, :-1, 3:V + 3], "padded head": lambda x: x[:B, 1:, :V],
-         "reversed": lambda x: x[:T, :B, :V].transpose(0, 1),
+VIEWS = {"reversed": lambda x: x[:T, :B, :V].transpose(0, 1),
          "columns": lambda x: x[:B, 1:, :V].transpose(1, 2).contiguous().transpose(1, 2),
          "repeated": lambda x: x[0, 0, :V].expand(B, T, V)}
 
@@ -196,8 +193,7 @@ VIEWS = {"shifted": lambda x: x[:B, :-1, 3:V + 3], "padded head": lambda x: x[:B
 @pytest.mark.parametrize("view", VIEWS)
 def test_logits_and_tokens_may_be_views(L, view):
     generator = torch.Generator().manual_seed(0)
-    width = V + 8 if view == "padded head" else V + 7       # whole 128-bit words, or not
-    logits = VIEWS[view](torch.randn(2 * B, T + 1, width, generator=generator).to(DEVICE))
+    logits = VIEWS[view](torch.randn(2 * B, T + 1, V + 7, generator=generator).to(DEVICE))
     tokens = torch.randint(V, (B, T + 1), generator=generator).to(DEVICE)[:, 1:]
     old_logps = torch.randn(B, T, generator=generator).to(DEVICE) - 3
     g = torch.randn(3, B, T, generator=generator).to(DEVICE)
@@ -328,7 +324,7 @@ def test_rows_may_begin_beyond_two_to_the_31(L, V=64, apart=2**30):
 @compiler
 @pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
 @pytest.mark.parametrize("target, dtype, V, scale", [
-    (90, "bf16", 151936, "fp32"), (90, "fp16", 512, "fp64"), (80, "fp32", 50257, "fp32")])
+    (90, "bf16", 151936, "fp32"), (80, "fp32", 50257, "fp64")])
 def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype, V, scale):
     """Compile the kernel as `launch` would for contiguous logits."""
     from triton.backends.compiler import GPUTarget
@@ -350,23 +346,7 @@ def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype
     assert name == "forward_kernel" or compiled.asm["ptx"].count("st.global.v4") == 1
 
 
-# ---- 4. in a script --------------------------------------------------------------------------
-
-@device
-def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
-    """Run grpo.py alone, because the code that calls the kernel is identical in all scripts."""
-    flags = TINY | {"device": DEVICE, "max_steps": 2, "base_steps": 0, "num_eval_problems": 1,
-                    "num_eval_samples": 1, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1,
-                    "num_prompts": 2, "num_generations": 2, "max_completion_length": 4,
-                    "eval_steps": 9}
-    for kernel in ("triton", "torch"):
-        grpo.main(arguments(flags | {"kernel": kernel, "output_dir": tmp_path / kernel}))
-    for one, other in zip(steps(tmp_path / "triton"), steps(tmp_path / "torch"), strict=True):
-        for name in ("loss", "reward", "entropy", "kl", "grad_norm"):
-            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-6), name
-
-
-# ---- 5. all tests again, without a GPU -------------------------------------------------------
+# ---- 4. all tests again, without a GPU -------------------------------------------------------
 
 @compiler
 @pytest.mark.skipif(DEVICE == "cuda", reason="all of this ran on the GPU")

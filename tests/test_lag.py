@@ -7,10 +7,9 @@ import importlib
 import pytest
 import torch
 from conftest import close, f64, scripts
-from small_runs import SMALL, arguments, changed_weights, load, outcome, policy_of, steps
+from small_runs import SMALL, arguments, changed_weights, load, outcome, steps
 from update_scenes import gradient_of
 
-import grpo
 import gspo
 
 lag = importlib.import_module("examples.lag")
@@ -70,14 +69,6 @@ def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(scrip
 
 def run(main, folder, **flags):
     main(arguments(SMALL | {"output_dir": folder, "max_steps": 3} | flags))
-
-
-def test_without_a_lag_a_run_is_that_of_the_script_bit_for_bit(at_work_folder):
-    run(grpo.main, "no-lag-grpo", overlong_buffer=4)
-    run(lag.main, "no-lag", overlong_buffer=4, sampler_lag=0)
-    for one, other in zip(steps("no-lag-grpo"), steps("no-lag"), strict=True):
-        assert one | {"step_time": 0} == other | {"step_time": 0}
-    assert not changed_weights(policy_of("no-lag-grpo"), policy_of("no-lag"))
 
 
 def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older_policies(

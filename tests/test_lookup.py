@@ -41,25 +41,3 @@ def test_a_call_is_answered_with_the_value_of_its_key_or_what_is_wrong_with_it(w
     for text in texts:
         expected = f"<information>{words}</information>" if words else ""
         assert TASK.respond(PROBLEM, text) == expected, ascii(text[:40])
-
-
-def test_no_key_is_known_without_a_table():
-    problem = PROBLEM._replace(secret=None)
-    assert TASK.respond(problem, "<search>ka</search>") == "<information>unknown</information>"
-
-
-# ---- the verifier ----------------------------------------------------------------------------
-
-@pytest.mark.parametrize("verdict, texts", [
-    (1.0, ["<answer>to</answer>", "<answer> to </answer>", "<answer>to</answer><|pad|>",
-           "<think>" + ASKED + "</think><answer>to</answer>", "<search><answer>to</answer>"]),
-    (0.0, ["", "to", "<answer></answer>", "<answer>mi</answer>", "<answer>To</answer>",
-           "<answer>too</answer>", "<answer>to\n</answer>", "<answer>\u0442o</answer>",
-           "<answer>to\x00</answer>", "<answer>to", "</answer>to<answer>",
-           "<answer>to</answer>\n<answer>to</answer>", "<answer><answer>to</answer></answer>",
-           "<information>to</information>", "<search>to</search>", "<answer>.*</answer>",
-           "<information>xx</information><answer>xx</answer>"])])
-def test_the_right_name_in_one_answer_block_earns_one_and_anything_else_nothing(verdict, texts):
-    for text in texts:
-        found = TASK.verify(PROBLEM, text)
-        assert found == verdict and isinstance(found, float), ascii(text)

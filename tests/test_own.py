@@ -122,9 +122,8 @@ def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
     ("return [float('nan'), 0]", "f returned nan for 'a', which is not a finite number"),
     ("return [0, '1']", "f returned '1' for 'bb', which is not a finite number"),
     ("return [[1], 0]", "f returned [1] for 'a', which is not a finite number")])
-@pytest.mark.parametrize("form", ["def", "async def"])
-def test_a_function_that_fails_ends_the_run_in_one_line(body, words, form, tmp_path, stops):
-    task = load(tmp_path, f"{form} f(**columns): {body}")
+def test_a_function_that_fails_ends_the_run_in_one_line(body, words, tmp_path, stops):
+    task = load(tmp_path, f"async def f(**columns): {body}")
     stops(f"mine.py: {words}", rated, task, "a", "bb", code=1)
 
 
@@ -263,18 +262,6 @@ def test_a_step_takes_the_problems_after_those_of_the_step_before(monkeypatch):
     assert taken == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]
 
 
-def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
-    page = (ROOT / "docs/extending.md").read_text()
-    [source] = re.findall(r"```python\n(\"\"\"A completion should.*?)```", page, re.DOTALL)
-    task = load(tmp_path, source, [{"prompt": f"q{i}", "answer": "1,072"} for i in range(60)])
-    for completion, right, form in (
-            ("so it is\n#### 1072", 1, 0.1), ("#### 1,072.", 1, 0.1), ("1072", 0, 0),
-            ("#### 10720", 0, 0.1), ("#### 1072 or 5", 0, 0.1), ("####", 0, 0.1)):
-        assert task.rewards == ["accuracy", "form"]
-        found = task.rated([(task.train[0], completion)], [[]])
-        assert found.tolist() == [[right, right, pytest.approx(form)]], completion
-
-
 # ---- tools -----------------------------------------------------------------------------------
 
 class Task:
@@ -290,13 +277,10 @@ class Task:
         return self.response
 
 
-@pytest.mark.parametrize("name, metric, T", [
-    ("lookup", "tools/call_frequency", 37), ("number", "completions/mean_length", 56)])
-def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(
-        name, metric, T, tmp_path, watch):
+def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path, watch):
     """Only prompts and what the tool inserts are ever tokenized: sampled ids are kept."""
     encoded = watch(pretrained.Policy, "ids_of", lambda self, text, **_: text)
-    lookup = {"task": name, "max_completion_length": T}
+    lookup = {"task": "lookup", "max_completion_length": 37}
     base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
     two = lookup | {"max_steps": 2}
@@ -308,8 +292,8 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(
         for line in lines("theirs/evaluation.jsonl")[:2]:
             assert ask.answer("theirs", line["prompt"]) != ""
     for one, other in zip(steps(tmp_path / "ours"), steps(tmp_path / "theirs"), strict=True):
-        assert one["reward"] == other["reward"] and one[metric] > 0.3
-        for column in ("loss", "grad_norm", "entropy", metric):
+        assert one["reward"] == other["reward"] and one["tools/call_frequency"] > 0.3
+        for column in ("loss", "grad_norm", "entropy", "tools/call_frequency"):
             assert other[column] == pytest.approx(one[column], rel=1e-3, abs=2e-4), column
     assert any("<information>" in text for text in encoded)
     assert not any("<search>" in text for text in encoded)

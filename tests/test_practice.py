@@ -24,12 +24,6 @@ BLANKS = {"nano": 4} | {name: int(number) for name, number in
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 # Solutions by learners, right or wrong, in the format of mistakes.txt.
 SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text())
-# These mistakes change no number in float64, or no number if log-probs have no gradient, so each of
-# them is a correct way to write the line.
-RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get a gradient",
-         "the old policy gets a gradient",
-         # of the line before the equation, which an exercise shows
-         "a ratio of infinity has a gradient of nan", "large ratios are cut where they should grow"}
 # Parts of the messages that some of the wrong solutions must get.
 SAID = {
     "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
@@ -62,25 +56,6 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
     ast.parse(text)
     assert set(states(exercise, text).values()) == {"open"}
     assert text.count(" = ...") + text.count("return ...") == BLANKS[name]
-
-
-@every_name
-def test_a_planted_mistake_is_wrong_and_called_by_its_name(name):
-    exercise = EXERCISES[name]
-    count = 0
-    for mutant in mutants_of(exercise.script):
-        old = "\n".join(mutant.old)
-        line = exercise.source.partition(old)[0].count("\n") + 1
-        lines = set(range(line, line + len(mutant.old)))
-        functions = [function for function, blanks in exercise.blanks.items() if any(
-            lines & {*range(node.lineno, node.end_lineno + 1)}
-            for blank in blanks for node in blank.nodes)]
-        if functions and mutant.name not in RIGHT:
-            module = grades.load(exercise.source.replace(old, "\n".join(mutant.new)))
-            state, said, _ = grades.grade(exercise, module, functions[0])
-            assert state == "WRONG" and mutant.name in " ".join(said), mutant.name
-            count += 1
-    assert count >= 6
 
 
 @every_name

@@ -23,10 +23,8 @@ TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_pro
         "--task arithmetic:2")
 # Runs of each script and each task, with flags that take other branches of the code.
 RUNS = """
-grpo
 grpo --kernel torch --dynamic_sampling 1 --num_mini_batches 3 --beta 0.1 --entropy_coef 0.1
 grpo --task arithmetic:2-3,countdown --curriculum --mask_truncated_completions --overlong_buffer 8
-grpo --reward accuracy+model
 gspo --task lookup --beta 0.1 --dynamic_sampling 1
 reinforce --baseline rloo --view token
 ppo --length_adaptive --nll_coef 0.1 --critic_pretrain_steps 1 --beta 0.1

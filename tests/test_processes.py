@@ -65,12 +65,11 @@ def job(folder, flags, size=2, look=None):
     return [worker.exitcode for worker in workers]
 
 
-@pytest.mark.parametrize("flags", [
-    {"importance_sampling_correction": "truncate", "loss_type": "dapo"}, {"lora_rank": 4}], ids=str)
-def test_two_processes_make_the_steps_of_one(flags, small_llama, tmp_path):
+def test_two_processes_make_the_steps_of_one(small_llama, tmp_path):
     """There are two steps, with sampling between them. 4 prompts in micro-batches of 5 rows and an
     evaluation of 15 problems give the processes unequal shares."""
-    flags = FLAGS | {"model": small_llama, "beta": 0.1} | flags
+    flags = FLAGS | {"model": small_llama, "beta": 0.1, "lora_rank": 4, "loss_type": "dapo",
+                     "importance_sampling_correction": "truncate"}
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()

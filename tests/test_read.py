@@ -1,5 +1,4 @@
 """The reading pages show the scripts unchanged, with the numbers that these compute."""
-import html
 import re
 
 import pytest
@@ -7,7 +6,6 @@ from conftest import ROOT
 
 from learn.read import __main__ as read
 from learn.read import example, lesson
-from learn.read.lesson import span
 
 NUMBER = re.compile(r"−?\d*\.\d+")
 
@@ -33,14 +31,3 @@ def test_the_pages_in_docs_are_what_the_scripts_give_today(pages):
             last = 10.0 ** -len(x.partition(".")[2])    # sums may differ there on other machines
             found, wanted = (float(number.replace("−", "-")) for number in (x, y))
             assert found == pytest.approx(wanted, abs=1.1 * last), f"{name}: run make read"
-
-
-def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages):
-    for name, of in lessons.items():
-        shown = re.findall(r'<a href="#L(\d+)" tabindex=-1>\d+</a><code>(.*?)</code>',
-                           pages[f"{name}.html"])
-        for number, text in shown:
-            assert html.unescape(re.sub(r"<[^>]+>", "", text)) == of.lines[int(number) - 1]
-        wanted = {line for function in of.functions.values() for line in span(function)
-                  if of.lines[line - 1].strip()}
-        assert {int(number) for number, _ in shown} >= wanted

@@ -16,8 +16,6 @@ from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example, save_random
 from small_runs import arguments, at_work, read_summary, steps
 
-import common
-
 pytest.importorskip("transformers", reason=NEEDS)
 PAGE = (ROOT / "docs/recipes.md").read_text()
 FILES = {name: source for source, name in
@@ -52,9 +50,6 @@ def recipe(tmp_path, small_llama, monkeypatch):
                     monkeypatch.setenv(*variable.split("="))
                 with at_work(tmp_path):
                     load_example().main([*shlex.split(flags), *arguments(FLAGS)])
-            elif word in command and "-m lm_eval" in command:       # here, to import it only once
-                monkeypatch.setattr(sys, "argv", shlex.split(command)[2:])
-                runpy.run_module("lm_eval", run_name="__main__")
             elif word in command:
                 subprocess.run(command, shell=True, check=True)
     return run
@@ -120,36 +115,6 @@ def test_a_data_set_becomes_the_data_of_a_run(recipe):
     rows = [json.loads(line) for line in Path("test.jsonl").read_text().splitlines()]
     assert rows == [{"prompt": f"({a}+{a})=", "answer": f"{2 * a}"} for a in range(1, 6)]
     assert len(Path("train.jsonl").read_text().splitlines()) == 30
-
-
-def test_lm_eval_scores_an_adapter(recipe, small_llama):
-    """The model answers as our sampler does."""
-    pretrained = load_example()
-    task = {"task": "sums", "dataset_path": "json", "test_split": "test",
-            "dataset_kwargs": {"data_files": {"test": "sums.jsonl"}}, "doc_to_text": "{{question}}",
-            "output_type": "generate_until", "doc_to_target": "{{answer}}",
-            "generation_kwargs": {"max_gen_toks": 12, "until": ["\n"], "do_sample": False},
-            "metric_list": [{"metric": "exact_match"}]}
-    Path("sums.yaml").write_text(json.dumps(task))
-    flags = {"model": str(small_llama), "lora_rank": 4, "task": "arithmetic:2",
-             "learning_rate": 5e-3}
-    pytest.importorskip("lm_eval", reason="needs pretrained/requirements-recipes.txt")
-    with at_work("."):
-        pretrained.main(arguments(FLAGS | flags))
-    adapter = "run/checkpoint-1"
-    cfg = pretrained.Config(model="none", max_completion_length=12, device="cpu")
-    policy = pretrained.Policy(adapter, cfg)
-    questions = [f"({a}+{b})=" for a in range(1, 5) for b in range(1, 3)]
-    batch = pretrained.complete(policy, None, cfg, [common.Problem(q, "") for q in questions])
-    Path("sums.jsonl").write_text("\n".join(json.dumps(
-        {"question": q, "answer": text + "!" * (i % 4 == 0)})
-        for i, (q, text) in enumerate(zip(questions, batch.texts))))
-    recipe("lm_eval", "lm_eval", [("CHECKPOINT", f"{small_llama},peft={adapter}"), (
-        "gsm8k", "sums --include_path . --device cpu --output_path out")])
-    [file] = Path("out").rglob("*.json")
-    [score] = [value for key, value in json.loads(file.read_text())["results"]["sums"].items()
-               if key.startswith("exact_match,")]
-    assert score == 0.75
 
 
 def test_an_alarm_stops_a_reward(tmp_path, monkeypatch):

@@ -3,14 +3,12 @@ import dataclasses
 import functools
 import json
 import math
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 from conftest import ROOT, every_script
 from small_runs import (
-    INSTANT,
     SMALL,
     arguments,
     changed_weights,
@@ -25,14 +23,6 @@ import grpo
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
 # ---- the folder ------------------------------------------------------------------------------
-
-@pytest.mark.quick
-@every_script
-def test_main_returns_the_summary(script, tmp_path):
-    summary = script.main(arguments(INSTANT | {"output_dir": tmp_path / "run"}))
-    assert summary == read_summary(tmp_path / "run")
-    assert summary["steps"] == 1
-
 
 def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whole):
     name = f"{script.__name__}.py"
@@ -61,16 +51,6 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
     evaluations = [line for line in steps(whole) if "eval/greedy" in line]
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
     assert evaluations[-1]["eval/greedy"] == read_summary(whole)["trained"]["greedy"]
-
-
-def test_default_folders_are_numbered_when_taken(script, tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(3):
-        script.main(arguments(INSTANT | {"max_steps": 0}))
-    first = "grpo-arithmetic-s0"
-    assert {path.name for path in Path("runs").iterdir()} == {
-        "base", first, f"{first}-2", f"{first}-3"}
-    refused("not empty", script.main, arguments(INSTANT | {"output_dir": f"runs/{first}"}))
 
 
 def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):

@@ -123,10 +123,3 @@ def test_answers_are_those_of_python_and_no_value_on_the_way_leaves_0_to_20(leve
         assert grpo.verify(problem, f"<answer>{numbers[-1] + 1}</answer>") == 0
         seen.add(problem.difficulty)
     assert seen == lengths
-
-
-@pytest.mark.parametrize("phase, share", [("textbook", 0.9), ("forum", 0.3), ("cold_start", 1.0)])
-def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, share):
-    shown = common.sample_problems(load("4"), 2000, 0, phase=phase)
-    assert all(grpo.verify(problem, problem.completion) == 1 for problem in shown)
-    assert abs(sum("<think>" in problem.completion for problem in shown) / 2000 - share) < 0.03

@@ -18,30 +18,6 @@ from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from
 
 # ---- which tokens learn ----------------------------------------------------------------------
 
-@from_rows
-def test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it_none(
-        script, config, bigram):
-    a, b, c, d = 1, 2, 3, 4
-    EOS, PAD, V = script.EOS, script.PAD, script.VOCAB_SIZE
-    likely = torch.zeros(V, V, dtype=torch.float64)
-    for token, next_token in ((a, b), (b, EOS), (c, d), (d, 5), (5, 6), (6, EOS)):
-        likely[token, next_token] = 9.0
-    cfg = config(beta=0.1, entropy_coef=0.1)
-    policy = bigram(likely)
-    reference = bigram(likely + torch.linspace(0, 1, V).double())
-    prompts = [[a], [c]]
-    tokens, mask, logps, _, _ = script.rollout(policy, torch.tensor(prompts), [None, None], cfg)
-    assert tokens.tolist() == [[b, EOS] + [PAD] * 6, [d, 5, 6, EOS] + [PAD] * 4]
-
-    batch = made_batch(script, prompts, tokens.tolist(), mask, logps)
-    A = f64([[1.0], [-1.0]]) * mask
-    Scene(script, cfg, policy, reference, batch, A).backward(torch.arange(2))
-    has_gradient = policy.table.grad.abs().sum(dim=1) > 0
-    assert has_gradient.nonzero().flatten().tolist() == [a, b, c, d, 5, 6]
-    assert policy.table.grad[b, EOS] < 0            # makes it more likely
-    assert policy.table.grad[6, EOS] > 0
-
-
 @with_ratios
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_ratio"])
 def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, bigram, estimator):
