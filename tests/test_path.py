@@ -23,13 +23,13 @@ from learn.path.rungs import BASE, CHAPTERS, LAST, NANO, RUNGS, script, sides
 def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     monkeypatch.setattr(nano, "P", 4)
-    monkeypatch.setattr(nano, "HELD_OUT", 50)
-    source = NANO.replace("P = 32 ", "P = 4 ").replace("HELD_OUT = 500 ", "HELD_OUT = 50 ")
+    monkeypatch.setattr(nano, "HELD_OUT", 9)
+    source = NANO.replace("P = 32 ", "P = 4 ").replace("HELD_OUT = 500 ", "HELD_OUT = 9 ")
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        nano.main(seed=3, base_steps=20, steps=2)
+        nano.main(seed=3, base_steps=4, steps=2)
     for _ in range(2):                                      # the second run reads the stored base
-        watch = runs.Watch(source, seed=3, base_steps=20)
-        watch.run(3, base_steps=20, steps=2)
+        watch = runs.Watch(source, seed=3, base_steps=4)
+        watch.run(3, base_steps=4, steps=2)
         assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
 
 
@@ -50,9 +50,9 @@ def run_a_little(source, steps):
                      ("steps=150", "steps=1"), ("steps=60", "steps=1"), ("range(20)", "range(2)")):
         source = source.replace(old, new)
     torch.manual_seed(0)
-    watch = runs.Watch(source, 0, base_steps=20)
+    watch = runs.Watch(source, 0, base_steps=9)
     watch.module.verify = lambda answer, text: float(len(text) % 2)         # some are right
-    watch.run(0, base_steps=20, steps=steps)
+    watch.run(0, base_steps=9, steps=steps)
     return len(watch.steps)
 
 
