@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, every_script
+from conftest import ROOT, every_script
 from small_runs import (
     INSTANT,
     SMALL,
@@ -170,13 +170,10 @@ def edited(monkeypatch, tmp_path):
     sys.modules.pop("mine", None)
 
 
-THOUGHT = '0.1 * ("<think>" in text)'
-
-
 def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(edited, capsys):
-    main = edited("    return float(is_one and", f"    return {THOUGHT} + float(is_one and")
+    main = edited("    return float(is_one and", "    return 0.1 + float(is_one and")
     with pytest.raises(SystemExit) as stop:
-        main(arguments(SMALL | {"task": "arithmetic", "max_steps": 2}))
+        main(arguments(INSTANT))
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("error: ") == 1
     assert re.search(r"error: verify returned (0|1)\.1: .*function reward, which is next", error)
@@ -254,8 +251,8 @@ import contextlib, importlib, json, sys
 flags, refused = json.loads(sys.argv[1])
 for name in sys.argv[2:]:
     main = importlib.import_module(name).main
-    main([*flags, "--output_dir", name, "--max_steps", "2"])
-    main(["--resume_from_checkpoint", name, "--max_steps", "3"])
+    main([*flags, "--output_dir", name])
+    main(["--resume_from_checkpoint", name, "--max_steps", "2"])
 for words in refused:
     with contextlib.suppress(SystemExit):
         main(words.split())
@@ -270,18 +267,19 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
         (empty_folder / "others" / name / "__init__.py").write_text("raise OSError('imported')")
     own = empty_folder / "own"
     own.mkdir()
-    for name in (*SCRIPTS, "common", "plumbing"):
+    scripts = ("ppo", "grpo", "dpo")
+    for name in (*scripts, "common", "plumbing"):
         shutil.copy(ROOT / f"{name}.py", own)
     flags = arguments(INSTANT | {"task": "arithmetic"})
     refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton",
                "--report_to wandb"]
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, json.dumps([flags, refused]), *SCRIPTS], cwd=own, text=True,
+        [sys.executable, "-c", ALONE, json.dumps([flags, refused]), *scripts], cwd=own, text=True,
         capture_output=True, env=os.environ | {"PYTHONPATH": str(empty_folder / "others")})
     assert done.returncode == 0 and done.stderr.count("error: --") == len(refused), done.stderr
     assert done.stderr.count("\n") == len(refused)
-    for name in SCRIPTS:
-        importlib.import_module(name).main([*flags, "--output_dir", name, "--max_steps", "3"])
+    for name in scripts:
+        importlib.import_module(name).main([*flags, "--output_dir", name, "--max_steps", "2"])
         alone = load(own / name / "checkpoint.pt")
         for part, whole in load(f"{name}/checkpoint.pt").items():
             if part in ("policy", "optimizer"):

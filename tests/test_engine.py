@@ -74,15 +74,6 @@ def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypa
     policy.engine.update(policy.model)
 
 
-def test_a_completion_depends_on_its_own_random_numbers_alone(policy):
-    batch, _ = sample(policy)
-    fewer, _ = sample(policy, problems=PROBLEMS[:6])
-    assert torch.equal(fewer.tokens[:4], batch.tokens[:4])
-    assert len(set(batch.texts[:4])) > 1                # a group has different texts
-    greedy = pretrained.complete(policy, None, policy.cfg, PROBLEMS)
-    assert len(set(greedy.texts)) == 4
-
-
 def test_what_a_task_inserts_is_read_and_has_mask_0(policy):
     batch, logps = sample(policy, Task(tuple("abcdefgh!"), "<i>7<|eos|>,</i>"))
     assert (batch.mask.sum(dim=1) < batch.lengths).sum() > 3

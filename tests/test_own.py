@@ -281,7 +281,7 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path, wa
     """Only prompts and what the tool inserts are ever tokenized: sampled ids are kept."""
     encoded = watch(pretrained.Policy, "ids_of", lambda self, text, **_: text)
     lookup = {"task": "lookup", "max_completion_length": 37}
-    base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
+    base = {"base_steps": 150, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
     two = lookup | {"max_steps": 2}
     with at_work(tmp_path):

@@ -637,7 +637,8 @@ def test_what_cannot_be_saved_ends_the_run_before_its_first_step(run, tmp_path, 
         raise ValueError("no\nway")
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
     stops("/checkpoint-trial.tmp: cannot be written: no way", run)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.json", "train.py", "run.lock"}
 
 
 def test_only_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(

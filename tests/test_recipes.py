@@ -1,4 +1,4 @@
-"""Run each recipe of docs/recipes.md with its package. `make recipes` installs the packages."""
+"""Run the recipes of docs/recipes.md with their packages. `make recipes` installs the packages."""
 import json
 import os
 import re

@@ -24,7 +24,7 @@ EVERYTHING = [
     ("ppo", STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
                         "nll_coef": 0.1, "critic_pretrain_steps": 2, "length_adaptive": True}),
     ("grpo", STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
-                         "task": "arithmetic:2-3"}),
+                         "base_steps": 40, "task": "arithmetic:2-3"}),
     ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
                          "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"}),
     ("dpo", STATEFUL | {"online": True}),
