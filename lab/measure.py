@@ -10,7 +10,6 @@ The numbers go to docs/NAME.json, and from there between their marks into README
 import functools
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from pretrained import export
 from report import parser, start
 from report.logs import read_summary
 
-EXAMPLE = Path("runs/example")          # in the repository, so its report shows no other folder
 NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
 PACKAGES = [f"{name} {version(name)}" for name in ("torch", "triton", "transformers", "trl")
@@ -60,20 +58,16 @@ def example(printed):
 
 def main_job(seeds):
     """Run grpo.py with each seed in an empty folder, so that each run makes its own base. README.md
-    shows parts of the first run. We repeat it with evaluations as runs/example, from which
-    docs/learning.svg and docs/play.html are made."""
+    shows parts of the first run, and docs/play.html has its policy."""
     results = {}
     for seed in seeds:
-        command = (ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
         with tempfile.TemporaryDirectory() as empty:
-            printed = printed_by(empty, *command)
-            results[seed] = read_summary(Path(empty, f"runs/grpo-arithmetic-s{seed}"))
-        if seed == seeds[0]:
-            put("example", example(printed), "seeds")
-            shutil.rmtree(ROOT / EXAMPLE, ignore_errors=True)
-            printed_by(ROOT, *command, "--eval_steps", "2", "--output_dir", EXAMPLE)
-            printed_by(ROOT, "-m", "learn.film", EXAMPLE)
-            printed_by(ROOT, "-m", "learn.play", EXAMPLE)
+            printed = printed_by(empty, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
+            folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
+            results[seed] = read_summary(folder)
+            if seed == seeds[0]:
+                put("example", example(printed), "seeds")
+                printed_by(ROOT, "-m", "learn.play", folder)
     record("seeds", seeds=results)
     put("table", seeds_table(results), "seeds")
 
@@ -258,9 +252,8 @@ def kernel_table(rows):
 
 def kernel_tables():
     """Write the tables of docs/speed.md from all docs/bench-DEVICE.json. -> str"""
-    records = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob("bench-*.json"))]
-    return "".join(f"{record['machine']}:\n\n{kernel_table(record['logits'])}\n"
-                   for record in records)
+    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob("bench-*.json"))]
+    return "".join(f"{one['machine']}:\n\n{kernel_table(one['logits'])}\n" for one in stored)
 
 
 def kernels():
