@@ -35,10 +35,6 @@ REAL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps
         "--max_completion_length 16 --num_eval_problems 8 --num_eval_samples 1")
 ROWS = []                       # of the report
 
-if not DRY and NAME == "cpu":
-    pytest.exit(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU. "
-                "Check whether nvidia-smi lists one. Without a GPU, run: make gpu DRY=1", 2)
-
 
 def commands():
     """List the commands. -> {name: the arguments of `python -m`}"""
@@ -91,6 +87,9 @@ def run(command, limit, log):
 
 @pytest.fixture(scope="module", autouse=True)
 def folder():
+    if not DRY and NAME == "cpu":
+        pytest.exit(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no "
+                    "GPU. Check whether nvidia-smi lists one. Without one, run: make gpu DRY=1", 2)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
 
