@@ -61,7 +61,7 @@ def small_llama(small_base, tmp_path_factory):
     return folder
 
 
-def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
+def save_random(folder, family="llama", scale=1.0, **changes):
     """Write a model of a family and the tokenizer of pretrained.export, without a chat template.
     The random weights are so large that tokens differ in probability. -> folder"""
     import torch
@@ -72,7 +72,7 @@ def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
     if "text_config" in shape:                          # next to a part that reads pictures
         shape = {name: shape[name] for name in ("text_config", "vision_config") if name in shape}
         shape["text_config"] = TINY | TOKENS | shape["text_config"]
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **TOKENS | shape))
     for weight in model.parameters():
         if weight.dim() == 2:
