@@ -17,8 +17,8 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab bench real gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds compare levers \
+        hunts zoo lab bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -36,9 +36,6 @@ practice: $(READY)       ## make practice A=grpo: write its equations yourself; 
 
 read: $(READY)           ## rebuild the reading pages of all scripts: docs/read/
 	$(PY) -m learn.read
-
-film: $(READY)           ## make film RUN=runs/a: draw what that run learned: docs/learning.svg
-	$(PY) -m learn.film $(if $(RUN),"$(RUN)")
 
 play: $(READY)           ## make play RUN=runs/a: its policies answer in a browser: docs/play.html
 	$(PY) -m learn.play $(if $(RUN),"$(RUN)")
@@ -81,10 +78,10 @@ diff:                    ## make diff A=grpo B=gspo: show the lines that B remov
 ##@ To measure; the results go to docs/, mostly into the page named here
 
 seeds: $(READY)          ## make run with several seeds, each with its own base: lab.md, README.md
-	$(PY) -m lab.main_job $(SEEDS)
+	$(PY) -m lab.measure seeds $(SEEDS)
 
 nano-seeds: $(READY)
-	$(PY) -m lab.main_job --nano 0 1 2 3 4 5 6 7 8 9
+	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
 
 compare: $(READY)        ## compare all scripts from the same bases, on two tasks: lab/methods.md
 	$(PY) -m lab methods
@@ -105,10 +102,7 @@ zoo: $(READY)            ## draw the losses and tabulate the advantages of examp
 	$(PY) -m lab.zoo
 
 bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
-	$(PY) -m lab.speed
-
-real: $(READY)           ## compare pretrained/train.py with grpo.py: real-models.md
-	$(PY) -m lab.pretrained
+	$(PY) -m lab.measure kernels
 
 gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py and pretrained/train.py: runs/gemma/
 	.venv-gemma/bin/python -m pytest -q tests/test_gemma.py
@@ -120,18 +114,18 @@ gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with t
 recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages
 	.venv-recipes/bin/python -m pytest tests/test_recipes.py
 
-families: $(READY)       ## try tiny models of many families with pretrained/train.py: real-models.md
-	$(PY) -m lab.families
+families: $(READY)       ## try a tiny model of each family that real-models.md lists
+	$(PY) -m pytest -rfP tests/families.py
 
 engine: .venv-engine/installed lowest    ## test vLLM and LoRA, and measure their cost: real-models.md
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
-	.venv-engine/bin/python -m lab.pretrained --engine
+	.venv-engine/bin/python -m lab.measure engine
 
 lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions that it allows
 	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py
 
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
-	$(PY) -m lab.gpu $(if $(DRY),--dry_run)
+	$(if $(DRY),DRY=1) $(PY) -m pytest -v --noconftest tests/gpu.py
 
 conform: .venv-conform/installed    ## give the test vectors to TRL's and verl's own code: conformance.md
 	.venv-conform/bin/python -m lab.conform.compare

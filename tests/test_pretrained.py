@@ -13,7 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import FAMILIES, LIKE_SMALL, NEEDS, config_of, load_example, save_random
+from small_models import (
+    FAMILIES,
+    LIKE_SMALL,
+    NEEDS,
+    attempt,
+    config_of,
+    load_example,
+    save_random,
+)
 from small_runs import (
     SMALL,
     arguments,
@@ -41,8 +49,7 @@ transformers = pytest.importorskip("transformers", reason=NEEDS)
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import processors  # noqa: E402
 
-from lab import families  # noqa: E402  (after the line that may skip)
-from pretrained import models  # noqa: E402
+from pretrained import models  # noqa: E402  (after the line that may skip)
 from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
@@ -261,12 +268,12 @@ def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(famil
     ("recurrent_gemma", "depends on padding: log-probabilities differ by "),
     ("minimax", "cannot be run: "), ("qwen2", "computes differently when it samples: its ")])
 def test_a_family_that_cannot_be_trained_ends_the_run_before_its_first_step(
-        family, words, monkeypatch):
+        family, words, monkeypatch, tmp_path):
     if family == "qwen2":
         add = calls.Completion.add
         monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
             add(one, token, logp - 0.1, entropy)))
-    reason = families.attempt(family)
+    reason = attempt(family, tmp_path)
     assert reason.startswith(f"--model {family}: ") and words in reason
     assert reason.endswith("choose a model of a family that docs/real-models.md lists")
 

@@ -16,7 +16,7 @@ import dpo
 import grpo
 import vectors
 from lab.docs import put, record, table
-from lab.pretrained import make_base
+from lab.measure import make_base
 from pretrained import export
 from report import start
 

@@ -1,11 +1,9 @@
-"""Check for the first time that the project works on a machine with a GPU: python -m lab.gpu
-(make gpu).
+"""Check for the first time that the project works on a machine with a GPU: make gpu.
 
-Runs a list of commands, each as a process with a time limit. So a command that fails, crashes or
-hangs doesn't stop the others, and all of them end within ten minutes. The report,
-docs/gpu-DEVICE.md, is written again after each command; the logs go to runs/gpu, which is emptied
-first. The exit code is 1 if a command fails. --dry_run checks the commands themselves, without a
-GPU: it runs them in a tiny size on a simulated one (tests/pretend.py).
+Each test is a command, a process with a time limit. So a command that fails, crashes or hangs
+doesn't stop the others, and all of them end within ten minutes. The report, docs/gpu-DEVICE.md, is
+written again after each command; the logs go to runs/gpu, which is emptied first. With DRY=1, the
+commands run without a GPU, in a tiny size on a simulated one (tests/pretend.py).
 """
 import os
 import re
@@ -16,16 +14,17 @@ import sys
 import time
 from importlib.util import find_spec
 
+import pytest
 import torch
 
-import common
 from lab.docs import DOCS, ROOT, table
-from lab.speed import MACHINE, NAME, SLUG
+from lab.measure import NAME, ON_DEVICE, SLUG
 from learn.sync import SCRIPTS
-from report import parser, start
 
+DRY = "DRY" in os.environ
 FOLDER = ROOT / "runs" / "gpu"
-SECONDS = 540                   # time limit of all commands together
+REPORT = (FOLDER if DRY else DOCS) / f"gpu-{SLUG}.md"
+END = time.monotonic() + 540    # of all commands together
 LIMIT = 120                     # seconds for one command; the bench, which is last, gets the rest
 # Flags that make a base in seconds, which is right now and then, and train it for two steps
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
@@ -34,12 +33,13 @@ TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_pro
         "--max_completion_length 8 --base_steps 4 --max_steps 2 --num_eval_problems 4")
 REAL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps 2 --num_prompts 4 "
         "--max_completion_length 16 --num_eval_problems 8 --num_eval_samples 1")
+ROWS = []                       # of the report
 
 
-def commands(dry_run):
+def commands():
     """List the commands. -> {name: the arguments of `python -m`}"""
     python, size, collect, cpu = "", "", "", ""
-    if dry_run:                 # several processes cannot share the simulated GPU: pytest, torchrun
+    if DRY:                     # several processes cannot share the simulated GPU: pytest, torchrun
         python, size, collect, cpu = "tests.pretend", TINY, "--collect-only", "--device cpu"
     args = {"main": f"{python} grpo --task arithmetic {size}"}
     for module in [script.removesuffix(".py") for script in SCRIPTS]:
@@ -55,15 +55,15 @@ def commands(dry_run):
             "export": "pretrained.export runs/gpu/grpo-triton runs/gpu/model",
             "real": f"pretrained.train {REAL}",
             "torchrun": f"torch.distributed.run pretrained/train.py {REAL} {cpu}"}
-    if find_spec("vllm") and not dry_run:       # vLLM's kernels need wide heads
+    if find_spec("vllm") and not DRY:           # vLLM's kernels need wide heads
         args |= {
             "wide": f"grpo {SHORT} --num_attention_heads 2",
             "wide-export": "pretrained.export runs/gpu/wide runs/gpu/wide-model",
             "vllm": f"pretrained.train {REAL} --model runs/gpu/wide-model --lora_rank 8 "
                     "--engine vllm"}
-    if not dry_run:             # torch.func cannot handle the tensors of the simulated GPU
+    if not DRY:                 # torch.func cannot handle the tensors of the simulated GPU
         args |= {"optimal": f"reinforce {SHORT} --baseline optimal", "nano": "nano",
-                 "bench": "lab.speed"}
+                 "bench": "lab.measure kernels"}
     return {name: f"{line} --output_dir runs/gpu/{name}" if "--task" in line else line
             for name, line in args.items()}
 
@@ -85,51 +85,30 @@ def run(command, limit, log):
         return f"stopped after {limit:.0f} s"
 
 
-def compare(whole, resumed):
-    """Compare the weights of a run with those of a resumed run. -> "ok", or the difference"""
-    one, other = (torch.load(run / "checkpoint.pt", "cpu", weights_only=True)["policy"]
-                  for run in (whole, resumed))
-    is_same = all(torch.equal(one[name], other[name]) for name in one)
-    return "ok" if is_same else f"its weights differ from those of {whole.name}"
-
-
-def main(argv=None):
-    flags = parser(__doc__)
-    flags.add_argument("--dry_run", action="store_true",
-                       help="run tiny commands on a simulated GPU")
-    dry_run = flags.parse_args(argv).dry_run
-    if not dry_run and NAME == "cpu":
-        common.fail(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU."
-                    " Check whether nvidia-smi lists one. Without a GPU, run: make gpu DRY=1")
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    if not DRY and NAME == "cpu":
+        pytest.exit(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no "
+                    "GPU. Check whether nvidia-smi lists one. Without one, run: make gpu DRY=1", 2)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    path = (FOLDER if dry_run else DOCS) / f"gpu-{SLUG}.md"
-    rows = []
-    ends = ""                   # the ends of the logs of commands that fail
-    end = time.perf_counter() + SECONDS
-    for name, command in commands(dry_run).items():
-        began = time.perf_counter()
-        log = FOLDER / f"{name}.log"
-        limit = end - began if name == "bench" else min(LIMIT, end - began)
-        outcome = run(command, max(0, limit), log)
-        if (name, outcome) == ("resumed", "ok"):
-            outcome = compare(FOLDER / "grpo-triton", FOLDER / "one-step")
-        text = log.read_text("utf-8", "replace").strip()
-        *_, last = re.findall("^held out.*", text, re.MULTILINE) or text.split("\n")
-        if outcome != "ok":
-            last = text.split("\n")[-1]
-            ends += f"\n## {name}: {outcome}\n\n```\n{text[-6000:]}\n```\n"
-        seconds = f"{time.perf_counter() - began:.0f}"
-        rows.append([name, outcome, seconds, last[:160].replace("|", "\\|")])
-        print(f"{name:17}{outcome}: {last}"[:84], flush=True)
-        results = table(["command", "result", "seconds", "last line of output"], rows)
-        path.write_text(f"# Report of make gpu\n\n{MACHINE}, CUDA {torch.version.cuda}.\n\n"
-                        f"{results}{ends}\n[speed.md](speed.md) lists the goals for the bench.\n",
-                        "utf-8")
-    print(f"The report is in {path}, the logs are in {FOLDER}")
-    if ends:
-        raise SystemExit(1)
 
 
-if __name__ == "__main__":
-    start(main)
+@pytest.mark.parametrize("name, command", commands().items(), ids=commands())
+def test_a_command_ends_well(name, command):
+    began = time.monotonic()
+    log = FOLDER / f"{name}.log"
+    left = max(0, END - began)
+    outcome = run(command, left if name == "bench" else min(LIMIT, left), log)
+    text = log.read_text("utf-8", "replace").strip()
+    *_, last = re.findall("^held out.*", text, re.MULTILINE) or text.split("\n")
+    seconds = f"{time.monotonic() - began:.0f}"
+    ROWS.append([name, outcome, seconds, last[:160].replace("|", "\\|")])
+    results = table(["command", "result", "seconds", "last line of output"], ROWS)
+    REPORT.write_text(f"# Report of make gpu\n\n{ON_DEVICE}, CUDA {torch.version.cuda}.\n\n"
+                      f"{results}\n[speed.md](speed.md) lists the goals for the bench.\n", "utf-8")
+    assert outcome == "ok", f"{outcome}:\n{text[-6000:]}"
+    if name == "resumed":
+        whole, resumed = (torch.load(FOLDER / run / "checkpoint.pt", weights_only=True)["policy"]
+                          for run in ("grpo-triton", "one-step"))
+        assert all(torch.equal(whole[part].cpu(), resumed[part].cpu()) for part in whole)
