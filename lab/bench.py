@@ -1,5 +1,5 @@
-"""Run experiments of the lab, judge their claims, and write their pages: python -m lab.bench NAME
-(make lab-NAME), or all of them (make lab).
+"""Run experiments of the lab, judge their claims, and write their pages: python -m lab NAME (make
+lab-NAME), or all of them (make lab).
 
 An experiment is a module lab/claims/NAME.py. It has SEEDS, and
   RUNS              {case: command line of a script}, with METRICS, which are kept of each step, and
@@ -15,7 +15,6 @@ You write docs/lab/NAME.md yourself: a title, the marks of the generated part, a
 Claim, Prediction and Method before the first run; afterwards Outcome, which says what you predicted
 correctly.
 """
-import argparse
 import collections
 import concurrent.futures
 import functools
@@ -23,7 +22,6 @@ import importlib
 import json
 import math
 import multiprocessing
-import os
 import subprocess
 import time
 import types
@@ -35,7 +33,7 @@ import torch
 
 import plumbing
 from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
-from report import chart, start
+from report import chart
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
@@ -318,28 +316,15 @@ def overview():
     return "\n".join(findings), "\n".join(tables)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--processes", type=int, default=os.cpu_count(),
-                        help="number of processes at a time (default: one for each core)")
-    parser.add_argument("--draw", action="store_true",
-                        help="measure nothing: make pages and charts from the stored numbers")
-    args = parser.parse_args(argv)
-    for name in args.names:
-        if name not in NAMES:
-            parser.error(f"{name}: unknown experiment; choose from {', '.join(NAMES)}")
-    for name in args.names or NAMES:
-        if not args.draw:
-            measure(name, args.processes)
-        _, draw, text = page(name)
-        with chart.figure(DOCS / f"lab/{name}.svg") as axis:
-            draw(axis)
-        put(name, text, f"lab-{name}")
+def publish(name):
+    """Draw the chart of an experiment, and write its page."""
+    _, draw, text = page(name)
+    with chart.figure(DOCS / f"lab/{name}.svg") as axis:
+        draw(axis)
+    put(name, text, f"lab-{name}")
+
+
+def publish_overview():
+    """Write the generated parts of docs/lab.md."""
     for part, text in zip(("findings", "experiments"), overview()):
         put(part, text, "lab")
-
-
-if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""     # all processes use the CPU, as the pages say
-    start(main)

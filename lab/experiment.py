@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy
 import torch
 
-from lab.bench import NAMES, UNSCORED, is_old, overview  # noqa: F401
-from lab.docs import DOCS, MACHINE, put, run_once, table
+from lab.bench import NAMES, UNSCORED, is_old  # noqa: F401
+from lab.docs import DOCS, MACHINE, run_once, table
 from lab.draw import Picture, show
 from lab.verdict import OURS, Claim
 
@@ -150,8 +150,6 @@ class Experiment:
         _, picture, *_ = self.load()
         picture.save(self.path(".svg"))
         self.path(".md").write_text(self.text(), "utf-8")
-        for name, text in zip(("findings", "experiments"), overview()):
-            put(name, text, "lab")
 
 
 def array(rows):

@@ -182,8 +182,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert ("\nClaim by Somebody: twice is more. Verdict: **undecided**. "
             "Effect: +3 (-10 to +16); the claim needs ≥ 1.\n") in text
     assert text.count("twice is more") == 1         # the table does not repeat the first claim
-    for page in (text, (docs / "lab.md").read_text()):
-        assert 'alt="Twice is more: undecided">' in page
+    assert 'alt="Twice is more: undecided">' in text
     for drawn in ((docs / f"lab/dots{kind}.svg").read_text() for kind in ("", "-phone")):
         assert all(f">{label}<" in drawn for label in ("&gt; 1.50", "1.25", "never"))
         parts = ElementTree.fromstring(drawn).iter()
