@@ -105,7 +105,8 @@ def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_m
     for one, other in (("k2", "KL(policy, base)"), ("k3", "KL(base, policy)"),
                        ("k1 in the reward", "KL of outputs"),
                        ("k3_ratio, older", "KL(policy, base), older")):
-        assert torch.allclose(found[one], found[other])
+        cosines = torch.nn.functional.cosine_similarity(found[one], found[other])
+        assert cosines.min().item() == pytest.approx(1), one
 
 
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):
