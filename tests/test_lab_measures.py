@@ -33,8 +33,12 @@ def untrained(script, flags):
 @pytest.mark.parametrize("name, case, constants", [
     ("credit", "walks", {"BATCHES": 1}),
     ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
+    ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
-    ("signal", "GSPO, dynamic sampling", {"BUDGET": 300})])
+    ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
+    ("signal", "GSPO, dynamic sampling", {"BUDGET": 300}),
+    ("staleness", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
+    ("trust", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
@@ -50,10 +54,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
 
 
 @pytest.mark.parametrize("name, measure, case, constants", [
-    ("hacking", "models", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
-    ("masking", "learning", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("staleness", "engines", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
-    ("trust", "rare", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
     ("turns", "estimates", "after RL", {"GROUPS": 8}),
     ("variance", "base", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
     ("wrongrewards", "walks", "short base: bonus for coming nearer", {"STEPS": 2}),
@@ -88,10 +88,10 @@ def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monk
     """In a sample with a very deep collapse, the interval is so wide that it contains the truth."""
     monkeypatch.setattr(seeds, "DRAWS", 800)
     monkeypatch.setattr(seeds, "DEPTH", 1e4)
-    found = seeds.luck(0, seeds.COLLAPSING)
+    found = seeds.measure(seeds.COLLAPSING, 0)
     for rule in (seeds.BOOTSTRAP, seeds.STUDENT):
         assert found[rule][1] == pytest.approx(0.9**5, abs=0.06)
-    ordinary = seeds.luck(0, seeds.NORMAL)
+    ordinary = seeds.measure(seeds.NORMAL, 0)
     assert ordinary[seeds.SIGNS] == pytest.approx([2 / 2**n for n in seeds.SIZES], abs=0.05)
     assert ordinary[seeds.STUDENT] == pytest.approx([0.05] * 3, abs=0.03)
 
