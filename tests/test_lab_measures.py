@@ -34,7 +34,10 @@ def untrained(script, flags):
     ("credit", "walks", {"BATCHES": 1}),
     ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
-    ("signal", "GSPO, dynamic sampling", {"BUDGET": 300})])
+    ("signal", "GSPO, dynamic sampling", {"BUDGET": 300}),
+    ("variance", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
+    ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
+    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
@@ -54,10 +57,7 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     ("masking", "learning", "outcome reward, tool tokens learned", {"STEPS": 2}),
     ("staleness", "engines", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
     ("trust", "rare", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
-    ("turns", "estimates", "after RL", {"GROUPS": 8}),
-    ("variance", "base", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
-    ("wrongrewards", "walks", "short base: bonus for coming nearer", {"STEPS": 2}),
-    ("zero", "learned", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
+    ("turns", "estimates", "after RL", {"GROUPS": 8})])
 def test_a_measure_finds_the_columns_that_its_file_has(name, measure, case, constants, monkeypatch):
     module = experiment.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
