@@ -37,7 +37,8 @@ def untrained(script, flags):
     ("signal", "GSPO, dynamic sampling", {"BUDGET": 300}),
     ("variance", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
     ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
-    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
+    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1}),
+    ("turns", "after RL", {"GROUPS": 8})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
@@ -56,8 +57,7 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     ("hacking", "models", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("masking", "learning", "outcome reward, tool tokens learned", {"STEPS": 2}),
     ("staleness", "engines", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
-    ("trust", "rare", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
-    ("turns", "estimates", "after RL", {"GROUPS": 8})])
+    ("trust", "rare", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0})])
 def test_a_measure_finds_the_columns_that_its_file_has(name, measure, case, constants, monkeypatch):
     module = experiment.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
