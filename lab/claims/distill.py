@@ -1,8 +1,4 @@
-"""Distill: what a teacher gains, and what is lost if it sends less than its whole vocabulary
-
-Trains from the same bases with GRPO, and with a teacher that writes or that reads the student's
-outputs.
-"""
+"""Distill: what a teacher gains, and what is lost if it sends less than its whole vocabulary"""
 import itertools
 
 import numpy
@@ -28,21 +24,21 @@ TEACHER = "--textbook_share 1 --base_seed 1000"         # a base that has never 
 MODE = "--distillation_mode"
 GRPO, WHOLE, SAMPLED, IMITATION = TUNED = (
     "GRPO", "whole vocabulary", "sampled token", "imitation")
-REST, NO_REST = "top 8 and the rest", "top 8 without the rest"
 MODES = {GRPO: "", WHOLE: "", SAMPLED: f"{MODE} sampled_token",
          IMITATION: f"{MODE} sampled_token --beta 0 --lmbda 0",
-         REST: f"{MODE} topk_logits", NO_REST: f"{MODE} topk_logits --no-distillation_add_tail"}
+         "top 8 and the rest": f"{MODE} topk_logits",
+         "top 8 without the rest": f"{MODE} topk_logits --no-distillation_add_tail"}
 NOISE = {f"noise, {side}": side for side in (WHOLE, SAMPLED)}
 PARTS = {"all tokens": (0, 1), "first 30%": (0, 0.3), "last 30%": (0.7, 1)}     # on countdown
 LONG = "--task countdown --base_seed 20 --learning_rate 1e-3"
 SEEDS = range(20, 28)
 # the first three seeds choose a rate for each side, and the others judge at these rates; top 8
 # takes the rate of the whole vocabulary
-JUDGED = [f"{side}, {'5e-4' if side == SAMPLED else '1e-3'}" for side in MODES]
 TUNING = [f"{side}, {rate}" for side in TUNED for rate in RATES]
-CASES = [*TUNING, *JUDGED[len(TUNED):], *NOISE, *PARTS]
-FEWER = {case: SEEDS[:3] if case in TUNING else SEEDS[3:]
-         for case in CASES if case not in JUDGED[:len(TUNED)]}
+*JUDGED, REST, NO_REST = (
+    f"{side}, {'5e-4' if side == SAMPLED else '1e-3'}" for side in MODES)
+CASES = [*TUNING, REST, NO_REST, *NOISE, *PARTS]
+FEWER = {case: SEEDS[:3] if case in TUNING else SEEDS[3:] for case in CASES if case not in JUDGED}
 
 
 def prepare(script, flags, seed):
@@ -98,10 +94,9 @@ def measure(case, seed):
 
 
 def page(x):
-    trained = {case: x[case] for case in (*TUNING, *JUDGED, *PARTS)}
-    accuracy = {case: means(columns["accuracy"], WINDOW) for case, columns in trained.items()}
-    outputs = {case: OUTPUTS * steps_to(columns["accuracy"], LEVEL, WINDOW)
-               for case, columns in trained.items()}
+    accuracy = {case: x[case]["accuracy"] for case in CASES if case not in NOISE}
+    outputs = {case: OUTPUTS * steps_to(rows, LEVEL, WINDOW) for case, rows in accuracy.items()}
+    accuracy = {case: means(rows, WINDOW) for case, rows in accuracy.items()}
 
     def cost(case):
         return outputs[case][:3].clip(max=OUTPUTS * BATCHES).mean()
@@ -124,8 +119,7 @@ def page(x):
     whole, sampled = (x[case]["variance"] for case in NOISE)
     yield Claim("at the base, the gradient of the sampled token has a larger variance than that of "
                 "the whole vocabulary", OURS, sampled / whole, at_least=2, ratio=True)
-    mass = {case: means(x[case]["mass"][-5:], WINDOW)[:, -1] for case in JUDGED[1:]}
-    *_, of_rest, of_no_rest = mass.values()
+    of_rest, of_no_rest = (x[case]["mass"][:, -WINDOW:].mean(axis=1) for case in (REST, NO_REST))
     yield Claim("without the rest, the student takes probability away from the teacher's 8 most "
                 "likely tokens (their probability at the end)", "verl#5041", of_no_rest,
                 at_most=MASS)
@@ -139,9 +133,4 @@ def page(x):
                 (last[:, -1], last[:, 0]), at_most=0.05)
     yield numbers({case: {f"outputs to an accuracy of {LEVEL}": outputs[case][-5:],
                           "accuracy at the end": accuracy[case][-5:, -1]}
-                   for case in JUDGED}, "side, and its learning rate")
-    yield numbers({case: {"at the end": values} for case, values in mass.items()},
-                  "probability of the teacher's 8 most likely tokens")
-    yield numbers({part: {f"accuracy in the first {WINDOW} batches": accuracy[part][:, 0],
-                          f"in the last {WINDOW}": accuracy[part][:, -1]}
-                   for part in PARTS}, "tokens that count, on countdown")
+                   for case in (*JUDGED, REST, NO_REST)}, "side, and its learning rate")

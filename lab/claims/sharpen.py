@@ -91,7 +91,9 @@ def of_thoughts(policy, task, cfg):
 @torch.no_grad()
 def decoded(policy, task, cfg):
     """Decode greedily after each of the most likely first tokens. The first path is the output of
-    plain greedy decoding. -> columns with its accuracy, and with that of the most certain path"""
+    plain greedy decoding. The certainty of a path is the mean difference between the probabilities
+    of the two most likely tokens, over the tokens of its answer. -> accuracy of the first and of
+    the most certain paths"""
     problems = common.sample_problems(task, DECODED, ("decoding", cfg.seed), "test")
     prompts = grpo.encode_prompts(problems, task, cfg.device)
     firsts = policy(prompts)[:, -1].topk(FIRST, dim=-1).indices                 # (n, FIRST)
@@ -103,22 +105,16 @@ def decoded(policy, task, cfg):
         right[place] = torch.tensor([
             token != grpo.EOS and task.verify(problem, text) == 1
             for token, problem, text in zip(first.tolist(), problems, texts)])
-        sure[place] = certainty(policy, longer, tokens, mask)
+        hidden = grpo.completion_states(policy, longer, tokens)                 # (n, T, D)
+        logits = torch.nn.functional.linear(hidden, policy.embed.weight)        # (n, T, V)
+        two = logits.softmax(dim=-1).topk(2, dim=-1).values                     # (n, T, 2)
+        has_begun = torch.cat([first[:, None], tokens[:, :-1]], dim=1) == ANSWER
+        has_ended = tokens == ANSWERED
+        mask *= (has_begun.cumsum(dim=1) > 0) & (has_ended.cumsum(dim=1) == 0)  # (n, T)
+        margins = ((two[..., 0] - two[..., 1]) * mask).sum(dim=1)
+        sure[place] = margins / mask.sum(dim=1).clamp(min=1)
     most_certain = right.gather(0, sure.argmax(dim=0)[None])
     return {"greedy": right[0].mean().item(), "most certain": most_certain.mean().item()}
-
-
-def certainty(policy, prompts, tokens, mask):
-    """Subtract the probability of the second most likely token from that of the most likely one,
-    and average over the tokens of the answer, if any. (B, W), (B, T), (B, T) -> (B,)"""
-    hidden = grpo.completion_states(policy, prompts, tokens)                    # (B, T, D)
-    logits = torch.nn.functional.linear(hidden, policy.embed.weight)            # (B, T, V)
-    two = logits.softmax(dim=-1).topk(2, dim=-1).values                         # (B, T, 2)
-    before = torch.cat([prompts[:, -1:], tokens[:, :-1]], dim=1)
-    has_begun = (before == ANSWER).cumsum(dim=1) > 0
-    has_ended = (tokens == ANSWERED).cumsum(dim=1) > 0
-    mask = mask * (has_begun & ~has_ended)                                      # (B, T)
-    return ((two[..., 0] - two[..., 1]) * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def page(x):
@@ -152,13 +148,11 @@ def page(x):
              "thoughts of the base": base["thoughts"], GUESSES: x[GUESSES]["pass@k"]}
     yield lambda axis: chart.curves(axis, lines, KS, xscale="log", ylim=(0, 1.03),
                                     xlabel="samples of a problem, k", ylabel="pass@k on countdown")
-    columns = {"pass@1": ("pass@k", 0), "pass@8": ("pass@k", FEW), "pass@128": ("pass@k", -1),
-               "solved with 1 thought": ("thoughts", 0), "with 8 thoughts": ("thoughts", FEW),
-               "with 128 thoughts": ("thoughts", -1), f"maj@{K}": ("maj@k", -1),
-               "fraction that thinks": ("think_share", ...)}
-    yield numbers({f"{task}, {policy}": {column: x[task][f"{policy} {score}"].T[place]
-                                         for column, (score, place) in columns.items()}
-                   for task in TASKS for policy in ("base", "after RL")}, "task, policy", ".2f")
+    yield numbers({f"{task}, {policy}": {
+        "fraction that thinks": x[task][f"{policy} think_share"]} | {
+        f"{score}, k = {k}": x[task][f"{policy} {score}"][:, KS.index(k)]
+        for score in ("pass@k", "thoughts") for k in (1, 8, 128)}
+        for task in TASKS for policy in ("base", "after RL")}, "task, policy", ".2f")
     yield numbers({f"k = {k}": {"pass@k of thoughts: base minus after RL": lead[:, place],
                                 "pass@k of all outputs: after RL minus base": gain[:, place]}
                    for place, k in enumerate(KS)}, "countdown", "+.3f")

@@ -149,19 +149,13 @@ def page(x):
                     ratio=True, finding=f"In turns, an accuracy of {LEVEL} takes "
                     f"{outputs[one].mean():.0f} outputs with {one}, and "
                     f"{outputs[other].mean():.0f} with {other}")
-    guesses = {when: x[LONG][when] for when in ("before", "after")}
     yield lambda axis: chart.curves(
-        axis, {f"{when} RL": rows for when, rows in guesses.items()}, range(number.SIZE),
+        axis, {f"{when} RL": x[LONG][when] for when in ("before", "after")}, range(number.SIZE),
         xlabel="first guess minus the lowest number", ylabel="fraction of the episodes")
     yield numbers({f"{policy}: {one}": {"correlation": x[policy][one],
                                         "turns in shared states": x[policy]["shared"]}
                    for policy in POLICIES for one in ESTIMATORS}, "policy and advantages", ".2f")
-    yield numbers({side: {f"outputs to an accuracy of {LEVEL}": outputs[side],
-                          "accuracy, last 10 steps": accuracy[case][3:, -10:].mean(axis=1)}
-                   for side, case in best.items()}, "at the best rate of each", ".4g")
-    middle = {when: rows[:, 12:20].sum(axis=1) for when, rows in guesses.items()}
-    yield numbers({GIGPO: {
-        "first guesses among the middle eight, first 4 steps": middle["before"],
-        "last 4 steps": middle["after"],
-        "accuracy, first 4 steps": accuracy[LONG][:, :4].mean(axis=1),
-        "last 10 steps": accuracy[LONG][:, -10:].mean(axis=1)}}, f"in {LONGER} steps", ".2f")
+    ends = best | {f"{GIGPO}, {LONGER} steps": LONG}
+    yield numbers({name: {f"outputs to an accuracy of {LEVEL}": 128 * steps[case][-5:],
+                          "accuracy, last 10 steps": accuracy[case][-5:, -10:].mean(axis=1)}
+                   for name, case in ends.items()}, "at the best rate of each", ".4g")
