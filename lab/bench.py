@@ -252,7 +252,8 @@ def numbers(cases, by="", form=".3g"):
     of the seeds, and the lowest and highest seed. -> Markdown"""
     def cell(values):
         low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-        return low if low == high else f"{mean} ({low} to {high})".replace("inf", "never")
+        text = low if low == high else f"{mean} ({low} to {high})"
+        return text.replace("inf", "never")
     return table([by, *next(iter(cases.values()))],
                  [[case, *map(cell, columns.values())] for case, columns in cases.items()])
 

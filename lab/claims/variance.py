@@ -55,11 +55,10 @@ def measure(case, seed):
         norms.append(products.diag())
         for name, (baseline, size) in ESTIMATORS.items():
             columns[name] += group_variance(products, rewards.double(), baseline, size)
-    is_right = batch.rewards > 0
     norms = torch.stack(norms)
     return columns | {"pass rate": batch.rewards.mean().item(),
-                      "right": norms[is_right].mean().item(),
-                      "wrong": norms[~is_right].mean().item()}
+                      "right": norms[batch.rewards > 0].mean().item(),
+                      "wrong": norms[batch.rewards == 0].mean().item()}
 
 
 def page(x):

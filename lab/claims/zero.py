@@ -53,21 +53,17 @@ def measure(case, seed):
     return columns
 
 
-def factors(columns, window):
-    """Compute three factors of each cell (5, 2): its fraction of the outputs of its level, the
-    fraction of the level, and the mean length; nan where there is no output. -> (3, S, 5, 2)"""
-    number = columns["number"][:, window]                                       # (S, 5, 2)
-    of_level = number.sum(axis=2, keepdims=True)
-    levels = of_level / number.sum(axis=(1, 2), keepdims=True)
-    with numpy.errstate(invalid="ignore"):
-        return numpy.array([number / of_level, numpy.broadcast_to(levels, number.shape),
-                            columns["tokens"][:, window] / number])
-
-
 def parts(columns):
-    """Change the factors from those of the base to the last window's, one after the other, and
-    compute how much each adds to the mean length, on average over all orders. -> {part: (S,)}"""
-    first, last = factors(columns, 0), factors(columns, -1)
+    """Split the growth of the mean length from the base to the last window. Three factors change
+    one after the other: for each cell (5, 2), its fraction of the outputs of its level, the
+    fraction of the level, and the mean length. -> {part: its mean over all orders, (S,)}"""
+    number, tokens = (columns[name][:, [0, -1]] for name in ("number", "tokens"))  # (S, 2, 5, 2)
+    of_level = number.sum(axis=3, keepdims=True)
+    levels = of_level / number.sum(axis=(2, 3), keepdims=True)
+    with numpy.errstate(invalid="ignore"):              # nan where there is no output
+        factors = numpy.array([number / of_level, numpy.broadcast_to(levels, number.shape),
+                               tokens / number])
+    first, last = numpy.moveaxis(factors, 2, 0)                                 # (3, S, 5, 2)
     # a factor that is missing in one window counts as unchanged
     first, last = (numpy.nan_to_num(numpy.where(numpy.isnan(one), other, one))
                    for one, other in ((first, last), (last, first)))
