@@ -19,11 +19,9 @@ from tasks.scores import pass_at_k
 
 SEEDS = range(5)
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
-FEW, K = KS.index(8), KS[-1]
+K = KS[-1]
 MANY = range(1, len(KS))                        # places in KS of the k > 1, which are all judged
-FIRST = 4                                       # number of first tokens in CoT decoding
 PROBLEMS = 64                                   # for pass@k, the same for all seeds
-DECODED = 128                                   # problems for CoT decoding, new ones for each seed
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
 GUESSES = "random guesses"
@@ -90,14 +88,14 @@ def of_thoughts(policy, task, cfg):
 
 @torch.no_grad()
 def decoded(policy, task, cfg):
-    """Decode greedily after each of the most likely first tokens. The first path is the output of
-    plain greedy decoding. The certainty of a path is the mean difference between the probabilities
-    of the two most likely tokens, over the tokens of its answer. -> accuracy of the first and of
-    the most certain paths"""
-    problems = common.sample_problems(task, DECODED, ("decoding", cfg.seed), "test")
+    """Decode greedily after each of the four most likely first tokens. The certainty of a path is
+    the difference between the probabilities of the two most likely tokens, averaged over its
+    answer. -> accuracy of plain greedy decoding, which is the first path, and of the most certain
+    path"""
+    problems = common.sample_problems(task, 128, ("decoding", cfg.seed), "test")
     prompts = grpo.encode_prompts(problems, task, cfg.device)
-    firsts = policy(prompts)[:, -1].topk(FIRST, dim=-1).indices                 # (n, FIRST)
-    right, sure = torch.zeros(2, FIRST, len(problems))
+    firsts = policy(prompts)[:, -1].topk(4, dim=-1).indices                     # (n, 4)
+    right, sure = torch.zeros(2, 4, len(problems))
     for place, first in enumerate(firsts.T):
         longer, tokens, mask, texts = continued(
             grpo, policy, cfg, problems, prompts, first[:, None])
@@ -134,8 +132,8 @@ def page(x):
     yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}", "DeepSeekMath",
                 gain[:, most], at_most=GAIN, comparisons=len(MANY),
                 finding="On countdown, RL does raise pass@k for small k: by "
-                f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "
-                f"for k = {KS[FEW]}")
+                f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, 3].mean():.2f} "
+                f"for k = {KS[3]}")
     yield Claim(f"on countdown, RL raises maj@{K}", "DeepSeekMath",
                 (after["maj@k"][:, -1], base["maj@k"][:, -1]), at_least=GAIN)
     yield Claim("on arithmetic, the most certain of four outputs of the base (paths) is right more "

@@ -14,9 +14,7 @@ from report import chart
 from tasks import gridworld
 
 STEPS = 30
-BONUS = 3.0                                     # for each cell that is nearer to the prize of 5
 LAST = 5                                        # number of batches in the mean at the end
-LOSS = 0.1                                      # smallest loss of return that matters
 RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "true reward", "no penalty", "+1 for being alive", "bonus for coming nearer",
     "difference of a potential")
@@ -28,10 +26,10 @@ COLUMNS = PROXY, TRUE, MOVES = "return by this reward", "true return", "moves"
 
 
 def potential(name, cell):
-    """Compute the potential of a cell: minus BONUS times its distance to the prize of 5, as if
-    there were no walls. -> float"""
+    """Compute the potential of a cell: -3 for each move to the prize of 5, as if there were no
+    walls. -> float"""
     [goal] = [end for end, mark in gridworld.MAPS[name].items() if mark == "5"]
-    return -BONUS * sum(abs(ord(one) - ord(other)) for one, other in zip(goal, cell))
+    return -3.0 * sum(abs(ord(one) - ord(other)) for one, other in zip(goal, cell))
 
 
 def extra(kind, name, cell, end):
@@ -101,13 +99,13 @@ def page(x):
         if finding:
             finding += f" a true return of {wrong.mean():.2f} instead of {right.mean():.2f}"
         yield Claim(f"{cause} leads to a lower true return than the true reward does",
-                    "Amodei and others", wrong - right, at_most=-LOSS, finding=finding)
+                    "Amodei and others", wrong - right, at_most=-0.1, finding=finding)
     best = {kind: best_walks(kind) for kind in REWARDS}
     exact = {kind: columns[TRUE] - best[RIGHT][TRUE] for kind, columns in best.items()}
     yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
                 "that are best by the true reward (exact; three wrong rewards)",
                 "Skalse and others", [exact[kind] for kind in (NO_PENALTY, ALIVE, NEARER)],
-                at_most=-LOSS, exact=True)
+                at_most=-0.1, exact=True)
     yield Claim("if the difference of a potential is added to the reward, the walks that are best "
                 "by the sum still have the best true return (exact)", "Ng and others, 1999",
                 exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True)

@@ -17,11 +17,9 @@ TO_7 = "--task arithmetic:3-7 --curriculum"
 MOVING = "3 to 7 operands, curriculum"
 FLAGS = {"5 operands": "", MOVING: TO_7, f"{MOVING}, dr_grpo": f"{TO_7} --loss_type dr_grpo"}
 CASES = list(FLAGS)
-LEVELS = range(3, 8)                            # operands
 STEPS, WINDOW = 60, 10
 PARTS = ("tokens from more thinking", "tokens from harder problems",
          "tokens from longer answers of the same kind")
-LONGER = 1                                      # smallest growth that matters, in tokens
 
 
 def measure(case, seed):
@@ -39,11 +37,11 @@ def measure(case, seed):
     for window in range(1 + STEPS // WINDOW):
         batches = [grpo.sample_batch(policy, task, large, "before")] if window == 0 else [
             batch for batch, _ in itertools.islice(steps, WINDOW)]
-        number, tokens = numpy.zeros((2, len(LEVELS), 2))
+        number, tokens = numpy.zeros((2, 5, 2))              # 3 to 7 operands
         checks = 0
         for batch in batches:
             for problem, text, length in zip(batch.problems, batch.texts, batch.mask.sum(dim=1)):
-                cell = problem.difficulty - LEVELS[0], int(text.startswith("<think>"))
+                cell = problem.difficulty - 3, int(text.startswith("<think>"))
                 number[cell] += 1
                 tokens[cell] += length.item()
                 checks += ";wait," in text
@@ -86,7 +84,7 @@ def page(x):
               for case, columns in x.items()}                                   # (S, W)
     growth = length[MOVING][:, -1] - length[MOVING][:, 0]                       # (S,)
     yield Claim("answers get longer, although only right ones are rewarded", "DeepSeek-R1", growth,
-                at_least=LONGER, finding=f"With a curriculum, answers grow by {growth.mean():.1f} "
+                at_least=1, finding=f"With a curriculum, answers grow by {growth.mean():.1f} "
                 "tokens although only right ones are rewarded; "
                 f"{part[MOVING][PARTS[0]].mean():.1f} of these tokens come from more thinking")
     yield lambda axis: chart.curves(
@@ -94,7 +92,7 @@ def page(x):
         ylim=(0, 40), ylabel="tokens of an answer",
         xlabel=f"step of training (mean of {WINDOW}; 0 is the base)")
     yield Claim("answers of the same kind grow more with GRPO's 1/length than without it",
-                "Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[2]][PARTS[-1]], at_least=LONGER)
+                "Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[2]][PARTS[-1]], at_least=1)
     checks = x[MOVING]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
                 f"{WINDOW}", "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01)
