@@ -54,7 +54,7 @@ def best_from(kind, name, cell, left):
             options.append([sum(column) for column in zip(now, later)])
     highest = max(option[0] for option in options)
     best = [option for option in options if option[0] == highest]
-    return [statistics.mean(column) for column in zip(*best)]
+    return [sum(column) / len(best) for column in zip(*best)]
 
 
 def best_walks(kind):
