@@ -1,6 +1,5 @@
 """Test the measures of the lab: they fill the columns of their stored files."""
 import dataclasses
-import json
 import re
 import shlex
 
@@ -13,7 +12,7 @@ from small_runs import SMALL, arguments
 import common
 import grpo
 import plumbing
-from lab import bench, experiment, training
+from lab import bench, training
 from lab.claims import bugs, kl, seeds, turns
 from tasks import number, preferences
 
@@ -36,9 +35,14 @@ def untrained(script, flags):
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
+    ("offline", "DPO, on PPO's pairs", {"STEPS": 1}),
     ("signal", "GSPO, dynamic sampling", {"BUDGET": 300}),
     ("staleness", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
-    ("trust", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0})])
+    ("trust", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
+    ("turns", "after RL", {"GROUPS": 8}),
+    ("variance", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
+    ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
+    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
@@ -51,26 +55,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
-
-
-@pytest.mark.parametrize("name, measure, case, constants", [
-    ("turns", "estimates", "after RL", {"GROUPS": 8}),
-    ("variance", "base", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
-    ("wrongrewards", "walks", "short base: bonus for coming nearer", {"STEPS": 2}),
-    ("zero", "learned", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
-def test_a_measure_finds_the_columns_that_its_file_has(name, measure, case, constants, monkeypatch):
-    module = experiment.module(name)
-    monkeypatch.setattr(module, "load_base", untrained)
-    monkeypatch.setattr(preferences, "BATCHES", 1)
-    for constant, value in constants.items():
-        monkeypatch.setattr(module, constant, value)
-    function, cases, _ = module.EXPERIMENT.measures[measure]
-    found = function(0, case)
-    stored = json.loads(module.EXPERIMENT.path(".json").read_text())[measure]
-    assert list(stored) == cases and found.keys() == stored[cases[0]].keys()
-    for column, values in found.items():
-        known = numpy.array(values, dtype=float)
-        assert not numpy.isnan(known).all(), column
 
 
 # ---- numbers -----------------------------------------------------------------------------------
