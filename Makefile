@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab choices bench real gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+        hunts zoo lab bench real gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -98,16 +98,13 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-choices: $(READY)        ## judge the lab's claims again, with other choices: lab-sceptic.md
-	$(PY) -m lab.choices
-
 hunts: $(READY)          ## measure how planted mistakes show in the metrics, for practice.md
 	$(PY) -m lab.hunts
 
 zoo: $(READY)            ## draw the losses and tabulate the advantages of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
 
-bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md
+bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.speed
 
 real: $(READY)           ## compare pretrained/train.py with grpo.py: real-models.md

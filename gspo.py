@@ -30,7 +30,7 @@ Departures from the paper: by default a verifier gives the rewards; std has ddof
 clip range is 100 times that of the paper, 3e-4 and 4e-4, because this small model moves further in
 a step.
 
-Usage: python gspo.py --task arithmetic     15 seconds on a CPU, once there is a base
+Usage: python gspo.py --task arithmetic     15 to 45 seconds on a CPU, once there is a base
 """
 import copy
 import dataclasses
@@ -220,7 +220,7 @@ def update(policy, ref_logps, optimizer, batch, A, cfg, step):
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
         metrics = backward(policy, batch, ref_logps, A, rows, cfg)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
     return common.mean_metrics(history) | {
@@ -477,7 +477,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
     batch = task.judge(batch, cfg.num_generations, purpose)
     rewards = map(reward, batch.problems, batch.texts, batch.rewards.flatten().tolist())
-    batch.rewards = batch.rewards.new_tensor(list(rewards)).view_as(batch.rewards)
+    batch.rewards = torch.tensor([float(x) for x in rewards]).view_as(batch.rewards)    # or bools
     return batch
 
 

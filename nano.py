@@ -185,7 +185,7 @@ def main(seed=0, base_steps=1000, steps=40):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)

@@ -26,7 +26,7 @@ from torch import nn
 from tqdm import tqdm
 
 import common
-from common import EOS, HERE, PAD, TOKENIZER, encode_prompts, fail
+from common import HERE, fail
 
 # ---- 1. flags --------------------------------------------------------------------------------
 
@@ -41,7 +41,8 @@ def parse_flags(config_class, argv=None):
     texts = [Path(file).read_text("utf-8") for file in files]
     comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "\n".join(texts), re.MULTILINE))
     for field in dataclasses.fields(config_class):
-        options = {"type": field.type, "metavar": "VALUE"}
+        expand = os.path.expanduser                     # ~/runs: in quotes, no shell expands it
+        options = {"type": expand if field.type is str else field.type, "metavar": "VALUE"}
         if field.type is bool:
             options = {"action": argparse.BooleanOptionalAction}
         elif get_args(field.type):
@@ -50,7 +51,9 @@ def parse_flags(config_class, argv=None):
         text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
     if argv is None and hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # | head ends the command silently
+        handle(signal.SIG_DFL, signal.SIGPIPE)              # | head ends the command silently
+    for stream in (sys.stdout, sys.stderr):                 # a console may lack a character
+        getattr(stream, "reconfigure", dict)(errors="backslashreplace")
     given = vars(parser.parse_args(argv))
     if "" in given.values():
         fail("a flag has an empty value; give one, or leave it out")
@@ -114,10 +117,9 @@ def load_base(policy, task, cfg):
     flags = [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
     key = zlib.crc32(repr((code, flags, torch.__version__)).encode())
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
-    if not path.exists():
+    if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
         warm_start(policy, task, cfg)
         write(path, {"policy": policy.state_dict()})
-    load_policy(policy, path)
 
 
 def section(path, title):
@@ -125,21 +127,6 @@ def section(path, title):
     text = Path(path).read_text("utf-8")
     found = re.search(rf"^# ---- \d+\. {title} -.*?(?=^# ---- |\Z)", text, re.M | re.S)
     return found[0] if found else text
-
-
-def encode_examples(examples, task, device):
-    """Encode problems with completions. The mask is 0 after the end of a completion, and on text
-    that an environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
-    prompts = encode_prompts(examples, task, device)
-    ids = [TOKENIZER.encode(example.completion, allowed_special="all") for example in examples]
-    ids = [torch.tensor([*row, EOS], device=device) for row in ids]
-    masks = [torch.ones(len(row), device=device) for row in ids]
-    if task.call_tokens:
-        masks = task.sampled_masks(examples, ids)
-    tokens = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
-    mask = nn.utils.rnn.pad_sequence(masks, batch_first=True)
-    lengths = torch.tensor([len(row) for row in ids], device=device)
-    return prompts, tokens, mask, lengths
 
 
 def warm_start(model, task, cfg):
@@ -153,10 +140,12 @@ def warm_start(model, task, cfg):
     num_parts = 2 if cfg.device == "cpu" else 1
     with ThreadPoolExecutor(num_parts) as pool:
         for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
+            if not sys.stderr.isatty() and 4 * step % cfg.base_steps < 4:   # tqdm prints nothing
+                print(f"making the base: step {step} of {cfg.base_steps}", file=sys.stderr)
             phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
             examples = common.sample_problems(
                 task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
-            batch = encode_examples(examples, task, cfg.device)
+            batch = common.encode_examples(examples, task, cfg.device)
             parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
             gradients = list(pool.map(gradient, [model] * num_parts, [batch] * num_parts, parts))
             for weight, *terms in zip(model.parameters(), *gradients):
@@ -227,7 +216,7 @@ def write(path, content):
             part.unlink(missing_ok=True)                # left by a full disk, or by Ctrl-C
 
 
-def load_policy(policy, path):
+def load_policy(policy, path, fail=fail):
     """Load a checkpoint's weights, or exit with one line if they do not fit. -> the checkpoint"""
     try:
         assert zipfile.ZipFile(path).testzip() is None      # torch does not verify checksums
@@ -235,7 +224,20 @@ def load_policy(policy, path):
         policy.load_state_dict(saved["policy"])
         return saved
     except Exception as error:              # a damaged file can raise almost anything
-        fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
+        return fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
+
+
+# The logs that a run writes, and what it writes before its first step.
+LOGS = ("metrics.jsonl", "samples.jsonl", "greedy.jsonl")
+AT_START = {"config.json", "base.pt", "greedy.jsonl", "run.lock", "tensorboard"}
+LOCKS = {}                              # path of a run.lock -> open file
+
+
+def handle(handler, *signals):
+    """Set the handler of signals; a run that is not in the main thread cannot."""
+    with contextlib.suppress(ValueError):
+        for number in signals:
+            signal.signal(number, handler)
 
 
 class Run:
@@ -285,24 +287,54 @@ class Run:
         self.tell("start")
 
     def make_folder(self):
-        """Make the run folder. In a resumed run, cut the logs to their length at the checkpoint.
-        From now on, Ctrl-C prints how to resume."""
+        """Make and lock the run folder. In a resumed run, cut the logs to their length at the
+        checkpoint. From now on, Ctrl-C and SIGTERM print how to resume."""
         cfg = self.cfg
         first = self.folder
         number = 1
-        while not cfg.resume_from_checkpoint and any(self.folder.glob("*")):
-            if cfg.output_dir:
-                fail(f"--output_dir {first}: is not empty; name another, or resume its run")
+        while not self.take():
+            if cfg.output_dir or cfg.resume_from_checkpoint:
+                fail(f"{first}: is not empty, or another run writes there; name another folder")
             number += 1
             self.folder = Path(f"{first}-{number}")
         config = dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         write(self.folder / self.script.name, self.script.read_text("utf-8"))
-        for log in self.folder.glob("*.jsonl"):
-            os.truncate(log, min(log.stat().st_size, self.resumed.get("logs", {}).get(log.name, 0)))
-        signal.signal(signal.SIGINT, self.leave)
+        for log in [self.folder / name for name in LOGS]:
+            if log.is_file() and not log.is_symlink():
+                size = self.resumed.get("logs", {}).get(log.name, 0)
+                os.truncate(log, min(log.stat().st_size, size))
+        for part in self.folder.glob("checkpoint.pt.*.tmp"):
+            part.unlink()                               # left by kill -9
+        handle(self.leave, signal.SIGINT, signal.SIGTERM)
         print(f"{self.script.name}: {self.task.name} on {cfg.device}: {self.folder}", flush=True)
+
+    def take(self):
+        """Make and lock the folder. A new run needs an empty one, or one that --output_dir names
+        and where a run failed before its first step. -> whether it is now this run's alone"""
+        is_resumed = self.cfg.resume_from_checkpoint != ""
+        names = {path.name for path in self.folder.glob("*")}
+        if self.cfg.output_dir:
+            names -= AT_START | {self.script.name}
+        if names and not is_resumed:
+            return False
+        path = self.folder.resolve() / "run.lock"
+        with writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if os.name == "nt":                 # Windows keeps a file that another process has open
+                path.unlink(missing_ok=True)
+            if path in LOCKS:                   # of a run that failed in this process
+                os.close(LOCKS.pop(path))
+            LOCKS[path] = os.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            import fcntl  # not on Windows
+            fcntl.flock(LOCKS[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except (ImportError, OSError):          # the file system has no locks
+            pass
+        return is_resumed or not (self.folder / "checkpoint.pt").exists()       # another just ended
 
     def start(self, evaluate, **parts):
         """Evaluate the base, or load the checkpoint of a resumed run. Checkpoints store `parts`
@@ -320,10 +352,11 @@ class Run:
         """Log the step; evaluate every eval_steps, and save every save_steps. Exits if a metric of
         the loss is not finite."""
         self.step += 1
-        if not all(math.isfinite(value) for value in metrics.values()):
-            fail(f"step {self.step}: not finite: {metrics}; the last checkpoint is kept", 1)
+        numbers = metrics | {"reward": batch.rewards.mean().item()}
+        if not all(map(math.isfinite, numbers.values())):
+            fail(f"step {self.step}: not finite: {numbers}; the last checkpoint is kept", 1)
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
-        if self.task.is_judged and batch.verdicts:          # pairs from a file have no verdicts
+        if self.task.is_judged:
             is_correct = torch.cat([one.is_correct for one in batch.sampled or [batch]])
             metrics["accuracy"] = is_correct.double().mean().item()
         metrics["step_time"] = time.perf_counter() - self.step_clock
@@ -363,19 +396,24 @@ class Run:
         """Write a checkpoint, if `every` divides the step; finish() writes the last one."""
         self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
         if self.step % every == 0:
-            sizes = {log.name: log.stat().st_size for log in self.folder.glob("*.jsonl")}
+            logs = [self.folder / name for name in LOGS]
+            sizes = {log.name: log.stat().st_size for log in logs if log.exists()}
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             saved = {"state": self.state, "task": self.task.state, "logs": sizes} | parts
             write(self.folder / "checkpoint.pt", saved)
 
-    def leave(self, *_):
-        """Handle Ctrl-C: exit and print how to resume, from the last checkpoint."""
+    def leave(self, number=signal.SIGINT, frame=None):
+        """Handle Ctrl-C and SIGTERM: exit and print how to resume, from the last checkpoint."""
+        handle(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)       # a second one has no effect
+        os.close(LOCKS.pop(self.folder.resolve() / "run.lock"))
         resume = command(self.script, "--resume_from_checkpoint", self.folder)
         os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
-        raise SystemExit(130)
+        raise SystemExit(128 + number)
 
     def finish(self):
-        """Evaluate the trained policy, tell the observers, and save. -> the summary, as a dict"""
+        """Save, evaluate the trained policy, and tell the observers. -> the summary, as a dict"""
+        if self.step % self.cfg.save_steps != 0:
+            self.save()                         # before anything that may fail
         trained = self.evaluated() if self.step > 0 else self.state["base"]
         self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
         summary = {"trained": trained} | self.state
@@ -383,5 +421,7 @@ class Run:
         print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")
         self.tell("finish", summary)
         self.save()                             # including the observers' last log lines
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        handle(signal.default_int_handler, signal.SIGINT)
+        handle(signal.SIG_DFL, signal.SIGTERM)
+        os.close(LOCKS.pop(self.folder.resolve() / "run.lock"))
         return summary

@@ -34,7 +34,7 @@ first tokens, so VAPO gives each output, of n tokens, a lam of its own in (1):
 Departures from the papers: 1707.06347 has no whitening, and no clip in (7); means, clips and KLs
 are per token; a verifier gives the rewards; V is a separate model. For TRPO, see examples/trpo.py.
 
-Usage: python ppo.py --task arithmetic     50 seconds on a CPU, once there is a base
+Usage: python ppo.py --task arithmetic     1 to 3 minutes on a CPU, once there is a base
 """
 import copy
 import dataclasses
@@ -87,6 +87,8 @@ class Config(common.Config):                # G, P, T and more are in common.Con
         yield self.kl_target == 0 or self.beta > 0, "--kl_target: needs --beta"
         is_penalty = self.trust_region == "penalty"
         yield self.penalty_coef == 1 or is_penalty, "--penalty_coef: needs --trust_region penalty"
+        for name in ("penalty_coef", "cliprange_value"):    # 0 would stay 0; hold the critic still
+            yield getattr(self, name) > 0, f"--{name} 0: must be above 0"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -248,7 +250,7 @@ def fit_critic(critic, optimizer, batch, returns, cfg, *purpose):
             loss = aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)
             loss.backward()
             loss_sum += loss.item()
-        grad_norm = nn.utils.clip_grad_norm_(critic.parameters(), cfg.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(critic.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append({"value_loss": loss_sum, "critic_grad_norm": grad_norm.item()})
     return common.mean_metrics(history)
@@ -298,7 +300,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)
         metrics = backward(policy, batch, A, rows, cfg, penalty_coef)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         history.append(metrics | {"grad_norm": grad_norm.item()})
         if cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["approx_kl"]:
             break                                       # the policy has gone as far as it may
@@ -559,7 +561,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
     batch = task.judge(batch, cfg.num_generations, purpose)
     rewards = map(reward, batch.problems, batch.texts, batch.rewards.flatten().tolist())
-    batch.rewards = batch.rewards.new_tensor(list(rewards)).view_as(batch.rewards)
+    batch.rewards = torch.tensor([float(x) for x in rewards]).view_as(batch.rewards)    # or bools
     return batch
 
 

@@ -12,16 +12,20 @@ Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat th
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
 of rows in a shape, and pi_old sampled the outputs. The training step is nano.py's, line by line.
-The trained model is saved in `trained`. To train an adapter (LoRA), use RATE = 3e-5, and after load
+The trained model is saved in `trained`, or trained-2, -3 ... if there is such a folder. To train an
+adapter (LoRA), use RATE = 3e-5, and after load
     from peft import LoraConfig, get_peft_model
     policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
 pretrained/train.py adds the KL to the base (4), flags, resuming, several GPUs, vLLM and tools.
 """
+import atexit
 import json
+import os
 import random
 import re
 import sys
 import time
+from decimal import Decimal
 
 import torch
 import torch.nn.functional as F
@@ -65,10 +69,19 @@ def sample_problem(rng):
     UNUSED[:] = UNUSED or rng.sample(PROBLEMS, len(PROBLEMS))
     return UNUSED.pop()
 
+def number(text):
+    """Read -7, 7.0, 1,200 or 1e-5 exactly. -> Decimal, or None if it is no number, such as 1,2"""
+    text = text.strip().replace("\u2212", "-")                  # U+2212 is a minus, too
+    form = r"-?([0-9]+|[0-9]{1,3}(,[0-9]{3})+)(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?"
+    return Decimal(text.replace(",", "")) if re.fullmatch(form, text) else None
+
 def verify(answer, text):
-    """Whether the last number of a text is the answer. Write your own. -> float"""
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
-    return float(numbers != [] and float(numbers[-1]) == float(answer))
+    """Whether the last number of a text is the answer. Write your own. -> 1.0 or 0.0"""
+    right = number(str(answer))
+    right is not None or sys.exit(f"the answer {answer!r} is not a number: write your own verify")
+    like_numbers = r"(?:(?<![0-9])[-\u2212])?[0-9]+(?:[.,/][0-9]+)*(?:[eE][+-]?[0-9]+)?"
+    last = re.findall(like_numbers, text)[-1:]
+    return float(last != [] and number(last[0]) == right)
 
 def encode(questions, L):
     """The tokens of each question, in the model's chat template, after PAD. -> (B, L)"""
@@ -181,24 +194,43 @@ def evaluate(policy, problems):
     texts = decode(sample(policy, encode(questions, W), greedy=True))
     return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
 
+def make_folder(number=1):
+    """Make the folder trained, or trained-2, -3 ... to write over nothing. -> its name"""
+    folder = os.path.abspath(f"trained-{number}" if number > 1 else "trained")
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return make_folder(number + 1)
+    atexit.register(remove_empty, folder)
+    return folder
+
+def remove_empty(folder):
+    """Remove the folder of a run that has saved nothing."""
+    if os.path.isdir(folder) and not os.listdir(folder):
+        os.rmdir(folder)
+
 def main(model, file=None, seed=0, steps=100):
     torch.manual_seed(seed)
     rng = random.Random(seed)
     fixed = random.Random("held out")                           # all seeds hold out the same
-    problems = dict(read_problems(file) if file else map(make_up_problem, [fixed] * 10_000))
-    problems = fixed.sample([*problems.items()], len(problems))             # shuffled
+    problems = read_problems(file) if file else map(make_up_problem, [fixed] * 10_000)
+    problems = [*{problem[0].strip(): problem for problem in problems}.values()]    # each once
+    problems = fixed.sample(problems, len(problems))                        # shuffled
     n = min(HELD_OUT, len(problems) // 10) or sys.exit(f"{file}: fewer than 10 different prompts")
     held_out, PROBLEMS[:], UNUSED[:] = problems[:n], problems[n:], []
+    for _, answer in problems:
+        verify(answer, "")                  # an answer that it cannot read ends the run now
     policy = load(model)
     torch.set_default_device(DEVICE)                            # now, or `load` needs accelerate
     encode([question for question, _ in problems], W)           # each question has to fit
+    folder = make_folder()
     print("held-out questions, before:", evaluate(policy, held_out), flush=True)
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)
@@ -207,9 +239,11 @@ def main(model, file=None, seed=0, steps=100):
             loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
             descend(policy, optimizer, loss, RATE * (1 - step / steps))
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
+    policy.save_pretrained(folder)          # first, because the evaluation may fail
+    TOKENIZER.save_pretrained(folder)
+    print(f"the trained model is in {folder}", flush=True)
     print("held-out questions, after: ", evaluate(policy, held_out))
-    policy.save_pretrained("trained")
-    TOKENIZER.save_pretrained("trained")
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")           # a console may lack characters
     main(*sys.argv[1:]) if 1 < len(sys.argv) < 4 and sys.argv[-1][:1] != "-" else sys.exit(__doc__)

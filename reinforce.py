@@ -37,7 +37,7 @@ samples serve for several steps; rejection sampling samples from pi at each step
 once, removes duplicates, and fine-tunes the original model.
 
 Usage: python reinforce.py --task arithmetic
-In 20 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.
+In 20 to 60 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.
 """
 import copy
 import dataclasses
@@ -226,7 +226,7 @@ def update(policy, optimizer, batch, A, cfg, step):
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
         metrics = backward(policy, batch, A, rows, cfg)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
     return common.mean_metrics(history) | {
@@ -458,7 +458,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
     batch = task.judge(batch, cfg.num_generations, purpose)
     rewards = map(reward, batch.problems, batch.texts, batch.rewards.flatten().tolist())
-    batch.rewards = batch.rewards.new_tensor(list(rewards)).view_as(batch.rewards)
+    batch.rewards = torch.tensor([float(x) for x in rewards]).view_as(batch.rewards)    # or bools
     return batch
 
 

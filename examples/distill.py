@@ -173,7 +173,7 @@ def update(policy, teacher, optimizer, batch, cfg, step):
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad()
         metrics = backward(policy, teacher, batch, rows, cfg)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
     return common.mean_metrics(history)

@@ -22,7 +22,7 @@ lengths does both, the weights do not change.
 The policy takes one step per batch, with the graph of all rows in memory at once; --num_iterations
 and --num_mini_batches apply to the critic.
 
-Usage: python examples/trpo.py --task arithmetic     a minute on a CPU, once there is a base
+Usage: python examples/trpo.py --task arithmetic     1 to 3 minutes on a CPU, once there is a base
 """
 import dataclasses
 import sys

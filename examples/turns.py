@@ -56,7 +56,6 @@ class Config(grpo.Config):
     gamma: float = 0.95                 # discount of a turn in (2)
     step_advantage_w: float = 1.0       # weight of equal states in (5) (omega)
     scale_rewards: Literal["group", "none"] = "group"   # divisor in (1), (3), (4): std, or 1
-    MAY_BE_ZERO = grpo.Config.MAY_BE_ZERO | {"gamma", "step_advantage_w"}
 
     def rules(self):
         yield from super().rules()

@@ -341,8 +341,8 @@ def run_backward(logits, others, grad, temperature):
 
 class LogProb(torch.autograd.Function):
     """The kernels as a function that autograd can differentiate. Its outputs are logps, ratio and
-    entropy, (N,) each. Its inputs are logits (B, T, V) with last stride 1, tokens (N,), and
-    old_logps (N,) or None."""
+    entropy, (N,) each. Its inputs are logits (B, T, V) with last stride 1, and tokens (N,) and
+    old_logps (N,) or None, both contiguous."""
 
     @staticmethod
     def forward(ctx, logits, tokens, old_logps, temperature, inplace):
@@ -416,9 +416,11 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
     x = torch.atleast_2d(x)
     B = math.prod(x.shape[:-2])
     x = x.reshape(B, *x.shape[-2:])                                         # (B, T, V)
+    # reshape(-1) of a view may be a view with a stride, which the kernels would ignore
+    rows = tokens.reshape(-1).contiguous()                                  # (N,)
     if old_logps is not None:
-        old_logps = old_logps.detach().float().reshape(-1)                  # (N,)
-    outputs = LogProb.apply(x, tokens.reshape(-1), old_logps, temperature, inplace)
+        old_logps = old_logps.detach().float().reshape(-1).contiguous()     # (N,)
+    outputs = LogProb.apply(x, rows, old_logps, temperature, inplace)
     return tuple(values.view(tokens.shape) for values in outputs)
 
 

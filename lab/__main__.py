@@ -19,12 +19,6 @@ def main(argv=None):
         if name not in bench.NAMES:
             parser.error(f"{name}: unknown experiment; choose from {names}")
     for name in args.names or bench.NAMES:
-        if bench.is_old(name):
-            one = bench.module(name).EXPERIMENT
-            if not args.draw:
-                one.perform(args.processes)
-            one.publish()
-            continue
         if not args.draw:
             bench.measure(name, args.processes)
         bench.publish(name)

@@ -24,7 +24,6 @@ import math
 import multiprocessing
 import subprocess
 import time
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -276,25 +275,10 @@ def page(name):
         f"{about['machine'].split(' (')[0]}.\n"])
 
 
-def is_old(name):
-    """While experiments of the old form are left: tell which they are."""
-    return hasattr(module(name), "EXPERIMENT")
-
-
-def claims_of(name):
-    if not is_old(name):
-        return page(name)[0]
-    return [types.SimpleNamespace(
-        text=one.text, source=one.source, at_least=one.at_least, verdict=one.verdict,
-        reason=one.moot, title=one.finding, finding=one.said,
-        cells=lambda one=one: [one.text, one.judged, one.effect, one.claimed_range, one.source])
-        for one in module(name).EXPERIMENT.load()[0]]
-
-
 def overview():
     """Write the generated parts of docs/lab.md: findings with their charts, and the number of
     verdicts with a table of experiments for each question. -> str, str"""
-    claims = {name: claims_of(name) for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
+    claims = {name: page(name)[0] for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
     findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
                 f"![chart](lab/{name}.svg)\n"
                 for name in FINDINGS if name in claims]
@@ -305,9 +289,7 @@ def overview():
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:
-            link = f"[{name}](lab/{name}.md)" + ", one base" * (
-                hasattr(module(name), "ONE_BASE") or is_old(name) and (
-                    module(name).EXPERIMENT.one_base))
+            link = f"[{name}](lab/{name}.md)" + ", one base" * hasattr(module(name), "ONE_BASE")
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
                 source += f": {text}" * (claim.verdict != SHOWN)

@@ -12,6 +12,7 @@ We predicted, before any run on this task: LoRA learns most with a learning rate
 3e-5. At the best rate of each, at least 40% of samples are right, greedy answers gain at least 10
 points, and so does the share of right ones among expressions: more than the form is learned.
 """
+import functools
 import hashlib
 import json
 import os
@@ -29,26 +30,14 @@ import torch
 
 import common
 import plumbing
+from lab.bench import student
 from lab.docs import DOCS, MACHINE, ROOT, put, run, table
-from lab.draw import curves, short
 from lab.gemma_reward import FORM, correct
-from lab.verdict import student
-from report import parser, start
+from report import chart, parser, start
 from report.logs import read_log
 
 FOLDER = ROOT / "runs/gemma"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-SHAPE = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count",
-         "head_dim": "attention.key_length", "query_pre_attn_scalar": "attention.key_length",
-         "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
-         "num_key_value_heads": "attention.head_count_kv",
-         "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window"}
-LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-         "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-         "post_attention_norm": "post_attention_layernorm",
-         "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
-         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
 EXAMPLES = "8 and 5 make 40: 8 * 5\n9 and 4 make 13: 9 + 4\n11 and 3 make 8: 11 - 3\n"
 LARGEST = 20                                    # of the numbers in a problem
@@ -65,61 +54,18 @@ SCORES = ("pass@1", "greedy", "formed", "right of formed")
 # ---- 1. the weights --------------------------------------------------------------------------
 
 def convert(file, folder):
-    """Write a Gemma 3 in GGUF as a model of transformers, in float32. Its texts also end with their
-    line, because a base continues after an answer with the next question."""
-    from gguf import GGUFReader, dequantize
-    from safetensors.torch import save_file
-    from transformers import Gemma3TextConfig, GenerationConfig
-    reader = GGUFReader(file)
-
-    def get(key):
-        return reader.fields[key].contents()
-    tokens = get("tokenizer.ggml.tokens")
-    special = {"bos_token_id": get("tokenizer.ggml.bos_token_id"),
-               "eos_token_id": get("tokenizer.ggml.eos_token_id"),
-               "pad_token_id": get("tokenizer.ggml.padding_token_id")}
-    shape = {name: get(f"gemma3.{key}") for name, key in SHAPE.items()}
-    Gemma3TextConfig(
-        **special, **shape, vocab_size=len(tokens), tie_word_embeddings=True, dtype="float32",
-        architectures=["Gemma3ForCausalLM"]).save_pretrained(folder)
-    lines = [i for i, token in enumerate(tokens) if token.strip("\n") == ""]
-    special["eos_token_id"] = [special["eos_token_id"], *lines]
-    GenerationConfig(**special).save_pretrained(folder)
-    weights = {}
-    for tensor in reader.tensors:
-        weight = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
-        name = new_name(tensor.name)
-        weights[name] = weight - 1 if "norm" in name else weight    # GGUF has the scale, 1 + weight
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    kinds = get("tokenizer.ggml.token_type")
-    save_tokenizer(tokens, get("tokenizer.ggml.scores"), kinds, folder)
-
-
-def new_name(name):
-    """Translate the name of a tensor, such as blk.0.attn_q.weight. -> str"""
-    if name.startswith("blk."):
-        _, i, part, _ = name.split(".")
-        return f"model.layers.{i}.{LAYER[part]}.weight"
-    return {"token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight"}[name]
-
-
-def save_tokenizer(tokens, scores, kinds, folder):
-    """Write the tokenizer. kinds: 1 for tokens that merges make, 3 for special and 4 for other
-    whole tokens, and 6 for bytes. It writes <bos>, without which Gemma continues with nonsense."""
-    from tokenizers import AddedToken
-    from tokenizers.processors import TemplateProcessing
-    from transformers.convert_slow_tokenizer import generate_merges
-    from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
-    ids = {token: i for i, token in enumerate(tokens)}
-    whole = [token for token, kind in zip(tokens, kinds) if kind != 1]
-    merges = generate_merges(ids, list(zip(tokens, scores)), skip_tokens=whole)
-    tokenizer = GemmaTokenizer(vocab=ids, merges=merges, add_bos_token=True)
-    tokenizer.add_tokens([AddedToken(token, special=kind == 3, normalized=False)
-                          for token, kind in zip(tokens, kinds) if kind in (3, 4)])
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<bos> $A", pair="<bos> $A <bos> $B",
-        special_tokens=[("<bos>", tokenizer.bos_token_id)])
+    """Write a model in GGUF as one of transformers, in float32. Its texts also end with their line,
+    because a base continues after an answer with the next question."""
+    import gguf
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)      # transformers reads the file many times
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32)
+    model.hf_quantizer.remove_quantization_config(model)    # else it cannot be saved
+    lines = [i for token, i in tokenizer.get_vocab().items() if token.strip("\n") == ""]
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *sorted(lines)]
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -198,11 +144,12 @@ def evaluate(folder, problems):
     prompts = [problem["prompt"] for problem in problems]
     greedy = complete(folder, prompts, 1, greedy=True)
     samples = complete(folder, prompts, K)
-    right = [correct(text, problems[i // K]["answer"]) for i, text in enumerate(samples)]
+    answers = [problem["answer"] for problem in problems]
+    right = correct(samples, [answer for answer in answers for _ in range(K)])
     formed = [FORM.fullmatch(text) is not None for text in samples]
     return {"pass@1": statistics.mean(right), "formed": sum(formed) / len(formed),
             "right of formed": sum(right) / max(1, sum(formed)),
-            "greedy": statistics.mean(map(correct, greedy, (row["answer"] for row in problems))),
+            "greedy": statistics.mean(correct(greedy, answers)),
             "counts": [int(sum(right[i:i + K])) for i in range(0, len(right), K)],
             "samples": [[prompts[i].split("\n")[-1], *samples[i * K:i * K + K]]
                         for i in range(0, len(prompts), 16)]}
@@ -213,7 +160,7 @@ def evaluate(folder, problems):
 def train_all(base, folder, rate, seed):
     """Train all weights with real.py. -> folder of the model, reward of each step"""
     settings = {"P": P, "G": G, "T": T, "RATE": rate, "HELD_OUT": 8,
-                "verify": "lambda answer, text: correct(text, answer)"}
+                "verify": "lambda answer, text: correct([text], [answer])[0]"}
     code = "\n".join(["import real", "from lab.gemma_reward import correct",
                       *(f"real.{name} = {value}" for name, value in settings.items()),
                       f"real.main({str(base)!r}, '../train.jsonl', {seed}, {STEPS})"])
@@ -275,12 +222,11 @@ def measure(store, cases):
 
 # ---- 4. pictures and tables ------------------------------------------------------------------
 
-def draw_rewards(results, cases):
-    """Draw the reward of each step. -> Picture"""
+def draw_rewards(results, cases, path):
+    """Draw the reward of each step."""
     lines = {method: [results[name]["rewards"]] for name, (method, _, _) in cases.items()}
-    before, after = (f"{results[name]['pass@1']:.0%}" for name in ("base", [*cases][-1]))
-    title = f"LoRA takes the share of right samples on held-out problems from {before} to {after}"
-    return curves(lines, title=title, ylabel="mean reward of a step")
+    with chart.figure(path) as axis:
+        chart.curves(axis, lines, ylabel="mean reward of a step")
 
 
 def by_rate(results, method):
@@ -290,20 +236,18 @@ def by_rate(results, method):
     return {rate: [one for one in runs if one] for rate, runs in named.items() if any(runs)}
 
 
-def draw_rates(results):
-    """Draw the share of right samples after training with each learning rate. -> Picture"""
-    lines, places, best = {}, {}, []
+def draw_rates(results, path):
+    """Draw the share of right samples after training with each learning rate."""
+    lines, places = {}, {}
     for method in RATES:
         means = {rate: statistics.mean(one["pass@1"] for one in runs)
                  for rate, runs in by_rate(results, method).items()}
         lines[method], places[method] = [[*means.values()]], [*means]
-        best.append(max(means, key=means.get))
-    title = ("All weights learn most with a learning rate of {}, and LoRA with {}"
-             .format(*map(short, best)))
     lines["untrained"] = [[results["base"]["pass@1"]] * 2]
     places["untrained"] = (RATES[ALL][0], RATES[LORA][-1])
-    return curves(lines, places, title, xscale="log", xlabel="learning rate of the first step",
-                  ylabel="share of right samples on held-out problems")
+    with chart.figure(path) as axis:
+        chart.curves(axis, lines, places, xscale="log", xlabel="learning rate of the first step",
+                     ylabel="share of right samples")
 
 
 def describe(results):
@@ -315,7 +259,8 @@ def describe(results):
                for rate, runs in by_rate(results, method).items() for seed, one in enumerate(runs))
     for method in RATES:
         for rate, runs in by_rate(results, method).items():
-            rows.append([method, short(rate), len(runs), *cells(runs)])
+            rate = f"{rate:.0e}".replace("e-0", "e-")
+            rows.append([method, rate, len(runs), *cells(runs)])
     _, method, rate, seed = best
     [name] = cases_of({method: (rate,)}, (seed,))
     samples = [[f"`{before[0]}`", *(", ".join(f"`{text}`" if text else "no end" for text in one[1:])
@@ -343,13 +288,15 @@ def main(argv=None):
     if arguments.parse_args(argv).sweep:
         for n in range(1, 1 + len(SEEDS)):
             results = measure(DOCS / "gemma.json", cases_of(RATES, SEEDS[:n]))
-            draw_rates(results).save(DOCS / "gemma.svg")
+            draw_rates(results, DOCS / "gemma.svg")
             put("gemma", describe(results), "gemma-sweep")
     else:
         cases = cases_of(CHOSEN, SEEDS[:1])
-        picture = draw_rewards(measure(FOLDER / "results.json", cases), cases)
-        picture.save(FOLDER / "reward.svg")
-        print(f"{picture.title}: {FOLDER / 'reward.svg'}")
+        results = measure(FOLDER / "results.json", cases)
+        draw_rewards(results, cases, FOLDER / "reward.svg")
+        before, after = (f"{results[name]['pass@1']:.0%}" for name in ("base", [*cases][-1]))
+        print(f"LoRA takes the share of right samples on held-out problems from {before} to {after}"
+              f": {FOLDER / 'reward.svg'}")
 
 
 if __name__ == "__main__":

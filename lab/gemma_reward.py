@@ -5,9 +5,9 @@ import re
 FORM = re.compile(r"(\d{1,3}) ([-+*]) (\d{1,3})", re.ASCII)
 
 
-def correct(completion, answer, **row):
+def _is_right(text, answer):
     """Whether a completion is right. answer: the two numbers and the value. -> float"""
-    form = FORM.fullmatch(completion.strip())
+    form = FORM.fullmatch(text.strip())
     if form is None:
         return 0.0
     a, sign, b = int(form[1]), form[2], int(form[3])
@@ -16,5 +16,9 @@ def correct(completion, answer, **row):
     return float(sorted((a, b)) == sorted(numbers) and found == value)
 
 
-def reward(correct, **row):
+def correct(completions, answer, **columns):
+    return [*map(_is_right, completions, answer)]
+
+
+def reward(correct, **columns):
     return correct

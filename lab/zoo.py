@@ -14,8 +14,7 @@ import torch
 
 import grpo
 from lab.docs import DOCS, put, table
-from lab.draw import BLUE, NARROW, RED, STYLE, WIDE, phone, write
-from report import parser, start
+from report import chart, parser, start
 
 zoo = importlib.import_module("examples.zoo")
 
@@ -71,30 +70,22 @@ PANELS = {
         "outputs that moved far\nfade out, on both sides", of_zoo("vespo"), length=N)}
 
 
-def draw(path, width, columns, height):
-    """Write the picture of all panels, of this width and height in pixels."""
-    import matplotlib
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-    with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(len(PANELS) // columns, columns, layout="constrained",
-                                       figsize=(width / 72, height / 72))
+def draw(path):
+    """Draw all panels."""
+    with chart.figure(path, len(PANELS) // 2, 2, height=860) as axes:
         for axis, (title, panel) in zip(axes.flat, PANELS.items()):
             ratios = RATIOS[panel.old * RATIOS <= 1].tolist()
-            for A, colour, line, label in ((1.0, BLUE, "-", "A > 0, a good token"),
-                                           (-1.0, RED, "--", "A < 0, a bad token")):
+            for A, line, label in ((1.0, "-", "A > 0, a good token"),
+                                   (-1.0, "--", "A < 0, a bad token")):
                 weights = [panel.weight(A, ratio) for ratio in ratios]
-                axis.plot(ratios, weights, line, color=colour, linewidth=2, label=label)
+                axis.plot(ratios, weights, line, linewidth=2, label=label)
             axis.set(xlim=(0, 2.5), ylim=(-0.7, 2.5), xticks=(0, 1, 2), yticks=(0, 1, 2))
-            axis.set_title(f"{title}\n", loc="left", fontsize=12, fontweight="bold", pad=20)
-            caption = axis.text(0, 1.03, panel.caption, transform=axis.transAxes, va="bottom",
-                                fontsize=12)
-            caption.set_in_layout(False)                # it may be wider than the axis
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=2,
-                      fontsize=12, frameon=False, borderpad=0.7)
-        figure.supxlabel("ratio pi / pi_old", fontsize=12.5)
-        figure.supylabel("how much it counts", fontsize=12.5)
-        write(figure, path)
+            axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=29)
+            axis.text(0, 1.03, panel.caption, transform=axis.transAxes)
+        figure = axes[0, 0].figure
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=2)
+        figure.supxlabel("ratio pi / pi_old", fontsize=10.5)
+        figure.supylabel("how much it counts", fontsize=10.5)
 
 
 # ---- 2. which outputs an advantage credits ---------------------------------------------------
@@ -127,8 +118,7 @@ def credit_table():
 
 def main():
     parser(__doc__).parse_args()
-    draw(DOCS / "zoo.svg", WIDE, 4, 500)
-    draw(phone(DOCS / "zoo.svg"), NARROW, 2, 900)
+    draw(DOCS / "zoo.svg")
     put("credit", credit_table(), "zoo")
 
 

@@ -7,8 +7,9 @@ Each script is self-contained, so shared code is repeated on purpose, and tests/
 if the copies drift apart. All that follows the marker line is the machinery, which is the same in
 all scripts. If several scripts define the same function, class or assignment above that line, its
 text must be the same, too, including its decorators and the comments directly above it. There are
-two exceptions: the names in LESSONS may differ, and a function in BRANCHES has only the branches
-that its script uses, so two scripts share its text only if they use the same branches.
+three exceptions: the names in LESSONS may differ; a function in BRANCHES has only the branches
+that its script uses, so two scripts share its text only if they use the same branches; and a table
+has only the rows for which its script has a branch, so two tables share the rows that both have.
 """
 import ast
 import difflib
@@ -41,7 +42,8 @@ def split(source):
 
 
 def pieces(lesson):
-    """Find the functions, classes and assignments of a lesson. -> dict of name -> text"""
+    """Find the functions, classes, assignments and rows of tables of a lesson.
+    -> dict of name -> text"""
     lines = lesson.split("\n")
     texts = {}
     for node in ast.parse(lesson).body:
@@ -50,6 +52,12 @@ def pieces(lesson):
         elif isinstance(node, ast.Assign):
             name = ast.unparse(node.targets[0])
         else:
+            continue
+        if isinstance(getattr(node, "value", None), ast.Dict) and name not in LESSONS:
+            for key, value in zip(node.value.keys, node.value.values):
+                row = [*lines[key.lineno - 1:value.end_lineno - 1],
+                       lines[value.end_lineno - 1][:value.end_col_offset]]
+                texts[f"{name}[{ast.unparse(key)}]"] = "\n".join(row)
             continue
         decorators = getattr(node, "decorator_list", [])
         first = min(part.lineno for part in [node, *decorators]) - 1

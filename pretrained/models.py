@@ -63,7 +63,7 @@ def load(path):
     if gguf.suffix == ".gguf" and not list(Path(path).glob("*.safetensors")):
         common.fail(f"--model {path}: is a GGUF file, which cannot be trained. Load its model and "
                     f"tokenizer with from_pretrained('{gguf.parent}', gguf_file='{gguf.name}') of "
-                    "transformers, save both with save_pretrained, and name that folder")
+                    "transformers, save both, and name that folder; docs/real-models.md shows how")
     try:
         return load_model(path), AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:              # transformers raises nearly anything
@@ -231,7 +231,16 @@ def add_adapter(model, rank, alpha, dtype, targets="all-linear"):
     with one line if the model has no such names."""
     from peft import LoraConfig
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
-    names = targets if targets == "all-linear" else targets.split(",")
+    names = targets
+    if targets != "all-linear":
+        names = [name.strip() for name in targets.split(",")]
+        paths = [f".{path}" for path, module in model.named_modules()
+                 if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
+        for name in names:                      # peft adapts those that exist, and ignores others
+            if not any(path.endswith(f".{name}") for path in paths):
+                found = {path.rpartition(".")[2] for path in paths}
+                common.fail(f"--lora_target_modules {targets}: {name} is not a matrix of the "
+                            f"model, which has {', '.join(sorted(found))}")
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     try:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
@@ -308,7 +317,7 @@ def source(cfg):
 def last_checkpoint(run):
     """Find the newest checkpoint folder of a run; None if `run` has none, or is a model."""
     folders = [path for path in Path(run).glob("checkpoint-*")
-               if path.name.removeprefix("checkpoint-").isdigit()]
+               if path.name.removeprefix("checkpoint-").isdigit() and path.is_dir()]
     if folders and Path(run, "checkpoint.pt").is_file():        # else another trainer wrote them
         return max(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
     return None

@@ -1,24 +1,28 @@
 """Use reward functions of your own: --reward_file FILE of pretrained/train.py.
 
-If the rewards of --reward do not fit your problem, write your own. The file may define
+They have TRL's form: lists with an entry for each completion go in, and such a list comes out.
 
-  def brevity(completion, answer, **row): ...   # a reward; several are added up
-  def correct(completion, answer, **row): ...   # what counts as right; else the task decides
-  def respond(completion, answer, **row): ...   # the text to insert after one of the call_tokens
+  def brevity(prompts, completions, **columns):   # a reward; several are added up
+      return [-len(text) / 100 for text in completions]
+  def correct(prompts, completions, **columns):   # what counts as right; else the task decides
+  def respond(prompts, completions, **columns):   # the texts to insert after one of call_tokens
   call_tokens = ["</search>"]
-  seconds = 60                                  # time limit of a call
-  workers = 8                                   # largest number of processes that run the calls
+  reward_weights = [1.0]                          # a factor for each reward, in their order
 
-Every callable is a reward, except `correct`, `respond`, classes, imports and _names. `row` contains
-the prompt, all keys of the line of --data and, for rewards, the result of `correct`. A completion
-does not contain what the prompt ends with, such as a <think> of the chat template. The result of a
-function must depend only on its arguments.
+`columns` are the keys of --data, completion_ids, trainer_state and, for rewards, the results of
+`correct`. If a prompt is a conversation, its completion is a list of one message. One call gets all
+completions of a prompt. A reward of None does not count; a completion without any gets the mean of
+its group, which has no effect. Functions may be async. Classes, imports and _names are no rewards.
 """
+import asyncio
+import inspect
 import json
-import subprocess
+import math
+import symtable
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Pipe
+import threading
+import traceback
+import types
 from pathlib import Path
 
 import torch
@@ -26,6 +30,7 @@ import torch
 import common
 from pretrained import run as processes
 from tasks import Wrapper
+from tasks.problems import messages
 
 
 class Own(Wrapper):
@@ -33,150 +38,164 @@ class Own(Wrapper):
 
     def __init__(self, cfg, task):
         super().__init__(task)
+        self.path = Path(cfg.reward_file).resolve()
         self.has_lines = cfg.data != ""
-        self.workers = Workers(cfg.reward_file)
-        self.functions = self.workers.about["functions"]
+        self.columns = {"answer"} | (task.columns - {"prompt"} if self.has_lines else set())
+        self.trainer_state = types.SimpleNamespace(global_step=0, max_steps=cfg.max_steps)
+        self.loop = asyncio.new_event_loop()        # in a thread, because a notebook has one here
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        try:
+            names = read(self.path)
+        except (Exception, SystemExit) as error:                # a file may raise anything
+            self.fail(error)
+        self.functions = {name: value for name, value in names.items() if callable(value)
+                          and not inspect.isclass(value) and not name.startswith("_")}
         self.rewards = [name for name in self.functions if name not in ("correct", "respond")]
+        self.weights = names.get("reward_weights", [1.0] * len(self.rewards))
         self.is_judged = task.is_judged or "correct" in self.functions
-        calls = self.workers.about["call_tokens"]
-        if bool(calls) != ("respond" in self.functions):
-            self.workers.fail("call_tokens, a list of texts, and respond need each other")
-        if calls:
-            self.call_tokens = tuple(calls)
+        calls = names.get("call_tokens", [])
+        is_list = type(calls) in (list, tuple) and all(type(x) is str and x for x in calls)
+        if not is_list or bool(calls) != ("respond" in self.functions):
+            self.fail("call_tokens, a list of texts, and respond need each other")
+        self.call_tokens = tuple(calls) or task.call_tokens
         if not self.rewards:
-            self.workers.fail("has no reward function; see pretrained/rewards.py")
-        for name, parameters in self.functions.items():
-            known = {"prompt", "completion", "answer"} | (task.columns if self.has_lines else set())
-            known |= {"correct"} if name in self.rewards else set()
-            for parameter, is_required in parameters.items():
-                if is_required and parameter not in {"**", *known}:
-                    self.workers.fail(f"{name} requires {parameter}; a call can give it "
-                                      f"{', '.join(sorted(known))}, each by its name")
+            self.fail("has no reward, such as def reward(prompts, completions, **columns)")
+        if len(self.weights) != len(self.rewards):
+            self.fail(f"has {len(self.weights)} reward_weights for {', '.join(self.rewards)}")
+        for name, function in self.functions.items():
+            lists = self.lists([], [], []) | ({"correct": []} if name in self.rewards else {})
+            try:
+                inspect.signature(function).bind(**lists)
+            except TypeError as error:
+                self.fail(f"{name}: {error}; write {name}(prompts, completions, **columns), which "
+                          f"returns a list. It gets {', '.join(sorted(lists))}")
 
-    def calls(self, name, completions, **more):
-        """List the calls of a function, one for each completion (problem, text, is truncated). Each
-        list in `more` has another argument for each of them. -> list of (name, arguments)"""
-        parameters = self.functions[name].keys()
-        calls = []
-        for (problem, text, *_), *values in zip(completions, *more.values()):
-            row = {"prompt": problem.prompt, "answer": problem.answer}
-            if self.has_lines:
-                row = {"answer": ""} | json.loads(problem.secret)
-            row |= {"completion": text} | dict(zip(more, values))
-            calls.append((name, {key: x for key, x in row.items() if {key, "**"} & parameters}))
-        return calls
+    def lists(self, problems, texts, ids):
+        """Make the arguments of a call. -> {name: list with an entry for each completion}"""
+        rows = [{"answer": one.answer} | (json.loads(one.secret) if self.has_lines else {})
+                for one in problems]
+        columns = {name: [row.get(name) for row in rows] for name in self.columns}
+        prompts = [messages(one.prompt) or one.prompt for one in problems]
+        completions = [text if type(prompt) is str else [{"role": "assistant", "content": text}]
+                       for prompt, text in zip(prompts, texts)]
+        return columns | {"prompts": prompts, "completions": completions, "completion_ids": ids,
+                          "trainer_state": self.trainer_state}
+
+    def call(self, names, lists, is_good):
+        """Call functions, those that are async side by side. Exits with one line if one fails or
+        returns something bad, because a reward of 0 would hide the mistake. -> list of lists"""
+        try:
+            results = [self.functions[name](**lists) for name in names]
+            results = asyncio.run_coroutine_threadsafe(finish(results), self.loop).result()
+        except Exception as error:                              # a function may raise anything
+            self.fail(error, code=1)
+        texts = lists["completions"]
+        for name, result in zip(names, results):
+            if not isinstance(result, list | tuple) or len(result) != len(texts):
+                self.fail(f"{name} returned {result!r:.60}, not a list with an entry for each of "
+                          f"{len(texts)} completions", code=1)
+            for x, text in zip(result, texts):
+                if not is_good(x):
+                    self.fail(f"{name} returned {x!r:.60} for {text!r:.200}, which is not a "
+                              f"{'text' if name == 'respond' else 'finite number'}", code=1)
+        return results
 
     def respond(self, problem, text):
         if "respond" not in self.functions:
             return self.task.respond(problem, text)
-        return self.workers.run(self.calls("respond", [(problem, text)]))[0]
-
-    def verdicts(self, completions):
-        if "correct" in self.functions:
-            return self.workers.run(self.calls("correct", completions))
-        return [float(self.task.is_correct(problem, self.task.verdict(problem, text, *rest)))
-                for problem, text, *rest in completions]
-
-    def rated(self, completions):
-        """Judge completions (problem, text, is truncated), and compute the reward of each function.
-        -> (n, 1 + number of functions), verdicts first"""
-        correct = self.verdicts(completions)
-        calls = [call for name in self.rewards
-                 for call in self.calls(name, completions, correct=correct)]
-        return torch.tensor([*correct, *self.workers.run(calls)]).view(-1, len(correct)).T
+        lists = self.lists([problem], [text], [[]])
+        return self.call(["respond"], lists, lambda x: type(x) is str)[0][0]
 
     def verify(self, problem, text):
-        return self.verdicts([(problem, text)])[0]
+        return self.verdicts([(problem, text)], self.lists([problem], [text], [[]]))[0]
+
+    def verdicts(self, completions, lists):
+        if "correct" in self.functions:
+            [correct] = self.call(["correct"], lists, is_number)
+        else:
+            correct = [self.task.is_correct(problem, self.task.verdict(problem, *rest))
+                       for problem, *rest in completions]
+        return [float(x or 0) for x in correct]
+
+    def rated(self, completions, ids):
+        """Judge completions (problem, text, is truncated), and compute each reward.
+        -> (n, 1 + number of rewards), verdicts first, nan for None"""
+        problems, texts = zip(*(one[:2] for one in completions))
+        lists = self.lists(problems, texts, ids)
+        lists["correct"] = self.verdicts(completions, lists)
+        rewards = self.call(self.rewards, lists, is_number)
+        rewards = [[math.nan if x is None else float(x) for x in values] for values in rewards]
+        return torch.tensor([lists["correct"], *rewards]).T
 
     def judge(self, batch, G, purpose):
-        """Reward a batch. Equal completions are judged once, and each process does its share."""
-        completions = list(zip(batch.problems, batch.texts, batch.is_truncated.tolist()))
-        different = list(dict.fromkeys(completions))
-        share = [different[i] for i in processes.share(len(different)).tolist()]
-        results = dict(zip(different, processes.merged(self.rated(share), len(different))))
-        results = torch.stack([results[one] for one in completions])
-        batch.verdicts = results[:, 0].tolist()
-        batch.is_correct = (results[:, 0] == 1).view(-1, G)
-        batch.rewards = results[:, 1:].sum(dim=1).view(-1, G)
-        self.means = results[:, 1:].mean(dim=0).tolist()
+        """Reward a batch. Each process does a share of the prompts, with all their completions."""
+        if purpose != "evaluation":
+            self.trainer_state.global_step = purpose
+        P = len(batch.problems) // G
+        share = processes.share(P)                                              # (p,)
+        rows = (share[:, None] * G + torch.arange(G)).flatten().tolist()
+        completions = [*zip(batch.problems, batch.texts, batch.is_truncated.tolist())]
+        ids = [row[:n] for row, n in zip(batch.tokens.tolist(), batch.lengths.tolist())]
+        rated = self.rated([completions[row] for row in rows], [ids[row] for row in rows])
+        rated = processes.merged(rated.view(len(share), G, -1), P)  # (P, G, 1 + number of rewards)
+        batch.verdicts = rated[..., 0].flatten().tolist()
+        batch.is_correct = rated[..., 0] == 1
+        self.means = rated[..., 1:].flatten(0, 1).nanmean(dim=0).tolist()
+        values = rated[..., 1:] * torch.tensor(self.weights)
+        is_rated = ~values.isnan().all(dim=-1)                                  # (P, G)
+        sums = values.nansum(dim=-1).where(is_rated, math.nan)                  # (P, G)
+        mean = sums.nanmean(dim=1, keepdim=True).nan_to_num()                   # (P, 1)
+        batch.rewards = sums.where(is_rated, mean)
         return batch
 
     def observe(self, batch, step):
+        means = {f"rewards/{name}/mean": x for name, x in zip(self.rewards, self.means)}
         return self.task.observe(batch, step) | {
-            f"rewards/{name}/mean": mean for name, mean in zip(self.rewards, self.means)}
+            name: x for name, x in means.items() if not math.isnan(x)}
+
+    def fail(self, problem, code=2):
+        """Exit with one line. For an exception, it names the function and the line of the file."""
+        if isinstance(problem, BaseException):
+            frames = [one for one in traceback.extract_tb(problem.__traceback__)
+                      if one.filename == str(self.path)]
+            place = f"{frames[0].name}, line {frames[-1].lineno}: " if frames else ""
+            problem = f"{place}{type(problem).__name__}: {' '.join(str(problem).split())}"
+        common.fail(f"--reward_file {self.path}: {problem}", code)
 
 
-class Workers:
-    """Processes that have executed the file. Each calls its functions for one of our threads.
-    `about` has the settings and functions of the file, from worker.describe."""
+def read(path):
+    """Execute a file. Its imports find the files next to it before ours of the same name, such as
+    common.py. -> what it defines, but does not import: {name: value}"""
+    source = path.read_bytes()
+    module = sys.modules["reward_file"] = types.ModuleType("reward_file")
+    module.__file__ = str(path)
+    names = {one.stem for one in path.parent.glob("*") if path.parent != common.HERE}
+    hidden = {name: one for name, one in sys.modules.items() if name.partition(".")[0] in names
+              and Path(getattr(one, "__file__", None) or "").is_relative_to(common.HERE)}
+    for name in hidden:
+        del sys.modules[name]
+    sys.path.insert(0, str(path.parent))
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+    finally:
+        sys.modules.update(hidden)
+        sys.path.remove(str(path.parent))
+        sys.path.append(str(path.parent))           # for functions that import something
+    symbols = symtable.symtable(source, str(path), "exec").get_symbols()
+    defined = [one.get_name() for one in symbols if one.is_assigned() and not one.is_imported()]
+    return {name: value for name, value in vars(module).items() if name in defined}
 
-    def __init__(self, path):
-        self.path = str(Path(path).resolve())
-        self.processes = []
-        self.about = {}
-        try:
-            self.about, pipe = self.start()
-        except ValueError as error:
-            self.fail(error)
-        self.idle = [pipe]
-        self.threads = ThreadPoolExecutor(self.about["workers"])
 
-    def start(self):
-        """Start a process without CUDA or our other modules. It gets a session of its own, so that
-        Ctrl-C reaches only the run. ValueError if the file is bad. -> dict, pipe"""
-        pipe, other = Pipe()
-        worker, number = Path(__file__).with_name("worker.py"), other.fileno()
-        self.processes.append(subprocess.Popen(
-            [sys.executable, "-u", worker, self.path, str(number)], pass_fds=[number],
-            stdin=subprocess.DEVNULL, start_new_session=True))
-        other.close()
-        return self.receive(pipe), pipe
+def is_number(x):
+    """Whether a reward is None or a finite number. -> bool"""
+    try:
+        return x is None or math.isfinite(x)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
-    def receive(self, pipe, seconds=None):
-        """Wait for the result of a call. ValueError if it fails or takes too long. -> result"""
-        if not pipe.poll(seconds):
-            raise ValueError(f"took longer than {seconds} seconds")
-        try:
-            result, error = pipe.recv()
-        except EOFError:
-            error = "its process has ended"
-        if error:
-            raise ValueError(error)
-        return result
 
-    def call(self, call):
-        """Make a call in an idle process, or start one. ValueError if it fails. -> its result"""
-        try:
-            try:
-                pipe = self.idle.pop()
-            except IndexError:
-                _, pipe = self.start()
-            pipe.send(call)
-            result = self.receive(pipe, self.about["seconds"])
-            self.idle.append(pipe)
-            return result
-        except (ValueError, OSError) as error:
-            row = json.dumps(call[1], default=str)[:1000]
-            raise ValueError(f"{error} in {call[0]} of {row}") from None
-
-    def run(self, calls):
-        """Make calls (name, arguments) in parallel. Exits with one line if one fails, because a
-        reward of 0 would hide the mistake. -> list of results, in the order of the calls"""
-        try:
-            return list(self.threads.map(self.call, calls))
-        except (ValueError, SystemExit, KeyboardInterrupt) as error:    # the last two: Ctrl-C
-            self.threads.shutdown(wait=False, cancel_futures=True)
-            self.end()
-            if isinstance(error, ValueError):
-                self.fail(error, code=1)
-            raise
-
-    def end(self):
-        """Kill the processes. A time limit of 0 stops threads that still make calls."""
-        self.about["seconds"] = 0
-        for process in self.processes:
-            process.kill()
-
-    def fail(self, message, code=2):
-        self.end()
-        common.fail(f"--reward_file {self.path}: {message}", code)
+async def finish(results):
+    """Wait for the results that are awaitable, all at the same time. -> list of results"""
+    async def value(x):
+        return await x if inspect.isawaitable(x) else x
+    return await asyncio.gather(*map(value, results))

@@ -3,8 +3,10 @@ the rows, and write checkpoints as Hugging Face folders."""
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,8 +22,10 @@ import report
 from pretrained.models import ADAPTER, adapter_weights, load_model, one_line
 from report.observers import Samples
 
-RANK = int(os.environ.get("RANK", 0))               # the number of this process
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # number of processes
+# Only torchrun starts several processes. Without it, these variables are left from something else.
+IS_SHARED = dist.is_available() and dist.is_torchelastic_launched()
+RANK = int(os.environ["RANK"]) if IS_SHARED else 0                  # the number of this process
+WORLD_SIZE = int(os.environ["WORLD_SIZE"]) if IS_SHARED else 1      # number of processes
 
 
 def start(main):
@@ -48,7 +52,7 @@ def join(cfg):
     if cfg.num_prompts % WORLD_SIZE != 0:
         common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
                     f"processes, {WORLD_SIZE}")
-    if dist.is_torchelastic_launched():
+    if IS_SHARED:
         if cfg.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # a long time limit: all processes wait while process 0 writes a checkpoint
@@ -112,6 +116,12 @@ class DropUnknown:
             del metrics["entropy"]
 
 
+def hashes(cfg):
+    """Hash the files of the flags, which a resumed run has to have unchanged. -> dict"""
+    return {flag: hashlib.sha256(Path(getattr(cfg, flag)).read_bytes()).hexdigest()
+            for flag in ("data", "eval_data", "reward_file") if getattr(cfg, flag)}
+
+
 class Run(plumbing.Run):
     """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
     last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
@@ -120,7 +130,8 @@ class Run(plumbing.Run):
     def __init__(self, cfg, task, policy, columns):
         super().__init__(dataclasses.replace(cfg, resume_from_checkpoint=""), task, policy, columns)
         self.cfg = cfg
-        self.is_interrupted = False
+        self.signal = 0                         # the number of the signal that interrupted the run
+        self.state |= {"files": hashes(cfg), "task": task.name}
         self.observers.insert(0, DropUnknown())
         if cfg.resume_from_checkpoint:
             self.folder = Path(cfg.resume_from_checkpoint)
@@ -129,7 +140,7 @@ class Run(plumbing.Run):
         self.last = self.folder / f"checkpoint-{self.written}"
         if RANK > 0:
             self.scratch = tempfile.TemporaryDirectory()
-            self.folder = Path(self.scratch.name)               # a folder that is not read
+            self.folder = Path(self.scratch.name, "run")        # a folder that is not read
             # Samples computes log-probabilities, which needs all processes
             self.observers = [one for one in self.observers if isinstance(one, Samples)]
 
@@ -140,11 +151,18 @@ class Run(plumbing.Run):
             return
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True)
+            files = self.state["files"]
             self.state |= saved["state"]
             self.task.state.update(saved["task"])
             self.began -= self.state["seconds_total"]
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{path}: is damaged ({type(error).__name__})")
+        for flag, number in self.state["files"].items():
+            if files[flag] != number:
+                common.fail(f"--{flag} {getattr(self.cfg, flag)}: differs from the file that this "
+                            "run began with; put that back, or begin a new run from this one's "
+                            f"model: --model {self.folder}")
+        self.task.name = self.state["task"]     # whatever the file is called now: it seeds problems
         self.step = self.state["steps"]
         if self.step > 0:                       # a run without a step starts from --model again
             self.resumed = saved
@@ -161,10 +179,11 @@ class Run(plumbing.Run):
         self.tell("start")
 
     def start(self, evaluate, optimizer):
-        """Evaluate the base, or load the checkpoint of a resumed run. From now on, Ctrl-C finishes
-        and saves the step, because steps may take minutes. A second Ctrl-C ends the run at once."""
+        """Evaluate the base, or load the checkpoint of a resumed run. From now on, Ctrl-C and
+        SIGTERM finish and save the step, because steps may take minutes. A second signal ends the
+        run at once."""
         super().start(evaluate, weights=Weights(self.policy.model, optimizer, self.last))
-        signal.signal(signal.SIGINT, self.interrupt)
+        plumbing.handle(self.interrupt, signal.SIGINT, signal.SIGTERM)
 
     def evaluated(self, samples=True):
         """Also print by how much the scores of other problems would differ, as standard errors."""
@@ -175,30 +194,31 @@ class Run(plumbing.Run):
         return scores
 
     def finish(self):
-        signal.signal(signal.SIGINT, self.leave)
-        self.is_interrupted = False                     # all steps are saved
+        plumbing.handle(self.leave, signal.SIGINT, signal.SIGTERM)
+        self.signal = 0                                 # all steps are made
         return super().finish()
 
-    def interrupt(self, *_):
-        self.is_interrupted = True
-        signal.signal(signal.SIGINT, self.leave)
+    def interrupt(self, number, _):
+        self.signal = number
+        plumbing.handle(self.leave, signal.SIGINT, signal.SIGTERM)
 
     def save(self, every=1):
-        """Write a checkpoint if `every` divides the step. After Ctrl-C, write one and end the run.
-        Older folders are removed only once checkpoint.pt is replaced, so a run that is killed
-        before that resumes from the older folder."""
-        is_interrupted = any(gathered(self.is_interrupted))
-        if self.step % every == 0 or is_interrupted:
+        """Write a checkpoint if `every` divides the step. After a signal, write one and end the
+        run. Older folders are removed only once checkpoint.pt is replaced, so a run that is killed
+        before that resumes from the older folder. Nothing else in the folder is touched."""
+        number = max(gathered(self.signal))
+        if self.step % every == 0 or number > 0:
             folder = self.folder / f"checkpoint-{self.step}"
             if self.step != self.written:
                 self.write_model(folder)
                 self.written = self.step
             super().save()
             for other in self.folder.glob("checkpoint-*"):
-                if other != folder:
+                is_mine = re.fullmatch(r"checkpoint-[0-9]+(\.tmp)?", other.name)
+                if is_mine and other != folder and other.is_dir() and not other.is_symlink():
                     shutil.rmtree(other)
-        if is_interrupted:
-            self.leave()
+        if number > 0:
+            self.leave(number)
 
     def write_model(self, folder):
         """Write model and tokenizer in the format of transformers. With an adapter, only that."""
@@ -225,12 +245,12 @@ class Run(plumbing.Run):
         if policy.generation_config is not None:
             (folder / "generation_config.json").write_bytes(policy.generation_config)
 
-    def leave(self, *_):
+    def leave(self, number=signal.SIGINT, _=None):
         if RANK == 0:
             launcher = []
-            if dist.is_torchelastic_launched():
+            if IS_SHARED:
                 launcher = ["-m", "torch.distributed.run", "--nproc_per_node", WORLD_SIZE]
             command = plumbing.command(
                 *launcher, self.script, "--resume_from_checkpoint", self.folder)
             os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {command}\n"))
-        raise SystemExit(130)
+        raise SystemExit(128 + number)

@@ -60,6 +60,7 @@ METHODS = {"grpo": grpo, "gspo": gspo}
 # flags that only the scripts use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
+OF_FILES = {"data", "eval_data", "reward_file"}         # which may move, but not change
 OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "engine_memory"}
 
 
@@ -99,7 +100,7 @@ class Config(grpo.Config):
     save_steps: int = 10                # steps between checkpoints, each of 12 bytes per parameter
     num_threads: int = 1                # CPU threads per operation
     has_task_defaults = False           # because they suit small policies
-    MAY_DIFFER = grpo.Config.MAY_DIFFER | OF_MEMORY | {"num_threads"}
+    MAY_DIFFER = grpo.Config.MAY_DIFFER | OF_MEMORY | {"num_threads"} | OF_FILES
 
     def __post_init__(self):
         """Replace None. Clip ranges come from the script, except that those of gspo.py suit small
@@ -645,7 +646,8 @@ def update(policy, optimizer, batch, ref_logps, A, cfg, step, teacher=None):
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher)
-        metrics["grad_norm"] = nn.utils.clip_grad_norm_(parameters, cfg.max_grad_norm).item()
+        longest = cfg.max_grad_norm or math.inf
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(parameters, longest).item()
         optimizer.step()
         history.append(metrics)
     metrics = common.mean_metrics(history) | {DIFFERENCE: history[0][DIFFERENCE]}

@@ -1,4 +1,4 @@
-"""Follow a run with observers and trackers, draw its report page, and ask its policy."""
+"""Follow a run with observers, draw its report page, and ask its policy."""
 import argparse
 import shlex
 import signal

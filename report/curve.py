@@ -2,6 +2,7 @@
 import os
 from pathlib import Path
 
+from report import chart
 from report.logs import read_log
 
 # names in metrics.jsonl, for each panel
@@ -12,22 +13,15 @@ PANELS = (("reward", "accuracy", "eval/greedy", "eval/greedy_return"),
 
 def draw_curve(folder):
     """Draw curve.png in the folder of a run. Raises ImportError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
     lines = read_log(folder, "metrics", "step")
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    for axis, names in zip(figure.subplots(2, 2).flat, PANELS):
-        for name in names:
-            known = {line["step"]: line[name] for line in lines if name in line}
-            if known:
-                marker = "o" if name.startswith("eval/") else ""    # a dot for each evaluation
-                axis.plot(list(known), list(known.values()), marker=marker, label=name)
-        axis.set_xlabel("step")
-        axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend(fontsize="small")
-    name = os.fsencode(Path(folder).resolve().name)     # UTF-8, whatever the locale
-    figure.suptitle(name.decode("utf-8", "replace"), parse_math=False)
-    figure.savefig(Path(folder) / "curve.png", dpi=120)
+    with chart.figure(Path(folder, "curve.png"), 2, 2, width=720, height=480) as axes:
+        for axis, names in zip(axes.flat, PANELS):
+            for name in names:
+                known = {line["step"]: line[name] for line in lines if name in line}
+                if known:
+                    marker = "o" if name.startswith("eval/") else ""    # a dot for each evaluation
+                    axis.plot(list(known), list(known.values()), marker=marker, label=name)
+                    axis.legend()
+            axis.set_xlabel("step")
+        name = os.fsencode(Path(folder).resolve().name)     # UTF-8, whatever the locale
+        axes[0, 0].figure.suptitle(name.decode("utf-8", "replace"), parse_math=False)

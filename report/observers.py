@@ -7,9 +7,11 @@ observer has some of these methods:
   step(run, batch, advantages, metrics) called before a step's metrics are logged; may add some
   finish(run, summary)                  called last; summary["base"] and ["trained"] are scores
 """
+import dataclasses
 import importlib
 import json
 import shlex
+import uuid
 
 import torch
 
@@ -28,7 +30,7 @@ def observers(cfg):
     if "model" in cfg.reward.split("+"):
         chosen.append(importlib.import_module("tasks.preferences").Trainer())
     if cfg.report_to != "none":         # last, so that it gets the metrics that other observers add
-        chosen.append(importlib.import_module("report.trackers").tracker(cfg.report_to))
+        chosen.append(Tracker(cfg.report_to))
     return chosen
 
 
@@ -223,3 +225,69 @@ class Report:
             print(f"no curve.png: {escape(str(error))}")
         prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
         print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)
+
+
+# ---- 4. trackers -----------------------------------------------------------------------------
+
+COLUMNS = ["reward", "advantage", "prompt", "completion"]
+
+
+class Tracker:
+    """Sends flags, metrics and samples to what --report_to names. Step 0 is the base.
+
+    python grpo.py --report_to tensorboard; tensorboard --logdir runs
+    WANDB_MODE=offline python grpo.py --report_to wandb
+    python grpo.py --report_to trackio; trackio show
+    """
+
+    def __init__(self, name):
+        self.is_board = name == "tensorboard"
+        try:
+            self.module = importlib.import_module(
+                "torch.utils.tensorboard" if self.is_board else name)
+        except ImportError:
+            common.fail(f"--report_to {name}: needs a package: pip install {name}")
+
+    def start(self, run):
+        flags = dataclasses.asdict(run.cfg)
+        if self.is_board:
+            first = run.step + 1 if run.resumed else None       # later steps are logged again
+            self.writer = self.module.SummaryWriter(run.folder / "tensorboard", purge_step=first)
+            self.writer.add_text("config", "".join(f"    {key}: {x}\n" for key, x in flags.items()))
+            return
+        options = {"name": run.folder.name, "config": flags, "resume": "allow"}
+        if self.module.__name__ == "wandb":     # wandb finds a run by its id, not by its name
+            options["id"] = run.state.setdefault("wandb_id", uuid.uuid4().hex)
+            options["dir"] = str(run.folder)
+        self.module.init(project=run.script.stem, **options)
+
+    def evaluate(self, run, scores):
+        # The first and the last evaluation also draw samples, whose mean length and think_share
+        # don't belong on the curves of greedy answers. So these two send only accuracies.
+        names = [name for name, x in scores.items() if isinstance(x, float)]
+        if "pass@1" in scores:
+            names = [name for name in names if name == "greedy" or "@" in name]
+        self.send(run.step, {f"eval/{name}": scores[name] for name in names})
+
+    def step(self, run, batch, advantages, metrics):
+        A = per_completion(advantages, batch.mask)                              # (B,)
+        self.send(run.step, metrics, sample_rows(batch, A) if is_shown(run) else [])
+
+    def send(self, step, values, rows=()):
+        """Send metrics, and samples with these COLUMNS."""
+        if not self.is_board:
+            table = {"samples": self.module.Table(columns=COLUMNS, data=rows)} if rows else {}
+            self.module.log(values | table, step=step)
+            return
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        if rows:                # in Markdown, indented lines keep tags such as <think>
+            lines = ["    " + "  ".join(map(str, row)) + "\n" for row in [COLUMNS, *rows]]
+            self.writer.add_text("samples", "".join(lines), step)
+        self.writer.flush()                     # if the run is killed, no step is lost
+
+    def finish(self, run, summary):
+        if self.is_board:
+            self.writer.close()
+        else:
+            self.module.finish()

@@ -1,5 +1,5 @@
 """More tasks than arithmetic, and everything that changes a task: mixes, a curriculum, the rows of
---reward, a rollout that inserts text, and files of pairs and problems.
+--reward, a rollout that inserts text, and files of problems.
 
 plumbing.py calls `defaults`, and common.py `load`. The file also contains what the others share.
 """
@@ -72,7 +72,7 @@ class Task:
         """Compute the rewards of all completions of a batch. -> (P, G)"""
         judged = zip(batch.problems, batch.texts, batch.verdicts)
         rewards = [self.reward(*completion, purpose) for completion in judged]
-        return torch.tensor(rewards).view_as(batch.is_correct)
+        return 1.0 * torch.tensor(rewards).view_as(batch.is_correct)        # ints and bools, too
 
     token_rewards = common.Arithmetic.token_rewards
 
@@ -180,10 +180,9 @@ def pass_rates(batch):
     sampling left out. -> list of (problem, rate)"""
     pairs = []
     for one in batch.sampled or [batch]:
-        if one.verdicts:                                # pairs from a file have none
-            G = one.is_correct.shape[1]
-            rates = one.is_correct.double().mean(dim=1).tolist()
-            pairs += zip(one.problems[::G], rates)
+        G = one.is_correct.shape[1]
+        rates = one.is_correct.double().mean(dim=1).tolist()
+        pairs += zip(one.problems[::G], rates)
     return pairs
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import re
-import unicodedata
+import string
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -19,47 +19,14 @@ from pathlib import Path
 import common
 from tasks import Task, block
 
-# What TeX, Markdown and typesetters write in several ways -> one way. U+2064, the invisible plus,
-# joins the parts of a mixed number such as 2 1/2.
-FRACTION = r"\\frac *(?:\{ *(-?[0-9]+) *\}|([0-9])) *(?:\{ *([0-9]+) *\}|([0-9]))(?! *[0-9])"
-POWER = r"10\^(?:\{(-?[0-9]{1,2})\}|([0-9]))(?![0-9^])"
-REWRITES = [(re.compile(pattern), plain) for pattern, plain in (
-    (r"\\(?:left|right)\b|\\!|(?<![0-9])\*\*|\*\*(?![0-9])", ""),
-    (r"\\[,;: ]|\\q?quad\b|[~\u00a0\u2009\u202f]", " "),
-    ("[\u2010-\u2013\u2212]", "-"),
-    (r"\{,\}", ","),
-    (r"\\([%$])", r"\1"),
-    (r"\\[()\[\]]", "$"),
-    (r"\^ ?\\circ\b|\^\{ ?\\circ ?\}|\\degree\b", "\u00b0"),
-    (r"\\(?:mathrm|mathbf|textbf|textit|mbox)\b", r"\\text"),
-    (r"\\[dtc]frac(?![a-z])", r"\\frac"),
-    (r"(?<=[0-9]) *(?=\\frac)|(?<=[0-9]) (?=[0-9]{1,2}/[0-9])", "\u2064"),
-    (FRACTION, r"\1\2/\3\4"),
-    (rf"(?<=[0-9]) *(?:\\times|\\cdot|[\u00d7\u00b7*]) *{POWER}", r"e\1\2"),
-    (rf"(?<![0-9.,]){POWER}", r"1e\1\2"),
-    (r"(?<! ) *, +(?![0-9]{3}(?![0-9]))", ","))]
-HALVES = {letter: re.sub("(.*)\u2044(.*)", r"\\frac{\1}{\2}", unicodedata.normalize("NFKC", letter))
-          for letter in map(chr, (0xbc, 0xbd, 0xbe, *range(0x2150, 0x215f)))}
-
-WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16}|[0-9]{1,3}(?: [0-9]{3}){1,16})"
-NUMBER = re.compile(
-    rf"(-?) ?\$?(?:({WHOLE})\u2064)?"
-    rf"({WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
-    r"(?:[eE]([+-]?[0-9]{1,2}))?")
-# x = 5 \text{ cm}: 5, and the parts around it. 5 \text{ million} has no unit: it isn't 5.
-PARTS = re.compile(
-    r"(?:(\\?[A-Za-z]\w{0,20}(?:\([a-z]\))?)? ?= ?)?(.+?) ?"
-    r"(%|\u00b0|\\text\{(?! *(?:hundred|thousand|[a-z]{1,9}illion|dozen|or)\b)[A-Za-z. ]{1,30}\}"
-    r"(?:\^[0-9])?)?", re.DOTALL)
-WRAPPED = (r"\\text\{ {0,9}([^{}]{0,200}?) {0,9}\}", r"\(([A-Z])\)")
-# What looks like a number in a text. It includes 1,2 and 3/4/5 and 3\sqrt{2}, which are not
-# numbers. That is better than to take a part, such as 2 or 5, for the answer.
-ROOT = r"(?:\\sqrt|\u221a) *(?:\{[^{}]{0,50}\}|[0-9]+)"
-RAISED = r"(?:\*\*|[\^_])(?:\{[^{}]{0,50}\}|-?[0-9]+)"
-LIKE_A_NUMBER = re.compile(
-    rf"{ROOT}|[)\]}}]{RAISED}|(?:(?<![0-9])-)?\$?(?:(?<![\w.])\.)?"
-    r"(?:(?<![0-9])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)(?:[.,/\u2064][0-9]+)*"
-    rf"(?:[eE][+-]?[0-9]+)?(?:{RAISED}| ?\\pi\b|\u03c0)?")
+MOST = 1_000            # characters that a number or a box may have, and of a text's end that count
+NUMBER = (r"(-?)(?:\\?\$)?(\.[0-9]+|"
+          r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+|/0*[1-9][0-9]*)?)")
+# What separates words: anything that is not part of a number or formula. 6+1=7 and Answer:5 are two
+# words each, but 12:30 and 3\sqrt{2} are one.
+BETWEEN = (r"[^!-;?-~\u00b2\u00b3\u00b9\u00bc-\u00be\u03c0\u2070-\u209c\u2150-\u215e\u2212\u221a]+|"
+           r"(?<![0-9]):|:(?![0-9])|\\[()\[\]%]")
+AFTER = string.ascii_letters + string.punctuation.replace("\\", "")     # 5km. but not 2\pi
 
 
 class FromFile(Task):
@@ -77,9 +44,17 @@ class FromFile(Task):
             self.test = self.read("eval_data", cfg.eval_data)
         else:
             by_hash = super().is_held_out
-            self.test = [problem for problem in self.train if by_hash(problem)]
+            first = {}                                  # of the problems that read the same
+            for problem in self.train:
+                first.setdefault(reading(problem.prompt), problem)
+            self.test = [problem for problem in self.train
+                         if by_hash(first[reading(problem.prompt)])]
         self.is_judged = any(problem.answer for problem in self.train)
-        self.test_prompts = {problem.prompt for problem in self.test}
+        num_tex = sum("\\" in problem.answer for problem in self.train)
+        if num_tex > 0 and not self.keeps_lines:
+            print(f"--data: {num_tex} of {len(self.train)} answers are in TeX, which is compared "
+                  "letter by letter; to compare formulas, see math-verify in docs/recipes.md")
+        self.test_prompts = {reading(problem.prompt) for problem in self.test}
         self.train = [problem for problem in self.train if not self.is_held_out(problem)]
         for split, problems in (("held-out", self.test), ("training", self.train)):
             if not problems:
@@ -107,7 +82,7 @@ class FromFile(Task):
         return rng.choice(self.train if rng.random() < 0.5 else self.test)
 
     def is_held_out(self, problem):
-        return problem.prompt in self.test_prompts
+        return reading(problem.prompt) in self.test_prompts
 
     def passes(self, first, n):
         """Take n training problems, from number `first` of an endless sequence on. -> list"""
@@ -130,8 +105,9 @@ class FromFile(Task):
 
     def verify(self, problem, text, is_truncated=False):
         """Whether the answer in a text is the right number, or the same text. -> 1.0 or 0.0"""
-        given = find_answer(text, is_truncated).strip()
-        return float(given == problem.answer != "" or is_same(given, problem.answer))
+        answer = last_box(problem.answer) or problem.answer
+        found = find_answers(text, is_truncated)
+        return float(answer != "" and any(is_same(given, answer) for given in found))
 
     verdict = verify
 
@@ -187,6 +163,13 @@ def messages(prompt):
         return []
 
 
+def reading(prompt):
+    """Find what a model reads: a text is what the user says, and spaces around it do not count.
+    -> tuple, which is equal for problems that must not be divided into training and held-out"""
+    chat = messages(prompt) or [{"role": "user", "content": prompt}]
+    return tuple((message["role"], message["content"].strip()) for message in chat)
+
+
 def read_lines(flag_name, path):
     """Read a file as a list of JSON texts, one for each record. Exits with one line if the file
     can't be read. -> list of str"""
@@ -201,72 +184,59 @@ def read_lines(flag_name, path):
         common.fail(f"--{flag_name} {path}: cannot be read ({' '.join(str(error).split())})")
 
 
-def find_answer(text, is_truncated=False):
-    """Find the answer in a text, after its thought: the content of its only answer block. If it has
-    no answer tag, its last \\boxed{} counts, or else its last number. If the text is truncated, the
-    last number doesn't count, because it may be 6 of 60. -> str, "" if there is none"""
+def find_answers(text, is_truncated=False):
+    """Find what may be the answer in a text, after its thought: the content of its only answer
+    block. If it has no answer tag, its last \\boxed{} counts, or else its last number, or the whole
+    text. The last two don't count if the text is truncated, because 6 may be the start of 60.
+    -> list of str"""
     _, _, text = text.rpartition("</think>")
     if "<think>" in text:
-        return ""
-    if "<answer>" in text or "</answer>" in text:
-        inside = block(text, "answer") or ""
-        before, boxed, after = split_box(inside)
-        return boxed if boxed and not re.search("[0-9]", before + after) else inside
-    if not is_truncated:
-        text = re.sub(r"\\boxed +([^\s{}$]+)", r"\\boxed{\1}", text)
-    _, boxed, _ = split_box(text)
-    if boxed is not None or is_truncated:
-        return boxed or ""
-    text = re.sub(rf"(?<=[A-Za-z]){RAISED}", "", plain(text))       # the last number of 9 m^2 is 9
-    numbers = LIKE_A_NUMBER.findall(text)
-    return numbers[-1] if numbers else ""
+        return []
+    has_tag = "<answer>" in text or "</answer>" in text
+    if has_tag:
+        text = block(text, "answer") or ""
+    if "\\boxed{" in text:
+        return [last_box(text).strip()]
+    if has_tag:
+        return [text.strip()]
+    text = text.strip()
+    return [] if is_truncated else [last_number(text), text]
 
 
-def split_box(text):
-    """Split a text at its last \\boxed{}. -> the texts before, in and after it; the second is None
-    if there is no box, and "" if the box does not end"""
-    before, boxed, rest = re.sub(r"\\(?:boxed|fbox) *\{", r"\\boxed{", text).rpartition("\\boxed{")
+def last_box(text):
+    """Extract the content of a text's last \\boxed{}. -> str, "" if there is no box, or if it does
+    not end after MOST characters"""
+    _, boxed, rest = text.rpartition("\\boxed{")
     depth = 1
-    for end, letter in enumerate(rest if boxed else ""):
+    for end, letter in enumerate(rest[:MOST] if boxed else ""):
         depth += (letter == "{") - (letter == "}")
         if depth == 0:
-            return before, rest[:end], rest[end + 1:]
-    return before, "" if boxed else None, rest
+            return rest[:end]
+    return ""
 
 
-def plain(text):
-    """Write a text as REWRITES prescribes. -> str"""
-    text = text.translate(str.maketrans(HALVES))
-    for pattern, replacement in REWRITES:
-        text = pattern.sub(replacement, text)
-    return text
+def last_number(text):
+    """Find the last word of a text with a digit, and strip what surrounds its number. 12:30, 3/4/5,
+    10 000 and 2\\pi are no numbers, but that is better than to take a part of them, such as 30, for
+    the answer. -> str, "" if there is none"""
+    near = re.sub(r"(?<=[0-9])[^\S\n](?=[0-9])", "_", text[-MOST:])
+    words = re.split(BETWEEN, near)
+    if len(text) > MOST:
+        words = words[1:]                                       # the first one may have been cut
+    words = [word.lstrip("#*$([{|~+\"'`") for word in words]
+    numbers = [word for word in words if re.search("[0-9]", word) and not word[0].isalpha()]
+    return numbers[-1].rstrip(AFTER) if numbers else ""
 
 
 def is_same(given, answer):
-    """Whether two answers are the same number or the same text. A name or a unit may be missing in
-    one of them, but if both have one, it must be the same. -> bool"""
-    *mine, value = parts(given)
-    *right, right_value = parts(split_box(answer)[1] or answer)
-    number = to_number(value)
-    is_equal = value == right_value != "" or (
-        number is not None and number == to_number(right_value))
-    return is_equal and all(a == b or "" in (a, b) for a, b in zip(mine, right))
-
-
-def parts(text):
-    """Split an answer such as x = 5 \\text{ cm}. -> name, unit, value; name and unit may be \"\""""
-    match = PARTS.fullmatch(plain(text).lstrip(" $\n").rstrip(" $.\n"))
-    name, value, unit = match.groups("") if match else ("", "", "")
-    for pattern in WRAPPED:
-        value = re.sub(rf"\A{pattern}\Z", r"\1", value)
-    return name, unit.replace(" ", ""), value
+    """Whether two answers are the same text or the same number. -> bool"""
+    number = to_number(answer)
+    return given == answer or number is not None and number == to_number(given)
 
 
 def to_number(text):
     """Read a text as an exact number: $1,200.00 is 1200. -> Fraction, None if it isn't a number"""
-    match = NUMBER.fullmatch(text.strip(" $"))
-    if not match:
+    if len(text) > MOST:
         return None
-    sign, whole, rest, exponent = match.groups("0")
-    number = Fraction(re.sub("[, ]", "", whole)) + Fraction(re.sub("[, ]", "", rest))
-    return (-number if sign == "-" else number) * Fraction(10) ** int(exponent)
+    match = re.fullmatch(NUMBER, text.replace("\u2212", "-").removesuffix(".").strip(" $"))
+    return Fraction(match[1] + match[2].replace(",", "")) if match else None

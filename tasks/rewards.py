@@ -94,7 +94,7 @@ class Rewards(Wrapper):
             else:
                 judged = zip(batch.problems, batch.texts, batch.verdicts)
                 rewards = [self.row(name, *completion, purpose) for completion in judged]
-                by_name[name] = torch.tensor(rewards).view_as(batch.is_correct)
+                by_name[name] = 1.0 * torch.tensor(rewards).view_as(batch.is_correct)
         return by_name
 
     def row(self, name, problem, text, verdict, purpose):

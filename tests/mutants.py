@@ -1,6 +1,7 @@
 """Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
 tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
-With --changed, plant only those that a change could hide from the tests; see changes.py.
+With --changed, plant only those that a change could hide from the tests, once the tests of what
+has changed pass; see changes.py.
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
 run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
@@ -18,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ import changes  # noqa: E402
 from mistakes import MISTAKES, parse  # noqa: E402
 
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
+SILENT = 20                             # seconds after which a line says how far we are
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
 WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> result; else BROKEN
@@ -100,14 +102,15 @@ def ask(files, words, only=None, is_correct=True):
     process.start()
     sender.close()
     try:
-        result = receiver.recv() if receiver.poll(SECONDS) else (1, f"no end in {SECONDS} s", {})
+        seconds = 10 * SECONDS if is_correct else SECONDS
+        result = receiver.recv() if receiver.poll(seconds) else (1, f"no end in {seconds} s", {})
     except EOFError:
         result = (1, "the process died", {})
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    if is_correct and result[0] not in WORDS:
-        print(Path("output.txt").read_text())
+    if is_correct and result[0] not in (0, 5):
+        print(Path("output.txt").read_text(), flush=True)
     return result
 
 
@@ -125,22 +128,47 @@ def ask_with(mutant, number, only):
     return result
 
 
+def run_all(pool, what, function, *lists):
+    """Call a function as map does, and tell from time to time how many calls have ended.
+    -> iterator of (first argument, result) in the order in which the calls end"""
+    running = {pool.submit(function, *args): args[0] for args in zip(*lists)}
+    count = len(running)
+    try:
+        while running:
+            ended, _ = wait(running, SILENT, FIRST_COMPLETED)
+            for call in ended:
+                yield running.pop(call), call.result()
+            if not ended:
+                print(f"{count - len(running)} of {count} {what}", flush=True)
+    finally:
+        for call in running:
+            call.cancel()
+
+
+def run_correct(pool, tests, only=None):
+    """Run tests, {file: words}, without a mistake. -> the seconds of each. SystemExit if one fails
+    """
+    known = {}
+    files = [[file] for file in tests]
+    for _, (code, failed, seconds) in run_all(
+            pool, "files of tests have run without a mistake", ask, files, tests.values(),
+            [only] * len(files)):
+        known |= seconds
+        if code not in (0, 5):
+            print(f"without a mistake: {failed or 'no such test'}", flush=True)
+            raise SystemExit(1)
+    return known
+
+
 def plant(pool, mutants, tests, only=None):
     """Run the tests of mistakes, {file: words}, without a mistake and then with each of them.
     only: for each mistake, the tests to run; by default all that passed without it.
-    -> iterator of what ask() returns. SystemExit if a test fails without a mistake"""
-    known = {}
-    everything = None if only is None else dict.fromkeys(sum(only, []), 0)
-    for code, failed, seconds in pool.map(ask, [[file] for file in tests], tests.values(),
-                                          [everything] * len(tests)):
-        known |= seconds
-        if code not in (0, 5):
-            print(f"without a mistake: {failed or 'no such test'}")
-            raise SystemExit(1)
+    -> iterator of (mistake, what ask() returns). SystemExit if a test fails without a mistake"""
+    known = run_correct(pool, tests, only if only is None else dict.fromkeys(sum(only, []), 0))
     chosen = [known] * len(mutants)
     if only is not None:
         chosen = [{test: known[test] for test in some if test in known} for some in only]
-    return pool.map(ask_with, mutants, range(len(mutants)), chosen)
+    return run_all(pool, "mistakes are planted", ask_with, mutants, range(len(mutants)), chosen)
 
 
 def main(words):
@@ -151,8 +179,9 @@ def main(words):
     mutants = [mutant for mutant in parse(MISTAKES.read_text())
                if all(word in " ".join([*mutant[:2], *mutant.files])
                       for word in words if word != "--changed")]
+    first = []
     if "--changed" in words:
-        mutants = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
+        mutants, first = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
     _, killers = changes.read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
@@ -160,22 +189,24 @@ def main(words):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     count = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)
-    killed = {}
+    killed = {f"{mutant.file}: {mutant.name}": "" for mutant in mutants}
 
     def tell(mutant, code, failed):
         word = WORDS.get(code, "BROKEN")
         count[word] += 1
         killed[f"{mutant.file}: {mutant.name}"] = failed
-        print(f"{word:9}{mutant.file}: {mutant.name}  [{failed.split('::')[-1]}]", flush=True)
+        print(f"{sum(count.values())} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
+              f"[{failed.split('::')[-1]}]", flush=True)
 
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
+        run_correct(pool, dict.fromkeys(first, ""))
         # First the test that killed a mistake last time; if it does not, all tests of the mistake.
         only = [[killers.get(f"{mutant.file}: {mutant.name}", "")] for mutant in mutants]
         tests = {test.partition("::")[0]: "" for [test] in only}
         tests = {file: "" for file in tests if Path(file).is_file()}        # some may be gone
         left = []
-        for mutant, (code, failed, _) in zip(mutants, plant(pool, mutants, tests, only)):
+        for mutant, (code, failed, _) in plant(pool, mutants, tests, only):
             if WORDS.get(code) == "killed":
                 tell(mutant, code, failed)
             else:
@@ -185,7 +216,7 @@ def main(words):
             for file in mutant.files:
                 tests.setdefault(file, {})[f"({mutant.words or 'test'})"] = 0
         tests = {file: " or ".join(expressions) for file, expressions in tests.items()}
-        for mutant, (code, failed, _) in zip(left, plant(pool, left, tests)):
+        for mutant, (code, failed, _) in plant(pool, left, tests):
             tell(mutant, code, failed)
     print(f"{count}, {time.perf_counter() - clock:.0f} s")
     if count["killed"] + count["skipped"] < len(mutants) or not mutants:

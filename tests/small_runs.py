@@ -109,12 +109,13 @@ def changed_weights(one, other):
 
 @contextlib.contextmanager
 def at_work(folder):
-    """Work in the folder, and restore the Ctrl-C handler afterwards."""
-    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    """Work in the folder, and restore the handlers of signals afterwards."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield
-    signal.signal(signal.SIGINT, on_ctrl_c)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def resume(folder, **flags):
@@ -125,8 +126,8 @@ def resume(folder, **flags):
 
 
 def wait_until(holds):
-    """Wait until holds() is true, or a minute has passed. -> whether it is true"""
-    for _ in range(6000):
+    """Wait until holds() is true, or ten minutes have passed. -> whether it is true"""
+    for _ in range(60_000):
         if holds():
             return True
         time.sleep(0.01)

@@ -26,9 +26,8 @@ ESTIMATORS = {reinforce: ("k1", "k3"), ppo: ("k1", "k3"), dpo: ("k3",)}     # th
 SCALES = {"grpo": "group", "batch_std": "batch", "mean": "none", "maxrl": "mean"}
 BASELINES = {"none": "none", "batch_mean": "batch", "mean": "mean", "rloo": "rloo",
              "optimal": "optimal"}
-LOSS_TYPES = {("clip", "sequence_mean"): "grpo", ("clip", "token_mean"): "dapo",
-              ("clip", "constant"): "dr_grpo", ("cispo", "token_mean"): "cispo",
-              ("sapo", "sequence_mean"): "sapo", ("gspo", "sequence_mean"): "grpo"}
+LOSS_TYPES = {row: name for name, row in grpo.LOSS_TYPES.items()} | {
+    ("gspo", "sequence_mean"): "grpo"}
 BOUNDS = {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high", "delta": "delta"}
 
 def advantages(method, ddof=1, eps=1e-4, **_):
@@ -69,7 +68,7 @@ def token_losses(method, **given):
     kind = {"clip": "grpo"}.get(method.removeprefix("gspo_"), method.removeprefix("gspo_"))
     if method.startswith("gspo"):
         level = "sequence_token" if kind == "token" else "sequence"
-        kind = kind if kind in ("cispo", "sapo") else "grpo"
+        kind = kind if kind in gspo.LOSS_TYPES else "grpo"
         return [functools.partial(gspo.policy_loss, loss_type=kind, level=level, **bounds)]
     found = [functools.partial(grpo.policy_loss, loss_type=kind, **bounds)]
     if method == "clip" and "delta" not in given:

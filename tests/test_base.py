@@ -1,5 +1,6 @@
 """The base policy: which runs share a base, and which changes require a new one. Its warm start:
 the gradient, the learning rates, and the step of Muon."""
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_woul
     cfg = config(task="lookup")
     task, policy = load_task(cfg), grpo.GPT(cfg)
     examples = common.sample_problems(task, 7, 0, phase="textbook")
-    batch = plumbing.encode_examples(examples, task, "cpu")
+    batch = common.encode_examples(examples, task, "cpu")
     prompts, tokens, mask, lengths = batch
     halves = [plumbing.gradient(policy, batch, rows) for rows in lengths.argsort().chunk(2)]
     logps, _ = grpo.score(policy, prompts, tokens)
@@ -133,6 +134,18 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
     assert len(rates["matrices"]) == 2 * 7
     for found in rates["matrices"].values():
         assert found == pytest.approx([5 * rate for rate in expected])
+
+
+@pytest.mark.parametrize("num_steps, printed", [(9, [0, 3, 5, 7]), (2, [0, 1])])
+def test_where_there_is_no_terminal_it_prints_a_line_before_it_begins_and_one_each_quarter(
+        config, load_task, capsys, monkeypatch, num_steps, printed):
+    cfg = config(base_steps=num_steps, base_batch_size=2)
+    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
+    assert capsys.readouterr().err.splitlines() == [
+        f"making the base: step {step} of {num_steps}" for step in printed]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)         # then there is a bar
+    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
+    assert "step" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (3, 8)])

@@ -96,12 +96,11 @@ REFUSED = """
     grpo --init_from nowhere                            | nowhere
     ppo --alpha 2                                       | --length_adaptive
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
+    ppo --cliprange_value 0                             | must be above 0
+    ppo --trust_region penalty --penalty_coef 0         | must be above 0
     reinforce --method rejection --reward accuracy+format | --reward
     dpo --beta 0                                        | must be above 0
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
-    dpo --pairs nowhere                                 | nowhere
-    dpo --pairs file --online                           | --online
-    dpo --pairs file --task lookup                      | inserts text
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
     examples.distill --teacher nowhere                  | nowhere

@@ -1,7 +1,9 @@
 """The countdown task: the verifier with correct and hostile answers, and the form in which maj@k
 counts votes."""
+import functools
+
 import pytest
-from conftest import load_named, takes_less_than
+from conftest import count_work, load_named
 
 from common import Problem
 
@@ -47,10 +49,11 @@ def test_only_an_expression_of_the_given_numbers_that_hits_the_target_is_right()
     "<answer>" + "(" * 190, "(" * 190 + "4", "(" * 1_000_000, "4+" * 90 + "4", "4*" * 500_000,
     "9" * 1_000_000, "9**9**9**9**9", " " * 1_000_000, "<answer></answer>" * 100_000,
     "((4+8)+2)" * 100_000, "\u0663" * 100_000, "\ud83d" * 100], ids=lambda text: ascii(text[:12]))
-def test_no_text_is_slow_or_raises(text):
+def test_every_text_is_read_once_and_none_raises(text):
     assert answered(text) == TASK.verify(PROBLEM, text) == 0
-    assert takes_less_than(0.2, answered, text) and takes_less_than(0.2, TASK.verify, PROBLEM, text)
-    assert takes_less_than(0.2, canonical, text) and canonical(text) in (text, "4")
+    assert canonical(text) in (text, "4")
+    for judge in (answered, canonical, functools.partial(TASK.verify, PROBLEM)):
+        assert count_work(judge, text) < 1_500 + len(text)
 
 
 # ---- the canonical form ----------------------------------------------------------------------

@@ -3,12 +3,17 @@ student, an update against its equation, and whole runs. test_vectors.py tests t
 test_resume.py a resumed run.
 """
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY, close, gradient, ones, scripts
 from small_runs import SMALL, arguments, changed_weights, load, read_summary, steps
 from update_scenes import gradient_of, gradients
+
+import common
+import plumbing
+import reinforce
 
 distill = importlib.import_module("examples.distill")
 FOUR = [4, 5, 6, 7]             # the tokens that the small policies sample
@@ -88,7 +93,7 @@ def test_an_update_averages_over_the_tokens_of_the_step(scene):
     """Both models have the temperature that sampled, and the teacher gets no gradient."""
     made = scene()
     policy, teacher, batch, mask = made.policy, made.reference, made.batch, made.batch.mask
-    mask[::3, 1] = 0                                    # inserted by an environment
+    mask[:, 1] = 0                                      # inserted by an environment
     ids = torch.cat([batch.prompts, batch.tokens], dim=1)[:, :-1]
     p, t = ((model(ids)[:, -8:] / 0.7).softmax(dim=-1) for model in (policy, teacher))
     losses = kl(p, t.detach())
@@ -131,3 +136,29 @@ def test_a_student_becomes_like_its_teacher_whoever_writes(distilled, watch):
         saved = load(f"{run}/checkpoint.pt")
         assert not changed_weights(saved["teacher"], load("teacher/checkpoint.pt")["policy"])
         assert read_summary(run)["teacher"]["hidden_size"] == 16
+
+
+def test_a_run_makes_steps_of_clipped_adamw_without_decay_on_new_batches_and_orders(distilled):
+    """The same steps, one after the other, lead to the same weights. The teacher has moved away
+    from its base."""
+    path = Path("teacher/checkpoint.pt")
+    weights = load(path)["policy"]
+    plumbing.write(path, {"policy": {name: 1.2 * x for name, x in weights.items()}})
+    distilled("run", max_steps=2, num_mini_batches=2, learning_rate=0.05, max_grad_norm=0.01)
+    _, flags = plumbing.read_config("run")
+    cfg = config(**flags)
+    task = common.load_task(cfg, reinforce.verify)
+    policy, teacher = reinforce.GPT(cfg), reinforce.GPT(config(**flags | {
+        name: plumbing.read_config("teacher")[1][name] for name in common.Base.__annotations__}))
+    policy.load_state_dict(load("run/base.pt")["policy"])
+    teacher.load_state_dict(load("teacher/checkpoint.pt")["policy"])
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.05, weight_decay=0.0)
+    for step in range(2):
+        batch = reinforce.sample_batch(policy, task, cfg, step)
+        for rows in common.mini_batches(batch, cfg, "shuffle", step):
+            policy.zero_grad()
+            distill.backward(policy, teacher, batch, rows, cfg)
+            assert torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.01) > 0.02
+            optimizer.step()
+    torch.testing.assert_close(policy.state_dict(), load("run/checkpoint.pt")["policy"],
+                               rtol=0, atol=1e-5)

@@ -1,15 +1,14 @@
-"""Test that lab/gemma.py converts a Gemma 3 in GGUF without loss, and that it keeps each run."""
+"""Test how lab/gemma.py saves the model that transformers reads, and that it keeps each run."""
 import contextlib
 import io
 import json
 import subprocess
+import sys
+from types import SimpleNamespace
 
-import numpy
 import pytest
-import torch
 from small_models import NEEDS, load_example, save_random
 from small_runs import at_work
-from torch.testing import assert_close as same
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 pytest.importorskip("peft", reason=NEEDS)
@@ -17,90 +16,30 @@ import real  # noqa: E402
 from lab import gemma, gemma_reward  # noqa: E402
 from pretrained import export, models  # noqa: E402, F401  (before tests, which block some modules)
 
-SIZE, HEAD, INNER, LAYERS = 32, 8, 48, 2
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
-PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
 
 
 # ---- 1. the weights --------------------------------------------------------------------------
 
-# name in GGUF: name in transformers, shape
-PARTS = {"attn_q": ("self_attn.q_proj", 2 * HEAD, SIZE), "attn_k": ("self_attn.k_proj", HEAD, SIZE),
-         "attn_v": ("self_attn.v_proj", HEAD, SIZE),
-         "attn_output": ("self_attn.o_proj", SIZE, 2 * HEAD),
-         "attn_q_norm": ("self_attn.q_norm", HEAD), "attn_k_norm": ("self_attn.k_norm", HEAD),
-         "ffn_gate": ("mlp.gate_proj", INNER, SIZE), "ffn_up": ("mlp.up_proj", INNER, SIZE),
-         "ffn_down": ("mlp.down_proj", SIZE, INNER), "attn_norm": ("input_layernorm", SIZE),
-         "post_attention_norm": ("post_attention_layernorm", SIZE),
-         "ffn_norm": ("pre_feedforward_layernorm", SIZE),
-         "post_ffw_norm": ("post_feedforward_layernorm", SIZE)}
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    """A folder that was converted from random weights, and what its weights have to be."""
-    gguf = pytest.importorskip("gguf", reason="needs gguf: make gemma")
-    rng = numpy.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("gemma")
-    writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
-    for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
-                        "attention.key_length": HEAD, "feed_forward_length": INNER,
-                        "attention.head_count": 2, "attention.head_count_kv": 1,
-                        "context_length": 64, "attention.sliding_window": 8}.items():
-        writer.add_uint32(f"gemma3.{name}", value)
-    pieces = [("<pad>", 3), ("<eos>", 3), ("<bos>", 3), ("<unk>", 3), ("<turn>", 3), ("\n", 4),
-              ("\n\n", 4), *((f"<0x{i:02X}>", 6) for i in range(256)),
-              *((piece, 1) for piece in PLAIN)]
-    writer.add_token_list([piece for piece, _ in pieces])
-    writer.add_token_scores([float(-i) for i in range(len(pieces))])
-    writer.add_token_types([kind for _, kind in pieces])
-    writer.add_bos_token_id(2)
-    writer.add_eos_token_id(1)
-    writer.add_pad_token_id(0)
-    expected = {}
-
-    def add(name, new, *shape):
-        values = rng.uniform(0.5, 1.5, shape).astype("float32")
-        expected[new] = torch.tensor(values - (len(shape) == 1))        # norms are stored as 1 + w
-        writer.add_tensor(name, values)
-    add("token_embd.weight", "model.embed_tokens.weight", len(pieces), SIZE)
-    add("output_norm.weight", "model.norm.weight", SIZE)
-    for i in range(LAYERS):
-        for part, (new, *shape) in PARTS.items():
-            add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{new}.weight", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    gemma.convert(folder / "tiny.gguf", folder / "model")
-    return folder / "model", expected
-
-
-def test_each_weight_is_what_its_block_means(converted):
-    folder, expected = converted
-    model = models.load_model(folder)                           # fails if a weight is missing
-    assert type(model).__name__ == "Gemma3ForCausalLM"
-    weights = dict(model.named_parameters())
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        same(weight.data, expected[name], atol=1e-6, rtol=1e-5)
-    assert model.config.head_dim == model.config.query_pre_attn_scalar == HEAD
-    assert model.config.sliding_window == 8 and model.config.max_position_embeddings == 64
-
-
-def test_texts_begin_with_bos_are_spelled_in_bytes_if_necessary_and_end_with_their_line(converted):
-    policy = real.load(converted[0])
-    tokenizer = real.TOKENIZER
-    text = "hello \u00e9 1<turn>\n\n\n2"
-    tokens = tokenizer(text).input_ids
-    pieces = tokenizer.convert_ids_to_tokens(tokens)
-    assert pieces == ["<bos>", "hello", "\u2581", "<0xC3>", "<0xA9>", "\u25811", "<turn>", "\n\n",
-                      "\n", "2"]
-    assert tokenizer.decode(tokens) == "<bos>" + text
-    assert tokenizer.decode(tokens, skip_special_tokens=True) == text.replace("<turn>", "")
-    assert policy.generation_config.eos_token_id == [1, 5, 6]
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 2)
+def test_a_model_in_gguf_is_saved_so_that_texts_also_end_with_their_line(tmp_path, monkeypatch):
+    base = save_random(tmp_path / "base", "gemma3_text", **TINY)
+    model, tokenizer = models.load(base)
+    tokenizer.add_tokens(["\n\n", "\n\n\n", "a\n"])
+    model.hf_quantizer = SimpleNamespace(       # while it is there, the model cannot be saved
+        remove_quantization_config=lambda model: delattr(model, "hf_quantizer"),
+        quantization_config=SimpleNamespace(quant_method="gguf"))
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(GGUFReader=object))
+    for name, loaded in (("AutoTokenizer", tokenizer), ("AutoModelForCausalLM", model)):
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained",
+                            lambda folder, gguf_file, loaded=loaded, **_: loaded)
+    gemma.convert(tmp_path / "m.gguf", tmp_path / "new")
+    monkeypatch.undo()
+    policy = real.load(tmp_path / "new")
+    ends = policy.generation_config.eos_token_id
+    assert ends[0] == real.TOKENIZER.eos_token_id
+    texts = [real.TOKENIZER.convert_ids_to_tokens(i) for i in ends[1:]]
+    assert texts[-2:] == ["\n\n", "\n\n\n"] and {*"".join(texts)} == {"\n"}
 
 
 # ---- 2. the runs -----------------------------------------------------------------------------
@@ -183,8 +122,8 @@ def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     ("14 - 3", True), (" 14 - 3\n", True), ("3 - 14", False), ("14 - 3 = 11", False),
     ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False)])
 def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
-    assert gemma_reward.correct(text, [3, 14, 11], prompt="") == float(is_right)
-    assert gemma_reward.reward(correct=float(is_right), completion=text) == float(is_right)
+    found = gemma_reward.correct(completions=[text], answer=[[3, 14, 11]], prompts=[""])
+    assert found == gemma_reward.reward(correct=found, completions=[text]) == [float(is_right)]
 
 
 def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 """The equations of a script are tagged, and the tasks and algorithm of docs/extending.md work."""
+import json
 import os
 import random
 import re
@@ -30,6 +31,13 @@ PAGE = (ROOT / "docs/extending.md").read_text()
 TASK, _, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
 SOURCE, TURNS = re.findall(r"^```python\n(.*?)^```$", TASK, re.S | re.M)
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+RUN = """
+import json, os, runpy, sys
+for words in json.loads(sys.argv[1]):
+    sys.argv = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    runpy.run_path(words[0], run_name="__main__")
+"""
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
 
@@ -67,14 +75,14 @@ def test_your_own_tasks_and_your_own_algorithm_run_and_the_difference_is_your_pa
     sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
 
     command = re.search(rf"^python grpo.py (.*--task {name})$", TASK, re.M)[1]
-    subprocess.run([sys.executable, "mine.py", *shlex.split(command), *TINY], cwd=tmp_path,
-                   check=True, env=os.environ | ASCII)
+    [played] = re.findall(rf"^python (examples/.* --task {game})$", TASK, re.M)
+    scripts = [["mine.py", *shlex.split(command), *TINY], [*shlex.split(played), *TINY]]
+    subprocess.run([sys.executable, "-c", RUN, json.dumps(scripts)], cwd=tmp_path, check=True,
+                   env=os.environ | ASCII)
     folder = tmp_path / f"runs/mine-{name}-s0"
     assert read_summary(folder)["steps"] == 1
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]
 
-    [command] = re.findall(rf"^python (examples/.* --task {game})$", TASK, re.M)
-    subprocess.run([sys.executable, *shlex.split(command), *TINY], cwd=tmp_path, check=True)
     [step] = lines(tmp_path / f"runs/turns-{game}-s0/metrics.jsonl")
     assert step["turns/mean"] >= 1 and step["turns/shared_states"] == 1     # all in the first state
 

@@ -11,7 +11,7 @@ from small_runs import INSTANT, arguments, steps
 
 import common
 import grpo
-from report import observers, trackers
+from report import observers
 
 # ---- one observer ----------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ def test_a_service_is_told_of_flags_metrics_and_samples_and_goes_on_with_a_resum
     assert ("id" in first) == (name == "wandb")
     assert sorted(logged) == [0, 1, 2, 3]
     assert math.isfinite(logged[0]["eval/greedy"]) and "reward" in logged[3]
-    assert logged[1]["samples"][0].keys() == set(trackers.COLUMNS)
+    assert logged[1]["samples"][0].keys() == set(observers.COLUMNS)
 
 
 def test_a_missing_package_is_one_line_before_anything_is_made(refused, empty_folder, monkeypatch):

@@ -2,11 +2,8 @@
 which pretrained/train.py trains as the scripts do."""
 import importlib.util
 import json
-import os
 import re
-import signal
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
-from small_runs import SMALL, arguments, at_work, lines, read_summary, steps, wait_until
+from small_runs import SMALL, arguments, at_work, lines, read_summary, steps
 
 import grpo
 from tasks import calls
@@ -24,37 +21,25 @@ import tokenizers  # noqa: E402
 from test_processes import job  # noqa: E402  (after the line that may skip)
 
 from pretrained import export  # noqa: E402
-from pretrained import rewards as own  # noqa: E402
 from report import ask  # noqa: E402
 
 pretrained = load_example()
 FLAGS = LIKE_SMALL | {"max_steps": 2, "output_dir": "run", "reward_file": "mine.py"}
 MINE = '''
-def correct(completion, answer, **row):
-    return f"<answer>{answer}</answer>" in completion
+def correct(completions, answer, **columns):
+    return [f"<answer>{one}</answer>" in text for text, one in zip(completions, answer)]
 
-def accuracy(completion, answer, correct, **row):
-    _note(completion, row["prompt"])
+def accuracy(prompts, completions, correct, **columns):
+    with open("asked", "a") as log:
+        log.writelines(f"{prompt}{text!r}\\n" for prompt, text in zip(prompts, completions))
     return correct
 
-def brevity(completion, **row):
-    return -len(completion) / 100
-
-def _note(completion, prompt):
-    with open("asked", "a") as log:
-        log.write(f"{prompt}{completion!r}\\n")
+async def brevity(completions, **columns):
+    return [-len(text) / 100 for text in completions]
 '''
 
 
-def run(folder, model, source=MINE, **flags):
-    if source is not None:
-        (folder / "mine.py").write_text(source)
-    with at_work(folder):
-        pretrained.main(arguments(FLAGS | {"model": model} | flags))
-    return folder / "run"
-
-
-def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_llama, tmp_path):
+def test_functions_are_added_up_and_two_processes_rate_a_share_each(small_llama, tmp_path):
     asked = []
     for size in (1, 2):
         folder = tmp_path / str(size)
@@ -62,7 +47,8 @@ def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_l
         (folder / "mine.py").write_text(MINE)
         flags = FLAGS | {"model": small_llama}
         assert job(folder, flags, size) == [0] * size, (folder / "stderr-0").read_text()
-        asked.append(len((folder / "asked").read_text().splitlines()))
+        asked.append(sorted((folder / "asked").read_text().splitlines()))
+    assert asked[0] == asked[1]
     for a, b in zip(steps(tmp_path / "1/run"), steps(tmp_path / "2/run"), strict=True):
         accuracy, brevity = (a[f"rewards/{name}/mean"] for name in ("accuracy", "brevity"))
         assert accuracy == a["accuracy"] and brevity < 0
@@ -73,7 +59,6 @@ def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_l
     assert trained["greedy_reward"] < trained["greedy"]
     printed = (tmp_path / "1/stdout-0").read_text()
     assert re.search("\n  standard errors: greedy .*, greedy_reward .*, pass@1 ", printed)
-    assert asked[1] < 1.1 * asked[0] and asked[0] < 3 * 16 + 2 * 32 + 64      # each text once
 
 
 def test_a_standard_error_is_that_of_a_mean_over_problems(monkeypatch):
@@ -90,104 +75,157 @@ def test_a_standard_error_is_that_of_a_mean_over_problems(monkeypatch):
         "pass@1": pytest.approx(error), "sampled_reward": pytest.approx(2 * error)}}
 
 
-REWARD = "def reward(**row): return 0\n"
-BAD_FILES = [
-    (MINE + "\n1 / 0", "line 16: ZeroDivisionError: division by zero"),
-    ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
-    ("def _reward(**row): return 0", "has no reward function; see pretrained/rewards.py"),
-    ("seconds = 'x'\n" + REWARD, "seconds = 'x' is not a number above 0"),
-    ("call_tokens = [b'1']\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
-    ("def respond(**row): return ''\n" + REWARD, "call_tokens, a list of texts, and respond need"),
-    ("def reward(completion, anser, **row): return 0",
-     "reward requires anser; a call can give it answer, completion, correct, prompt, each by"),
-    ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give")]
-BAD_CALLS = [
-    ("def reward(**row):\n  return [][1]",
-     'line 2: IndexError: list index out of range in reward of {"prompt": "'),
-    ("def reward(**row): return None", "TypeError: must be real number, not NoneType in reward"),
-    ("def reward(**row): return 1e999", "ValueError: inf is not finite in reward of "),
-    ("import os\ndef reward(**row): os._exit(0)", "its process has ended in reward of "),
-    ("""seconds = 0.3
-import time
-def reward(**row):
-    while True:
-        try:
-            time.sleep(0.01)
-        except BaseException:
-            pass""", "took longer than 0.3 seconds in reward of "),
-    ("call_tokens = ['a']\ndef respond(**row): return 1\n" + REWARD,
-     "TypeError: 1 is not a text in respond of ")]
-
-
-@pytest.mark.parametrize("source, words", BAD_FILES, ids=range(len(BAD_FILES)))
-def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
-        source, words, tmp_path, refused):
-    if source is not None:
-        (tmp_path / "mine.py").write_text(source)
-    refused(words, run, tmp_path, tmp_path, None)       # in a folder without a model
-
-
-@pytest.mark.parametrize("source, words", BAD_CALLS, ids=range(len(BAD_CALLS)))
-def test_a_function_that_fails_ends_the_run_in_one_line(
-        source, words, small_llama, tmp_path, stops):
-    stops(words, run, tmp_path, small_llama, source, code=1)
-
-
-def load(folder, source, records=None):
+def load(folder, source, records=None, **flags):
     """Load the task of a reward file; `records` are the lines of --data."""
-    (folder / "mine.py").write_text(source)
-    flags = {"model": "none", "reward_file": str(folder / "mine.py")}
+    if source is not None:
+        (folder / "mine.py").write_text(source)
+    flags |= {"model": "none", "reward_file": str(folder / "mine.py")}
     if records:
         flags["data"] = str(folder / "data.jsonl")
         (folder / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
     return pretrained.load_task(pretrained.Config(**flags))
 
 
+def rated(task, *texts):
+    """Rate completions of 1+1. -> list with the verdict and the rewards of each"""
+    problem = grpo.common.Problem("1+1=", "2")
+    return task.rated([(problem, text) for text in texts], [[65] * len(text) for text in texts])
+
+
+ONE = "def one(completions, **columns): return [1 for _ in completions]\n"
+
+
+@pytest.mark.parametrize("source, words", [
+    (ONE + "\n1 / 0", "<module>, line 3: ZeroDivisionError: division by zero"),
+    ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
+    ("_a = len\nimport os\nfrom math import *", "has no reward, such as"),
+    ("reward_weights = [1, 2]\n" + ONE, "has 2 reward_weights for one"),
+    ("call_tokens = 'ab'\ndef respond(**row): return ''\n" + ONE, "call_tokens, a list of texts,"),
+    ("def respond(**row): return ''\n" + ONE, "call_tokens, a list of texts, and respond need"),
+    ("def form(completion, answer, **row): return 0", "form: missing a required argument: "
+     "'completion'; write form(prompts, completions, **columns), which returns a list. It gets "
+     "answer, completion_ids, completions, correct, prompts, trainer_state"),
+    ("def form(completions): return []", "form: got an unexpected keyword argument "),
+    ("def correct(correct, **_): return correct\n" + ONE, "correct: missing a required argument")])
+def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
+        source, words, tmp_path, refused):
+    if source is not None:
+        (tmp_path / "mine.py").write_text(source)
+    refused(words, load, tmp_path, None)
+
+
+@pytest.mark.parametrize("body, words", [
+    ("\n    return [][1]", "f, line 2: IndexError: list index out of range"),
+    ("return 0.5", "f returned 0.5, not a list with an entry for each of 2 completions"),
+    ("return [0]", "f returned [0], not a list with an entry for each of 2 completions"),
+    ("return [0.0, 1e999]", "f returned inf for 'bb', which is not a finite number"),
+    ("return [float('nan'), 0]", "f returned nan for 'a', which is not a finite number"),
+    ("return [0, '1']", "f returned '1' for 'bb', which is not a finite number"),
+    ("return [[1], 0]", "f returned [1] for 'a', which is not a finite number")])
+@pytest.mark.parametrize("form", ["def", "async def"])
+def test_a_function_that_fails_ends_the_run_in_one_line(body, words, form, tmp_path, stops):
+    task = load(tmp_path, f"{form} f(**columns): {body}")
+    stops(f"mine.py: {words}", rated, task, "a", "bb", code=1)
+
+
+def test_only_a_text_can_be_inserted(tmp_path, stops):
+    task = load(tmp_path, "call_tokens = ['a']\ndef respond(**_): return [1]\n" + ONE)
+    stops("respond returned 1 for 'a', which is not a text", task.respond,
+          grpo.common.Problem("", ""), "a", code=1)
+
+
 def test_everything_callable_but_classes_and_imports_is_a_reward(tmp_path):
     task = load(tmp_path, """
 import asyncio
 import functools
+from math import *
 from math import floor as down
-Texts = list[str]
 limit = 3
-workers = 1
+log = []
 
 class Judge:
-    def __call__(self, completion):
-        return down(2.5)
+    def __call__(self, completions, **columns):
+        return [down(2.5) for _ in completions]
 
-@functools.lru_cache
-def cached(completion, **row):
-    return 1
+def _weighed(weight, completions, **columns):
+    gcd = weight
+    return [gcd] * len(completions)
 
-def _weighed(weight, completion):
-    return weight
-
-def plain(completion="", *texts, weight=5):
-    return weight
+def plain(completion_ids, *texts, weight=5, **columns):
+    return tuple(map(len, completion_ids))
 
 lock = asyncio.Lock()
 
-async def later(completion, **row):
-    async def wait():
-        async with lock:                # belongs to the event loop of its first use
-            await asyncio.sleep(0.001)
-    await asyncio.gather(wait(), wait())
-    return 6
+async def later(completions, **columns):
+    log.append("later begins")
+    async with lock:                    # belongs to the event loop in which `last` waits for it
+        await asyncio.sleep(0)
+    log.append("later ends")
+    return [6 for _ in completions]
+
+async def last(completions, **columns):
+    log.append("last begins")
+    place = len(log)
+    async with lock:
+        return [place for _ in completions]
 
 weighed = functools.partial(_weighed, 3)
 judge = Judge()
-shorter = lambda answer: 4
+shorter = lambda answer, **_: [4 for _ in answer]
 """)
-    assert task.rewards == ["cached", "plain", "later", "weighed", "judge", "shorter"]
-    problem = grpo.common.Problem("1+1=", "2")
-    for _ in range(2):
-        found = task.rated([(problem, "2"), (problem, "3")])
-        assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4]
+    assert task.rewards == ["plain", "later", "last", "weighed", "judge", "shorter"]
+    assert rated(task, "2", "31").tolist() == [[0, 1, 6, 2, 3, 2, 4], [0, 2, 6, 2, 3, 2, 4]]
+    assert rated(task, "2").tolist() == [[0, 1, 6, 5, 3, 2, 4]]
+
+
+def test_functions_for_trl_get_its_lists_and_none_does_not_count(tmp_path):
+    task = load(tmp_path, """
+reward_weights = [1, 10]
+
+def length(prompts, completions, completion_ids, trainer_state, **kwargs):
+    assert prompts == ["plain"] * 4 + [[{"role": "user", "content": "?"}]] * 2
+    assert completions[4:] == [[{"role": "assistant", "content": "none"}]] * 2
+    return [None if text == "none" or type(text) is list else len(ids) + trainer_state.global_step
+            for text, ids in zip(completions, completion_ids)]
+
+def kind(completions, tag, log_extra=None, log_metric=None, **kwargs):
+    return [None if text == "none" else tag for text, tag in zip(completions, tag)]
+""", [{"prompt": f"{i}", "answer": 1} for i in range(30)] + [{"prompt": "a", "tag": 1}])
+    plain = grpo.common.Problem("plain", "", secret=json.dumps({"tag": 0.5}))
+    bare = grpo.common.Problem("plain", "", secret="{}")
+    chat = grpo.common.Problem('[{"role": "user", "content": "?"}]', "", secret="{}")
+    batch = SimpleNamespace(
+        problems=[plain, plain, bare, bare, chat, chat],
+        texts=["ab", "none", "abc", "abcd", "none", "none"], is_truncated=torch.zeros(6) > 0,
+        tokens=torch.zeros(6, 9).long(), lengths=torch.tensor([2, 4, 3, 4, 4, 4]))
+    assert task.judge(batch, 2, 3) is batch
+    assert batch.rewards.tolist() == [[5 + 5, 5 + 5], [6, 7], [0, 0]]   # none: that of its group
+    assert task.means == [6.0, 0.5] and not batch.is_correct.any()
+    batch.texts[:4] = ["none"] * 4
+    task.judge(batch, 2, "evaluation")
+    assert not batch.rewards.any() and task.trainer_state.global_step == 3
+    task.task.observe = lambda *_: {}
+    assert task.observe(batch, 0) == {}
+
+
+def test_a_file_finds_its_neighbours_before_our_modules_of_their_names(tmp_path):
+    (tmp_path / "common.py").write_text("value = 7")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/__init__.py").write_text("from tasks.more import other")
+    (tmp_path / "tasks/more.py").write_text("import common\nother = common.value + 1")
+    ours = {name: sys.modules[name] for name in ("common", "tasks", "tasks.problems")}
+    task = load(tmp_path, """
+import common
+import tasks
+def reward(completions, **columns):
+    return [common.value + tasks.other for _ in completions]
+""")
+    assert rated(task, "a").tolist() == [[0, 15]]
+    assert {name: sys.modules[name] for name in ours} == ours
 
 
 def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
-    (tmp_path / "mine.py").write_text(REWARD)
+    (tmp_path / "mine.py").write_text(ONE)
     flags = {"model": "none", "task": "lookup", "reward_file": str(tmp_path / "mine.py")}
     [task, plain] = (pretrained.load_task(pretrained.Config(**flags | more))
                      for more in ({}, {"reward_file": ""}))
@@ -195,17 +233,24 @@ def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
     text = "<search>a</search>"
     assert task.call_tokens == plain.call_tokens
     assert task.respond(problem, text) == plain.respond(problem, text) != ""
-    own_tool = "call_tokens = ('!', '?')\ndef respond(completion): return completion[::-1]\n"
-    task = load(tmp_path, own_tool + REWARD)
+    own_tool = """
+call_tokens = ("!", "?")
+async def respond(completions, **columns):
+    return [text[::-1] for text in completions]
+"""
+    task = load(tmp_path, own_tool + ONE)
     assert task.call_tokens == ("!", "?") and task.respond(problem, "ab!") == "!ba"
 
 
 def test_an_answer_may_be_of_any_type_and_a_number_that_was_cut_off_is_wrong(tmp_path):
     records = [{"prompt": f"q{i}", "answer": i, "tag": [i]} for i in range(60)]
-    task = load(tmp_path, "def reward(answer, tag, correct): return 10 * tag[0] + correct", records)
+    task = load(tmp_path, """
+def reward(answer, tag, correct, **columns):
+    return [10 * tag[0] + correct for tag, correct in zip(tag, correct)]
+""", records)
     for problem in (*task.train, *task.test):
         number = json.loads(problem.secret)["answer"]
-        found = task.rated([(problem, f"{number}", is_cut) for is_cut in (False, True)])
+        found = task.rated([(problem, f"{number}", is_cut) for is_cut in (False, True)], [[], []])
         assert found.tolist() == [[1, 10 * number + 1], [0, 10 * number]]      # it may go on
 
 
@@ -218,54 +263,6 @@ def test_a_step_takes_the_problems_after_those_of_the_step_before(monkeypatch):
     assert taken == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]
 
 
-def test_calls_run_side_by_side_in_order_and_a_new_folder_stays_the_reward_s_own(tmp_path):
-    (tmp_path / "mine.py").write_text("""
-import os, time
-workers = 4
-def reward(number):
-    os.chdir("/")
-    time.sleep(0.3 - 0.02 * number)
-    return number
-""")
-    with at_work(tmp_path):
-        workers = own.Workers("mine.py")
-        started = time.monotonic()
-        found = workers.run([("reward", {"number": number}) for number in range(12)])
-        assert found == [*range(12)]
-        assert time.monotonic() - started < 1.5 and len(workers.processes) == 4  # 2.3 s in sequence
-        assert Path.cwd() == tmp_path
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_a_run_that_is_stopped_during_a_reward_ends_as_ever_and_so_do_its_processes(
-        name, small_llama, tmp_path):
-    (tmp_path / "mine.py").write_text("""
-import os, time
-def reward(completion):
-    assert os.getsid(0) == os.getpid()                  # Ctrl-C of a terminal does not get here
-    with open("pids", "a") as log:
-        log.write(f"{os.getpid()}\\n")
-    while True:
-        time.sleep(0.01)
-""")
-
-    def is_alive(pid):
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    def stop(workers):
-        assert wait_until((tmp_path / "pids").exists)
-        os.kill(workers[0].pid, getattr(signal, name))
-    [code] = job(tmp_path, FLAGS | {"model": small_llama}, size=1, look=stop)
-    said = (tmp_path / "stderr-0").read_text()
-    if name == "SIGINT":
-        assert code == 130 and "interrupted; resume with:" in said and "error:" not in said
-    pids = (tmp_path / "pids").read_text().split()
-    assert pids and wait_until(lambda: not any(map(is_alive, pids)))
-
-
 def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
     page = (ROOT / "docs/extending.md").read_text()
     [source] = re.findall(r"```python\n(\"\"\"A completion should.*?)```", page, re.DOTALL)
@@ -274,7 +271,7 @@ def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
             ("so it is\n#### 1072", 1, 0.1), ("#### 1,072.", 1, 0.1), ("1072", 0, 0),
             ("#### 10720", 0, 0.1), ("#### 1072 or 5", 0, 0.1), ("####", 0, 0.1)):
         assert task.rewards == ["accuracy", "form"]
-        found = task.rated([(task.train[0], completion)])
+        found = task.rated([(task.train[0], completion)], [[]])
         assert found.tolist() == [[right, right, pytest.approx(form)]], completion
 
 

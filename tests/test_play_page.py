@@ -30,55 +30,38 @@ def open_page(browser, tmp_path):
     assert {re.split("[#?]", fault)[0] for fault in faults} == {f"request: {path.as_uri()}"}
 
 
-def finish_training(page):
-    """Let the run end after its third step. -> the headline"""
-    page.evaluate("() => { reasonToStop = ({ log }) => log.length < 3 ? null : 'learned' }")
-    page.wait_for_function("() => run.exam !== null && activity === null", timeout=120_000)
-    return page.text_content("#headline strong")
-
-
-def test_the_base_is_trained_and_examined_in_the_page_and_a_lever_starts_another_run(open_page):
-    page = open_page("#method=GSPO&updates=4&seed=3&reward=<b>")
-    assert page.input_value("#set-method") == "GSPO" and page.input_value("#set-seed") == "3"
-    assert page.input_value("#set-reward") == "right"
+def test_a_reader_trains_the_base_pulls_a_lever_and_asks_both_policies(open_page):
     page = open_page()
-    verdicts = page.locator("header .verdict").all_text_contents()
-    assert [verdict[0] for verdict in verdicts] == ["✗", "✓"]
+    page.evaluate("() => { reasonToStop = ({ log }) => log.length < 3 ? null : 'learned' }")
+    ended = "() => run.exam !== null && activity === null"
     page.click("#begin")
-    assert re.fullmatch(r"From \d+ to \d+ of 100", finish_training(page))
-    counts = [int(count) for count in page.locator("#counts b").all_text_contents()]
-    assert sum(counts[:4]) == 64 and counts[4] == page.locator(".group.teaches").count() > 0
+    page.wait_for_function(ended, timeout=600_000)
+    assert re.fullmatch(r"From \d+ to \d+ of 100", page.text_content("#headline strong"))
     assert "python grpo.py" in page.text_content("#end")
     page.locator(".lever", has_text="Learning rate × 10").click()
-    assert page.url.endswith("#rate=10") and finish_training(page)
-    assert page.locator("#curve path.ghost").count() == page.locator("#curve path.now").count() == 1
-
-
-def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
-    page = open_page()
+    page.wait_for_function(ended, timeout=600_000)
+    assert page.url.endswith("#rate=10") and page.locator("#curve path.ghost").count() == 1
     page.fill("#typed", "((((6-1)-2)*4)+8)")
     page.press("#typed", "Enter")
     page.locator("#answers .verdict").nth(1).wait_for()
     assert page.locator("#answers .verdict").nth(1).text_content() == "✓ 20"
+    for _ in range(4):
+        page.click("#hand-next")
+    assert page.locator("#hand-tree .moved").count() > 2
+    page.click("#count")
+    page.wait_for_function("() => activity === null", timeout=600_000)
+    assert page.locator("#passk").inner_text().count("%") > 20
 
-    # any text of a policy stays text
+
+def test_any_text_of_a_policy_stays_text(open_page):
+    page = open_page("#method=GSPO&reward=<b>")
+    assert page.input_value("#set-method") == "GSPO" and page.input_value("#set-reward") == "right"
     page.evaluate("""(text) => {
         const [tree, tokens] = [new Tree(base), [...utf8.encode(text), cfg.EOS]];
         const [completion] = readAgain(tree, [{ prompt: problem.prompt, tokens }]);
         writeAnswer(byId("before"), "1", { tree, completion, text }); }""", HOSTILE)
     page.locator("#before .tokens", has_text=HOSTILE.split()[0]).wait_for()
     assert page.locator("img").count() == 0 and page.evaluate("() => window.hacked") is None
-
-    for _ in range(4):
-        page.click("#hand-next")
-    assert page.locator("#hand-tree .moved").count() > 2
-    page.click("#count")
-    page.wait_for_function("() => activity === null", timeout=60_000)
-    lines = page.locator("#passk").inner_text().splitlines()
-    rows = [[float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:]]
-    base, trained, guesser = zip(*rows, strict=True)
-    assert guesser[0] < base[0] < 60 < 95 < base[-1] and trained[0] > 90
-    assert list(base) == sorted(base)
 
 
 def test_a_chapter_of_the_path_shows_only_the_training_with_its_lever(open_page):

@@ -2,7 +2,6 @@
 equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,7 +32,6 @@ reinforce --baseline rloo --view token
 ppo --length_adaptive --nll_coef 0.1 --critic_pretrain_steps 1 --beta 0.1
 ppo --task gridworld --trust_region penalty --target_kl 0.001 --kernel torch
 dpo --online --nll_coef 0.1
-dpo --pairs pairs.jsonl
 examples.lag --sampler_lag 1 --importance_sampling_correction truncate
 examples.turns --task number --adv_estimator reward_to_go
 """.strip().splitlines()
@@ -46,9 +44,6 @@ def work_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preferences, "BATCHES", 2)
     monkeypatch.setattr(tasks, "load_part", load_part)
-    lines = [{"prompt": f"({i}+1)=", "chosen": f"<answer>{i + 1}</answer>", "rejected": f"{i}"}
-             for i in range(8)]
-    Path("pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
 
 def load_part(*args, load_part=tasks.load_part):

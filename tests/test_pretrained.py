@@ -6,7 +6,9 @@ import functools
 import itertools
 import json
 import math
+import runpy
 import shutil
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -534,9 +536,10 @@ def test_the_rates_of_a_schedule_rise_and_fall(schedule, rates):
 
 
 def test_the_learning_rate_is_that_of_its_step(run):
-    """A step of the schedule equals a step of AdamW at this rate."""
+    """A step of the schedule equals a step of AdamW at this rate. --max_grad_norm 0 is no limit."""
     slow, plain = (run(name, max_steps=1, **flags) for name, flags in (
-        ("slow", {"warmup_steps": 2}), ("plain", {"learning_rate": 2.5e-4})))
+        ("slow", {"warmup_steps": 2, "max_grad_norm": 0.0}),
+        ("plain", {"learning_rate": 2.5e-4, "max_grad_norm": 1e9})))
     weights = [models.load_model(folder / "checkpoint-1").state_dict()
                for folder in (slow, plain)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
@@ -561,6 +564,61 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
         run(**TWO)
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
+
+
+def test_sigterm_saves_the_step_and_only_checkpoints_of_the_run_are_removed(
+        run, whole, tmp_path, monkeypatch):
+    update = pretrained.update
+    folder = tmp_path / "run/checkpoint-0-best"
+    archive = tmp_path / "run/checkpoint-0.zip"
+
+    def stopped(*args):
+        folder.mkdir()
+        archive.touch()
+        signal.raise_signal(signal.SIGTERM)
+        return update(*args)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(pretrained, "update", stopped)
+        run(**TWO | {"save_steps": 2})
+    assert ended.value.code == 143 and load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 1
+    resume(tmp_path / "run")
+    folder.rmdir()
+    archive.unlink()
+    assert not difference(outcome(tmp_path / "run"), outcome(whole))
+
+
+def test_a_resumed_run_needs_its_files_unchanged_but_they_may_move(
+        small_llama, tmp_path, refused):
+    flags = {name: value for name, value in LIKE_SMALL.items() if name != "task"}
+    data = tmp_path / "data.jsonl"
+    rows = [json.dumps({"prompt": f"{i}+1=", "answer": i + 1}) for i in range(90)]
+    data.write_text("\n".join(rows))
+    reward = tmp_path / "mine.py"
+    reward.write_text("def reward(completions=None, **columns):\n"
+                      "    return 0.5 if completions is None else [0.5] * len(completions)\n")
+    with at_work(tmp_path):
+        pretrained.main(arguments(flags | {
+            "model": small_llama, "data": data, "reward_file": reward, "max_steps": 1,
+            "output_dir": "run"}))
+    moved = reward.rename(tmp_path / "yours.py"), data.rename(tmp_path / "moved.jsonl")
+    files = dict(zip(("reward_file", "data"), moved))
+    resume(tmp_path / "run", max_steps=2, **files)
+    for line in lines(tmp_path / "run/evaluation.jsonl"):
+        assert line["base"]["prompt"] == line["trained"]["prompt"]
+    for flag, path in files.items():
+        with open(path, "a") as file:
+            file.write("\n")
+        refused(f"--{flag} {path}: differs from the file that this run began with; put that back, "
+                f"or begin a new run from this one's model: --model {tmp_path / 'run'}",
+                resume, tmp_path / "run", max_steps=3, **files)
+        path.write_text(path.read_text()[:-1])
+
+
+def test_without_torchrun_there_is_one_process_whatever_the_environment_has(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+        found = runpy.run_path(processes.__file__)
+        assert (found["RANK"], found["WORLD_SIZE"]) == (0, 1)
 
 
 def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_start(run, whole):
@@ -666,7 +724,7 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run):
 
 @pytest.mark.parametrize("flags, matrices", [
     ({}, ("q", "k", "v", "o", "gate", "up", "down")),
-    ({"lora_target_modules": "q_proj,v_proj"}, ("q", "v"))], ids=["all", "named"])
+    ({"lora_target_modules": " q_proj, v_proj"}, ("q", "v"))], ids=["all", "named"])
 def test_an_adapter_has_the_size_and_the_places_of_its_flags(
         flags, matrices, run, refused):
     folder = run(lora_rank=4, lora_alpha=8, max_steps=1, **flags)
@@ -674,7 +732,8 @@ def test_an_adapter_has_the_size_and_the_places_of_its_flags(
     assert (saved["r"], saved["lora_alpha"]) == (4, 8)
     names = {name.split(".")[-3] for name in load_file(folder / "checkpoint-1" / models.ADAPTER)}
     assert names == {f"{name}_proj" for name in matrices}
-    refused("--lora_target_modules query: ", run, "other", lora_rank=4, lora_target_modules="query")
+    refused("q_proj,query: query is not a matrix of the model, which has down_proj, embed_", run,
+            "other", lora_rank=4, lora_target_modules="q_proj,query")
 
 
 def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import load_named, takes_less_than
+from conftest import count_work, load_named
 
 import common
 from tasks import problems
@@ -62,7 +62,7 @@ def test_an_answer_is_a_text_or_a_number_and_right(load, answer, wanted):
     [problem] = task.train
     assert (problem.prompt, problem.answer) == ("q", wanted)
     assert task.verify(problem, f"<answer>{wanted}</answer>") == 1.0
-    assert task.verify(problem, f"<answer>{wanted}1</answer>") == 0.0
+    assert task.verify(problem, f"<answer>{wanted}1</answer>") == float("box" in wanted)
     assert task.is_correct(problem, 1.0) and not task.is_correct(problem, 0.0)
 
 
@@ -89,6 +89,15 @@ def test_where_a_reward_file_judges_an_answer_may_be_anything(load, answer):
     assert [problem.answer for problem in task.train] == ["7" if answer == 7 else "", ""]
     assert [json.loads(problem.secret) for problem in task.train] == lines
     assert task.columns == {"prompt", "answer", "id", "tag"} and task.is_judged == (answer == 7)
+
+
+def test_answers_in_tex_are_announced(load, capsys):
+    lines = [*records(50), {"prompt": "q", "answer": "\\frac{1}{2}"}]
+    load(lines)
+    assert capsys.readouterr().out.startswith("--data: 1 of 51 answers are in TeX, which is ")
+    load(lines, reward_file="mine.py")
+    load(records(50))
+    assert capsys.readouterr().out == ""
 
 
 def test_a_prompt_may_be_a_conversation(load, refused):
@@ -177,7 +186,12 @@ def test_without_a_second_file_a_tenth_is_held_out_whatever_other_lines_exist(lo
     assert set(train) <= set(task.train) and len(set(train)) > 100
     assert {problem.task for problem in (*test, *train)} == {"train"}
     assert sorted(common.held_out_problems(task, 512)) == sorted(task.test)
-    other_answer = load(records(20), [{"prompt": "q7", "answer": 8}])
+    said = [{"prompt": [{"role": "user", "content": f"q{i} "}], "answer": 0} for i in range(300)]
+    padded = [{"prompt": f" q{i}\n", "answer": 0} for i in range(300)]
+    twins = load([*records(300), *said, *padded])
+    assert len(twins.test) == 3 * len(task.test)        # what reads the same stays together
+    assert set(prompts(task.test)) <= set(prompts(twins.test))
+    other_answer = load(records(20), [{"prompt": "q7\n", "answer": 8}])
     assert "q7" not in prompts(other_answer.train)
 
 
@@ -200,65 +214,55 @@ def test_steps_of_any_size_go_through_the_same_order(load, size):
 RIGHT = [
     # a single answer block counts first
     ("7", "<think>8</think><answer> 7\n</answer> or 9, \\boxed{8}"),
-    # without a block, the last box counts
+    ("7", "<think>in <answer> </answer> tags</think><answer>7</answer>"),
+    # without a block, or within it, the last box counts
     ("7", "\\boxed{5}, no, \\boxed{ 7 }. There are 3"), ("{{}}{}", "\\boxed{{{}}{}} }"),
+    ("\\frac{1}{2}", "so $\\boxed{\\frac{1}{2}}$"), ("5", "<answer>It is $\\boxed{5}$.</answer>"),
     # without a box, the last number counts
-    ("2", "5-3=2"), ("3", "5-3"), ("-3", "it is -3."), ("7", "at 12:07"), ("-20", "-$20"),
-    ("-0.5", "-.5"), ("5", "so...5"), ("0.5", "3/6"), ("7", "\u0663 7 \u0663"),
+    ("2", "5-3=2"), ("-3", "it is -3."), ("-20", "-$20"), ("-0.5", "-.5"), ("0.5", "3/6"),
+    ("7", "\u0663 7 \u0663"), ("5", "\u7b54\u6848\u662f5\u3002"), ("5", "Answer:5"),
+    ("18", "so 18\\%."), ("24", "48/2=<<48/2=24>>24"), ("5", "so \\(5\\)."), ("5", "(**$5**)"),
+    ("5", "It is 5km."), ("9", "The area is 9 m^2"), ("7", "<think>maybe \\boxed{8}</think> So 7"),
+    ("8", "15% of 53 is 7.95, so about 8"), ("5", "5" + " the end" * 100),
+    # which may be a word of several numbers, or the whole text
+    ("12:30", "It is at 12:30."), ("2024-05-01", "on 2024-05-01"), ("1,2", "so 1,2"),
+    ("5 km", "<think>5</think> 5 km\n"), ("Paris", "Paris"),
     # equal numbers may be written in different ways
-    ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18 %.</answer>"),
-    ("18%", "<answer>18</answer>"), ("-5", "it is \u22125"), ("5", "\\boxed{\\$5}"),
+    ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer> $18$. </answer>"),
+    ("1,000", "1000.0"), ("-5", "it is \u22125"), ("5", "\\boxed{\\$5}"), ("\\boxed{5}", "5"),
     ("-7", "\\boxed{-07}"), ("0", "<answer>-0.00</answer>"), ("2", "<answer>4/02</answer>"),
     ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
-    # as TeX, Markdown and typesetters write numbers
-    ("1/2", "So $\\boxed{\\frac{1}{2}}$."), ("0.5", "\\boxed{\\frac12}"), ("1/2", "so $\\dfrac12$"),
-    ("\\frac{1}{2}", "\\boxed{0.5}"), ("-5/2", "\\boxed{-2\\frac{1}{2}}"), ("2.5", "2\u00bd"),
-    ("2.5", "<answer>2 1/2</answer>"), ("10000/3", "\\boxed{10 000/3}"),
-    *(("10000", f"\\boxed{{10{comma}000}}") for comma in (",\\!", "\\,", " ", "{,}", "\u202f")),
-    ("10000", "It is 10 000."), ("5", "\\boxed{\\text{5}}"), ("5", "\\boxed{5\\text{ cm}}"),
-    ("5\\text{ cm}", "\\boxed{5.0\\,\\mathrm{cm}}"), ("90", "\\boxed{90^\\circ}"),
-    ("90\u00b0", "$90^{\\circ}$"), ("5", "\\boxed 5"), ("-5", "\\fbox{ - 5 }"),
-    ("5", "\\boxed{x = 5}"), ("x=5", "\\boxed{x = 5.0}"), ("-5", "it is \u20135."),
-    ("5", "<answer>It is $\\boxed{5}$.</answer>"), ("5", "<answer>**5**</answer>"),
-    ("5", "<answer>\\(5\\)</answer>"), ("9", "The area is 9 m^2"), ("9", "3^2=9"),
-    ("1000", "It is 10^3"), ("0.02", "$2 \\cdot 10^{-2}$"), ("150000", "It is 1.5e5"),
-    # letters, lists, and what a text says after its thought
-    ("A", "\\boxed{\\text{A}}"), ("A", "<answer>(A)</answer>"), ("(A)", "\\boxed{\\textbf{(A)}}"),
-    ("(1,2)", "\\boxed{\\left(1, 2\\right)}"), ("1,2", "\\boxed{1, 2}"),
-    ("7", "<think>in <answer> </answer> tags</think><answer>7</answer>"),
-    ("7", "<think>maybe \\boxed{8}</think> So 7"), ("8", "15% of 53 is 7.95, so about 8"),
     # words must match exactly
-    ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"),
+    ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"), ("5 km", "\\boxed{5 km}"),
     ("1/0", "<answer>1/0</answer>")]
 
 WRONG = [
-    ("7", ""), ("7", "<answer></answer>"), ("7", "<answer>8</answer> 7"), ("5", "it is \u22125"),
-    ("7", "<answer>\uff17</answer>"), ("7", "7 or 8"), ("7", "<answer>7 apples</answer>"),
+    ("7", ""), ("7", "<answer></answer>"), ("", "<answer></answer>"), ("", ""), ("7", "7 or 8"),
+    ("7", "<answer>8</answer> 7"), ("5", "it is \u22125"), ("7", "<answer>\uff17</answer>"),
+    ("7", "<answer>7 apples</answer>"),
     # two blocks, or a tag without its partner
     ("7", "<answer>7</answer><answer>7</answer>"), ("7", "<answer><answer>7</answer>"),
     ("7", "<answer>7"), ("7", "7</answer>"), ("7", "<answer>x</answer> \\boxed{7}"),
     # the last box has a different answer, is empty or does not end
     ("7", "\\boxed{7} \\boxed{8}"), ("7", "\\boxed{} 7"), ("7", "\\boxed{{7} 7"),
-    ("7", "\\boxed{7} and \\boxed{"),
-    # the answer is only part of a number, or the number is malformed
-    ("5", "it is .5"), ("234.5", "$1,234.50"), ("12", "<answer>1,2</answer>"),
+    ("7", "\\boxed{7} and \\boxed{"), ("7", "<answer>\\boxed{7</answer>"),
+    # the answer is only part of a number or text, or the number is malformed
+    ("5", "it is .5"), ("234.5", "$1,234.50"), ("12", "<answer>1,2</answer>"), ("12", "1,2"),
     ("1234", "<answer>12,34</answer>"), ("4", "3/4"), ("2024", "3/4/2024"), ("7", "1.6.7"),
-    ("7", "7" * 51), ("0", "0." + "3" * 60), ("0.18", "<answer>18%</answer>"),
-    ("5", "It is 1.5e5"), ("3", "The area is 9 m^2"), ("2", "The area is 9 m^2"),
-    *((part, "10^3") for part in ("3", "10", "103")), ("23", "2**3"), ("3", "2**3"),
-    *((part, "(3+4)^2") for part in "24"), *((part, "so $3\\sqrt{2}$") for part in "23"),
-    ("2", "2\\pi"), ("1/2", "It is 2 1/2."), ("21/2", "\\boxed{2\\frac12}"),
-    ("1/23", "\\boxed{\\frac123}"), ("1/23", "\\boxed{\\frac{1}{2}3}"), ("5100", "\\boxed{5, 100}"),
+    ("7", "7" * 51), ("0", "0." + "3" * 60), ("30", "at 12:30"), ("1", "on 2024-05-01"),
+    ("0", "It is 10 000."), ("1/2", "It is 2 1/2."), ("5", "It is 1.5e5"), ("2", "9 m^2"),
+    ("5", "<answer>5 km</answer>"), ("34", "1234" + " x" * 499),
+    # TeX is a text
+    ("5", "\\boxed{5\\text{not}}"), ("5", "\\boxed{5...}"), ("0.5", "\\boxed{\\frac{1}{2}}"),
+    *((part, text) for text in ("10^3", "2**3", "(3+4)^2", "so $3\\sqrt{2}$", "2\\pi", "2\u00bd")
+      for part in ("2", "3", "10")),
     # the thought does not end
     ("12", "<think>\\boxed{12} may be"), ("7", "<think>8</think><think> So 7"),
-    # a different unit or name
-    ("5", "\\boxed{5\\text{ million}}"), ("5\\text{ cm}", "\\boxed{5\\text{ m}}"),
-    ("y = 5", "\\boxed{x = 5}"), ("90%", "\\boxed{90^\\circ}"), ("x", "\\boxed{x^2}"),
     # nearly equal
     ("12345678901234567890", "<answer>12345678901234567891</answer>"),
     ("0.1", "<answer>0.10000000000000000001</answer>"), ("Paris", "<answer>paris</answer>"),
-    ("Paris", "Paris"), ("a b", "<answer>a  b</answer>"), ("x 7", "<answer>7</answer>"),
-    ("1/0", "<answer>0</answer>")]
+    ("Paris", "It is Paris"), ("a b", "<answer>a  b</answer>"), ("x 7", "<answer>7</answer>"),
+    ("1/0", "<answer>0</answer>"), ("18%", "<answer>0.18</answer>")]
 
 
 @pytest.mark.parametrize("answer, text, verdict", [
@@ -284,19 +288,17 @@ def test_a_completion_that_is_cut_off_is_right_only_if_its_answer_is_closed(load
 MANY = 100_000
 HOSTILE = [
     "<answer>" * MANY, "<answer>" + "7" * MANY + "</answer>", "<answer>" + " " * MANY + "</answer>",
-    "<answer>" + "$\\" * MANY + "</answer>", "<answer>1" + ",000" * MANY + "</answer>",
-    "<answer>1/" + "0" * 5_000 + "1</answer>", "<answer>0." + "0" * 5_000 + "</answer>",
+    "<answer>7" + " " * MANY + "7</answer>", "<answer>1" + ",000" * MANY + "</answer>",
+    "<answer>1/" + "0" * 500 + "1</answer>", "<answer>0." + "0" * 500 + "</answer>",
     "\\boxed{" * MANY, "\\boxed{" + "{" * MANY + "}" * MANY, "7" * MANY, "-" * MANY, "." * MANY,
-    "1," * MANY, "1" + ",000" * MANY, "1/" * MANY, "-$" * MANY, "1/" + "0" * MANY + "1", "0/0",
-    "\u0667" * MANY, "\u00b2", "<answer>\x007\x00</answer>", "<answer>\udfff</answer>",
-    "<answer>inf</answer>", "<answer>1e999999999</answer>", "<answer>7_7</answer>",
-    "\\boxed" + " " * MANY, "\\boxed{\\text{" + " " * MANY + "}}", "\\boxed{x" + " " * MANY + "=5}",
-    "5" + " " * MANY + "5", ", " * MANY, "10^" * MANY, "\\frac{1}{" * 10_000, "5^{" * MANY,
-    "\\boxed{" + "7" * 50 + "e99}", "\\boxed{\\frac{1}{0}}", "<think>" * MANY]
+    "1," * MANY, "1/" * MANY, "-$" * MANY, "1/" + "0" * MANY + "1", "0/0", "\u00bd" * MANY,
+    "\u00b2", "<answer>\x007\x00</answer>", "<answer>\udfff</answer>", "<answer>inf</answer>",
+    "<answer>1e999999999</answer>", "<answer>7_7</answer>", "5" + " " * MANY + "5", ", " * MANY,
+    "7 7" * MANY, "a7" * MANY, "\\boxed{" + "7" * 51 + "}", "<think>" * MANY]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_text_is_worth_nothing_and_costs_nothing(text):
+def test_a_hostile_text_is_worth_nothing_and_little_of_it_is_read(text):
     for answer in ("77", "word", "7/2"):
         assert verify(answer, text) == 0.0
-        assert takes_less_than(0.5, verify, answer, text)
+        assert count_work(verify, answer, text) < 10_000

@@ -33,6 +33,7 @@ def work(rank, size, port, folder, flags):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                    "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
+    processes.IS_SHARED = True
     processes.RANK = rank
     processes.WORLD_SIZE = size
     kept = []

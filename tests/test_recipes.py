@@ -4,10 +4,10 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def recipe(tmp_path, small_llama, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name, source in FILES.items():
-        assert source.count("\n") <= 25
+        assert source.count("\n") <= 27
         Path(name).write_text(source)
 
     def run(package, word, replaced=()):
@@ -67,7 +67,8 @@ def rated(file, records, texts):
     pretrained = load_example()
     task = pretrained.load_task(pretrained.Config(model="none", reward_file=file, data="few.jsonl"))
     problems = {int(problem.prompt): problem for problem in task.train + task.test}
-    return task.rated([(problems[i], text) for i, text in enumerate(texts)]).tolist()
+    ids = [[] for _ in texts]
+    return task.rated([(problems[i], text) for i, text in enumerate(texts)], ids).tolist()
 
 
 def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
@@ -86,8 +87,9 @@ def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
     for name, wrong in (("prime_factorization", 0.0), ("arc_agi", 0.05)):   # the first one raises
         module["_TASK"] = module["correct"].__globals__["_TASK"] = task = (
             reasoning_gym.create_dataset(name, size=1, seed=0))
-        assert module["correct"](f"<answer>{task[0]['answer']}</answer>", 0) == 1
-        assert module["correct"]("<answer>x</answer>", 0) <= wrong
+        texts = [f"<answer>{task[0]['answer']}</answer>", "<answer>x</answer>"]
+        right, other = module["correct"](texts, [0, 0])
+        assert right == 1 and other <= wrong
     for name, value in {"P": 2, "G": 2, "W": 99, "T": 4, "HELD_OUT": 2, "verify": None}.items():
         monkeypatch.setattr(real, name, value)
     monkeypatch.setattr(real.main, "__defaults__", (None, 0, 1))
@@ -103,10 +105,8 @@ def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(reci
              (r"\{1,2\}", r"\boxed{\{2,1\}}", 1), ("2", "$9^{9^{9^9}}$", 0), ("5", "", 0),
              ("1 < x", "$x > 1$", 1), ("Paris", r"\boxed{pairs}", 1)]
     answers, texts, expected = zip(*cases)
-    started = time.monotonic()
     found = rated("tex.py", [{"answer": answer} for answer in answers], texts)
-    assert found == [[value, value] for value in expected]
-    assert time.monotonic() - started > 5               # the alarm of the tower of powers
+    assert found == [[value, value] for value in expected]      # the tower needs an alarm
 
 
 def test_a_data_set_becomes_the_data_of_a_run(recipe):
@@ -152,28 +152,34 @@ def test_lm_eval_scores_an_adapter(recipe, small_llama):
     assert score == 0.75
 
 
-def test_a_function_for_trl_gets_lists_and_conversations(recipe):
+def test_an_alarm_stops_a_reward(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("""
-def format_reward(prompts, completions, answer, **columns):
-    [completion] = completions
-    text = completion if isinstance(prompts[0], str) else completion[0]["content"]
-    return [None if text == "none" else len(text) + answer[0]]
+def slow(text, answer):
+    while text == "hang":
+        pass
+    return answer
 """)
-    texts = ["abc", "none", "abcd"]
-    assert [row[1] for row in rated("of_trl.py", [{"answer": 2}], texts)] == [5, 0, 6]
-    chat = [{"role": "user", "content": "?"}]
-    assert runpy.run_path("of_trl.py")["form"](chat, "abc", answer=1) == 4
+    Path("limited.py").write_text(FILES["limited.py"].replace(
+        "alarm(5)", "setitimer(0, 0.01 if arguments[0] == 'hang' else 60)"))
+    assert rated("limited.py", [{"answer": 2}], ["hang", "no"]) == [[0, 0], [0, 2]]
+    assert signal.setitimer(signal.ITIMER_REAL, 0)[0] == 0      # no alarm would ring later
 
 
 def test_a_judge_grades_completions_side_by_side(recipe):
     seen, most = [], []
+    are_many = threading.Event()
 
     class Judge(BaseHTTPRequestHandler):
         def do_POST(self):
             most.append(threading.active_count())
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append((self.path, request))
-            time.sleep(0.1)
+            if max(most) > 8:
+                are_many.set()
+            are_many.wait(60)           # for others, so it needs no quick machine
+            are_many.set()
             text = ["7 of 10", "none", "99", None][len(seen) % 4]
             reply = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "choices": [
                 {"index": 0, "finish_reason": "stop",

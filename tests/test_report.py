@@ -1,5 +1,5 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
-reads it. The moving picture shows what a run answered; the tests read it as XML."""
+reads it. So it is in the moving picture of a run, which the tests read as XML."""
 import dataclasses
 import json
 import re
@@ -122,31 +122,15 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
     assert not faults
 
 
-# ---- the moving picture ----------------------------------------------------------------------
-
-def draw(folder, texts, prompt="(2+4)+8="):
-    """Draw a run whose answers after steps 0, 2, 4 and 7 are `texts`; from step 4 on they are
-    right. -> SVG"""
-    answers = {step: {"prompt": prompt, "answer": "14", "text": text, "right": step >= 4}
-               for step, text in zip((0, 2, 4, 7), texts)}
-    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"steps": 7}))
-    write_log(folder, "evaluation", {"prompt": prompt, "base": answers[0], "trained": answers[7]})
+def test_hostile_texts_stay_texts_in_the_moving_picture_of_a_run(run):
+    folder = run("<b>", task=HOSTILE)
+    answers = [{"prompt": HOSTILE, "answer": "14", "text": f"{step}{HOSTILE}", "right": step == 2}
+               for step in range(3)]
+    write_log(folder, "evaluation", {"prompt": HOSTILE, "base": answers[0], "trained": answers[2]})
     write_log(folder, "greedy", *({"step": step, "examples": [one]}
-                                  for step, one in answers.items()))
-    write_log(folder, "metrics", {"step": 2, "eval/greedy": 0.25}, {"step": 4, "eval/greedy": 0.5})
-    return film.render(*film.read_run(folder))
-
-
-def texts(root, style):
-    return ["".join(one.itertext()) for one in root.iter() if one.get("class") == style]
-
-
-def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(run):
-    answers = ["<answer>9</answer>", "<answer>8</answer>", "<think>2+4=6;6+8=14</think>", "14"]
-    root = ElementTree.fromstring(draw(run(), answers))
-    assert "".join(texts(root, "words")) == "".join(answers[:3])        # up to the first right one
-    assert len(texts(root, "wrong verdict")) == 2 and len(texts(root, "right verdict")) == 1
-    assert texts(root, "share") == ["10% → 90%"]
-    hostile = draw(run("hostile", task=HOSTILE), [str(i) + HOSTILE for i in range(4)], HOSTILE)
-    tags = {one.tag for one in ElementTree.fromstring(hostile).iter()}
-    assert tags == {one.tag for one in root.iter()}         # hostile text stays text
+                                  for step, one in enumerate(answers)))
+    write_log(folder, "metrics", {"step": 1, "eval/greedy": 0.25})
+    root = ElementTree.fromstring(film.render(*film.read_run(folder)))
+    styles = [one.get("class") for one in root.iter()]
+    assert (styles.count("wrong verdict"), styles.count("right verdict")) == (2, 1)
+    assert not {"script", "img"} & {one.tag.rpartition("}")[2] for one in root.iter()}

@@ -41,15 +41,10 @@ def search(key):
 @pytest.mark.quick
 @pytest.mark.parametrize("true, predicted, expected", [
     ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),    # golden numbers
-    ([call("search", q="x")], [call("search", q="y")], 2 / 3),
     ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),        # values swapped
-    ([call("get", a=1, b=2)], [call("get")], (1 + 0 + 0) / 4),
     ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                      # another tool
-    ([call("get", a=1, b=2)], [], 0),
     ([search("x"), search("y")], [search("y"), search("x")], 1),                # in any order
-    ([search("x"), search("y")], [search("x")], (1 / 2 + 2) / 5),
     ([search("x"), search("x")], [search("x")], (1 / 2 + 2) / 5),               # matched only once
-    ([search("x")], [search("x"), search("x")], (1 / 2 + 2) / 3),
     ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),               # the best counts
     ([call("now")], [call("now")], 1), ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2),
     ([], [], 1), ([], [search("x")], 0)])
@@ -60,25 +55,20 @@ def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted
 # ---- the rows --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("is_format, texts", [
-    (1.0, ["<think>3+4=7</think><answer>7</answer>", "<think>\n</think><answer></answer>",
-           "<think>" + WORK + "</think><answer>to</answer>",
-           "<think>\u0667 <b></think><answer>\x00</answer>"]),
+    (1.0, [THOUGHT, "<think>\n</think><answer></answer>",
+           "<think>" + WORK + "</think><answer>to</answer>"]),
     (0.0, ["", "<answer>7</answer>", "<think>7</think>", "<answer>7</answer><think>3+4=7</think>",
-           "<think>3+4=7</think> <answer>7</answer>", " <think>3+4=7</think><answer>7</answer>",
-           "<think>3+4=7</think><answer>7</answer>\n", "<think>3<answer>7</answer></think>",
-           "<think>3+4=7</think><answer>7</answer><answer>7</answer>",
-           "<think>3</think><think>4</think><answer>7</answer>",
-           "<think>3<answer>7</think></answer>", "<Think>3</Think><answer>7</answer>"])])
+           " " + THOUGHT, THOUGHT + "\n", THOUGHT + "<answer>7</answer>",
+           "<think>3+4=7</think> <answer>7</answer>", "<think>3<answer>7</think></answer>"])])
 def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
     for text in texts:
         assert reward("format", text) == is_format, ascii(text)
 
 
 @pytest.mark.parametrize("text, length", [
-    ("<answer>7</answer>", 0), ("<think></think>", 0), ("<think>0123456789", 0),
-    ("<think>0123456789</think>", 10), ("<think>" + 30 * "x" + "</think><answer>7</answer>", 30),
-    ("<think>" + 10_000 * "x" + "</think>", 10_000), ("<think>xx</think><think>yy</think>", 0),
-    ("</think>xxxxxxxx<think>", 0), ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 4),
+    ("<answer>7</answer>", 0), ("<think>0123456789", 0), ("<think>xx</think><think>yy</think>", 0),
+    ("<think>" + 30 * "x" + "</think><answer>7</answer>", 30),
+    ("<think>" + 99 * "x" + "</think>", 99),
     ("<think><information>" + 99 * "x" + "</information>0123</think>", 4)], ids=ascii)
 def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, length):
     assert reward("length", text, step=7) == pytest.approx(0.1 * min(1, length / 40))
@@ -89,12 +79,9 @@ def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, l
 
 @pytest.mark.parametrize("text, fine, coarse", [
     ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # ignores the answer
-    (WORK, 1, 1), ("", 0, 0), ("<think></think><answer>to</answer>", 1, 0),
-    ("<search>mi</search><search> ka </search>", 1, 1), ("<search>ka</search>", 0.5, 0),
-    ("<search>zz</search>", (1 / 2 + 1) / 5, 0), (WORK + "</search>", (2 / 3 + 4) / 5, 0),
-    ("<search>ka<search>mi</search>", (1 / 2 + 1) / 5, 0), (WORK + "<search>", 1, 1),
-    ("<search></search><search></search>", (1 + 2) / 5, 0), ("</search></search>", 0, 0)],
-    ids=ascii)
+    ("", 0, 0), ("<think></think><answer>to</answer>", 1, 0), ("<search>ka</search>", 0.5, 0),
+    ("<search>mi</search><search> ka </search>", 1, 1), (WORK + "</search>", (2 / 3 + 4) / 5, 0),
+    ("<search>ka<search>mi</search>", (1 / 2 + 1) / 5, 0), (WORK + "<search>", 1, 1)], ids=ascii)
 def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, coarse):
     assert reward("fine", text, TWO_HOPS) == pytest.approx(fine, abs=1e-12)
     assert reward("coarse", text, TWO_HOPS) == coarse
@@ -132,7 +119,6 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
         "rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
         "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
     task = load("arithmetic", reward="growing_length")
-    assert task.observe(batch, 0) == {}
     assert task.rewards(batch, 0)[0, 0] == pytest.approx(0.1) != task.rewards(batch, 50)[0, 0]
     assert task.rewards(batch, (50, 1)).equal(task.rewards(batch, 50))      # dynamic sampling
     assert task.rewards(batch, "evaluation").equal(task.rewards(batch, 0))
@@ -142,7 +128,6 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     task = load("lookup,arithmetic", reward="accuracy+format")
     batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
     assert task.rewards(batch, 0).tolist() == [[2, 1], [0, 2]]
-    assert task.reward(SEVEN, THOUGHT, 1.0, 0) == 2 and task.reward(TWO_HOPS, WORK, 0.0, 0) == 0
     other = load("lookup")
     other.name = "other"
     cfg = grpo.Config(reward="fine", device="cpu")
@@ -173,19 +158,12 @@ def model(policy):
 def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model, policy):
     fresh = preferences.RewardModel(policy).double()
     assert fresh.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR)).tolist() == [[0.0, 0.0]]
-    ended = batch_of(TOKENS, LENGTHS, ONE_PAIR)
-    before = model.rewards(ended)
-    ended.tokens = TOKENS.clone()
-    ended.tokens[1, 2:] = 70                                # padding after completion 2
-    torch.testing.assert_close(model.rewards(ended), before)
-    full = torch.tensor([[65, 66, 67, 68]] * 2)
-    batch = batch_of(full, torch.tensor([4, 4]), torch.tensor([[True], [False]]))
+    batch = batch_of(TOKENS, LENGTHS, torch.tensor([[True], [False]]))
     assert not torch.equal(batch.prompts[0], batch.prompts[1])
-    hidden = model.gpt.hidden(torch.cat([batch.prompts, full], dim=1))[:, -1]       # (2, D)
-    expected = model.head(hidden).detach()
+    hidden = model.gpt.hidden(torch.cat([batch.prompts, TOKENS], dim=1))    # (2, 5 + 4, D)
+    expected = model.head(hidden[torch.arange(2), 5 + LENGTHS - 1]).detach()
     torch.testing.assert_close(model.rewards(batch), expected)
     assert abs(expected[0] - expected[1]) > 1e-3
-    torch.testing.assert_close(model(batch, torch.tensor([1])).detach(), expected[1])
     before = policy.embed.weight.clone()
     model.gpt.embed.weight.data += 1                        # the policy was copied
     assert torch.equal(policy.embed.weight, before)

@@ -38,7 +38,7 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
     name = f"{script.__name__}.py"
     assert {path.name for path in whole.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "greedy.jsonl", "evaluation.jsonl",
-        "summary.json", "checkpoint.pt", "base.pt", "report.html", name}
+        "summary.json", "checkpoint.pt", "base.pt", "report.html", "run.lock", name}
     assert (whole / name).read_bytes() == (ROOT / name).read_bytes()
     saved = json.loads((whole / "config.json").read_text())
     assert (saved["script"], saved["torch"]) == (name, torch.__version__)

@@ -1,5 +1,5 @@
-"""Test that learn/sync.py finds and repairs drift in the code that the scripts share, and that the
-files which a reader has to read stay short."""
+"""Test that learn/sync.py finds and repairs drift in the code that the scripts share, that the
+files which a reader has to read stay short, and that no folder grows unseen."""
 import pytest
 from conftest import ROOT
 
@@ -7,10 +7,16 @@ from learn import sync
 
 pytestmark = pytest.mark.quick
 
-SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
-# Code may only get shorter; a budget grows only for sentences that a reader needs.
-MOST_LINES = {"common.py": 334, "plumbing.py": 387, "machinery": 215, "lesson": 288, "ppo.py": 362,
-              "nano.py": 200, "real.py": 215}
+SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
+# A change of a dozen lines fits. What does not fit needs a simpler idea or another file.
+MOST_LINES = {"common.py": 350, "plumbing.py": 430, "machinery": 225, "lesson": 300, "ppo.py": 374,
+              "grpo.py as a whole": 525, "nano.py": 215, "real.py": 255}
+MOST_DIFFERENT = 60                     # lines of make diff A=grpo B=gspo
+# Python in a folder, with the folders in it; "." has only its files. If your change needs more,
+# look for what can go, and if nothing can, raise the number here, so that a reader of the change
+# sees what it costs.
+MOST_OF_A_FOLDER = {".": 3750, "tasks": 2000, "kernels": 720, "examples": 1200, "vectors": 860,
+                    "report": 700, "pretrained": 1870, "learn": 3550, "lab": 5500, "tests": 11400}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -22,22 +28,78 @@ def test_what_scripts_share_has_one_text(name):
 
 
 def test_files_lessons_and_the_machinery_are_short():
-    texts = {name: (ROOT / name).read_text() for name in MOST_LINES if name.endswith(".py")}
+    texts = {name: (ROOT / name).read_text("utf-8") for name in MOST_LINES if name.endswith(".py")}
     texts |= {name: sync.split(source)[0] for name, source in SOURCES.items()}
     texts["machinery"] = sync.split(SOURCES["grpo.py"])[1]
+    texts["grpo.py as a whole"] = SOURCES["grpo.py"]
     for name, text in texts.items():
         assert len(text.splitlines()) <= MOST_LINES.get(name, MOST_LINES["lesson"]), name
-    assert 0 < len(sync.difference(SOURCES["grpo.py"], SOURCES["gspo.py"])) <= 45
+    difference = sync.difference(SOURCES["grpo.py"], SOURCES["gspo.py"])
+    assert 0 < len(difference) <= MOST_DIFFERENT
 
 
-@pytest.mark.parametrize("old, new, name", [
-    ("    A = rewards - means\n", "    A = rewards\n", ""),           # a lesson may differ
-    ("return x.sum() / num_tokens ", "return x.mean() ", "aggregate"),
-    ("10_000.0 **", "20_000.0 **", sync.MACHINERY),
-    ("\ndef kl(", "\n@torch.no_grad()\ndef kl(", "kl"),
-    ("ratio < 1 - ", "ratio < 1 + ", "is_clipped")])
-def test_drift_of_a_script_is_named_and_repaired(old, new, name):
-    changed = SOURCES["grpo.py"].replace(old, new)
-    assert sync.drifted(SOURCES["gspo.py"], changed) == ([name] if name else [])
-    if name:
-        assert changed != SOURCES["grpo.py"] == sync.sync(SOURCES["gspo.py"], changed)
+@pytest.mark.parametrize("folder", MOST_OF_A_FOLDER)
+def test_a_folder_does_not_grow_unseen(folder):
+    paths = (ROOT / folder).glob("*.py" if folder == "." else "**/*.py")
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in paths) \
+        <= MOST_OF_A_FOLDER[folder]
+
+
+# ---- two small scripts -----------------------------------------------------------------------
+
+FULL = f'''"""A script with two branches."""
+LOSSES = {{                              # the sign
+    "plain": ("minus", "sum"),          # as in the paper
+    "gated": ("minus",
+              "mean")}}
+
+
+# Positive numbers only.
+def root(x):
+    return x ** 0.5
+
+
+def kl(x, estimator):
+    if estimator == "k1":
+        return x
+    assert estimator == "k3"
+    return x.expm1() - x
+
+
+def policy_loss(x):
+    return -x
+
+
+{sync.MARKER}
+
+def verify(text):
+    return text == "4"
+'''
+# It has no branch for the loss "gated".
+SHORT = FULL.replace(''',          # as in the paper
+    "gated": ("minus",
+              "mean")}''', "}").replace("return -x", "return -2 * x")
+
+
+@pytest.mark.parametrize("old, new, names", [
+    ("x ** 0.5", "x ** 0.25", ["root"]),
+    ("# Positive", "# Negative", ["root"]),                     # the comment above it
+    ("\ndef root(", "\n@cached\ndef root(", ["root"]),
+    ("expm1()", "exp()", ["kl"]),
+    ('"plain": ("minus"', '"plain": ("plus"', ["LOSSES['plain']"]),
+    ('== "4"', '== "5"', [sync.MACHINERY]),
+    ("return -x", "return x", []),                              # a lesson may differ
+    ('estimator == "k1"', 'estimator == "k2"', []),             # other branches
+    ('"mean")}', '"mean"),\n    "new": ("other", "sum")}', []),     # the other script lacks the row
+    ("# as in the paper", "# as in the code", [])])
+def test_drift_of_a_script_is_named_and_repaired(old, new, names):
+    changed = FULL.replace(old, new)
+    assert changed != FULL
+    assert sync.drifted(SHORT, changed) == sync.drifted(changed, SHORT) == names
+    assert sync.sync(SHORT, changed) == (FULL if names else changed)
+
+
+def test_a_row_of_several_lines_is_compared_as_a_whole():
+    changed = FULL.replace('"gated": ("minus"', '"gated": ("plus"')
+    assert sync.drifted(FULL, changed) == ["LOSSES['gated']"]
+    assert sync.sync(FULL, changed) == FULL

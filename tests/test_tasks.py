@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 import torch
+from conftest import count_work, scripts
 from conftest import load_named as load
-from conftest import scripts, takes_less_than
 from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
 
 import common
@@ -106,12 +106,12 @@ PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2,
           "</search>", "<think>", "</think>", "<information>", "</information>", "ka", "(4+8)*2",
           "xx", " ", "\n", "\t", "\x00", "\u0663", "\u2212", "\ufffd", "\ud800", "<", ">", "/",
           "**", "//", "%", "=", "1e1", "0x4", "2_3", "9" * 60, "[4]", "lambda:", "#", "c3", "uuuu"]
-LONG = ["<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000, "<" * 200_000,
-        "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 100_000, "\x00" * 100_000]
+LONG = ["<think>" + "<information>" * 2_000 + "</think>", "<search>" * 2_000, "<" * 20_000,
+        "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 10_000, "\x00" * 10_000]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "gridworld:0.3"])
-def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
+def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_times(name):
     """The verifier and all rows of REWARDS stay within bounds, and the environment is brief."""
     rng = random.Random(0)
     task = load(name)
@@ -131,8 +131,8 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
             value = REWARDS[row](task, problem, text, verdict, i % 60)
             assert isinstance(value, float) and 0 <= value <= 2, (row, text)
     for text in LONG:
-        assert takes_less_than(0.2, task.verify, problems[0], text)
-        assert takes_less_than(0.2, task.respond, problems[0], text)
+        for judge in (task.verify, task.respond):
+            assert count_work(judge, problems[0], text) < 1_000 + 5 * len(text), judge
 
 
 # ---- your own task ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@ import random
 import re
 
 import pytest
-from conftest import takes_less_than
+from conftest import count_work
 
 import common
 import grpo
@@ -92,9 +92,9 @@ def test_a_right_answer_in_one_answer_block_earns_one_and_anything_else_nothing(
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
-def test_hostile_text_earns_nothing_within_a_millisecond(text):
+def test_hostile_text_earns_nothing_and_is_read_once(text):
     assert grpo.verify(SEVEN, text) == 0.0
-    assert takes_less_than(1e-3, grpo.verify, SEVEN, text)
+    assert count_work(grpo.verify, SEVEN, text) < 20 + len(text)
 
 
 # ---- problems --------------------------------------------------------------------------------

@@ -236,14 +236,17 @@ FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 25
 
 def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are_refused(
         at_work_folder, refused, monkeypatch):
-    grpo.main(arguments(FLAGS | {"output_dir": "turns-grpo"}))
-    turns.main(arguments(FLAGS | {"output_dir": "turns-one", "adv_estimator": "grpo"}))
+    flags = FLAGS | {"dynamic_sampling": 4}
+    grpo.main(arguments(flags | {"output_dir": "turns-grpo"}))
+    turns.main(arguments(flags | {"output_dir": "turns-one", "adv_estimator": "grpo"}))
     assert not changed_weights(policy_of("turns-grpo"), policy_of("turns-one"))
     for one, other in zip(steps("turns-grpo"), steps("turns-one"), strict=True):
         assert one.items() - {("step_time", one["step_time"])} <= other.items()
         assert 1 <= other["turns/mean"] <= 5 and other["turns/shared_states"] > 0.1
     turns.main(arguments(FLAGS | {"output_dir": "turns-gigpo"}))
     assert changed_weights(policy_of("turns-gigpo"), policy_of("turns-one"))
+    signals = [steps(f"turns-{name}")[0]["signal"] for name in ("gigpo", "one")]
+    assert signals[0] < signals[1]                      # some groups were replaced
 
     # the lab learns from the same batches
     cfg = plumbing.parse_flags(grpo.Config, arguments(FLAGS))

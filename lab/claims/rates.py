@@ -118,7 +118,7 @@ def page(x):
         values = [score(x[f"{side}, {best(x, side, what)}"], what)[HELD_OUT] for side in pair]
         source, least = name, GAIN
         if name in bench.NAMES:
-            [shared] = [claim for claim in bench.claims_of(name) if claim.text == text]
+            [shared] = [claim for claim in bench.page(name)[0] if claim.text == text]
             source, least = shared.source, shared.at_least
         claim = Claim(f"{text} (at the best rate of each)", source, tuple(values), at_least=least,
                       ratio=what == BATCHES,

@@ -30,9 +30,14 @@ FOLDER = Path("path")
 
 
 def write(name, source):
-    """Write a script to path/. -> Path"""
-    plumbing.write(FOLDER / name, source)
-    return FOLDER / name
+    """Write a script to path/. Exits with one line if you have changed it there. -> Path"""
+    path = FOLDER / name
+    if not path.exists():
+        plumbing.write(path, source)
+    elif path.read_text("utf-8") != source:
+        common.fail(f"{path}: differs from the script that would replace it; give your own another "
+                    "name, or remove it")
+    return path
 
 
 def write_sides(name):

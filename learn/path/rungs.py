@@ -9,6 +9,7 @@ the problem shows; @note explains it. @docstring is the docstring of the script.
 about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py.
 """
 import difflib
+import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +65,7 @@ def patch(source, hunks):
     return source
 
 
+@functools.cache        # the page asks for each script thousands of times
 def script(name, setting=""):
     """Build the script of a rung, with the setting of the chapter that `setting` names. -> str"""
     if name in ("nano", LAST):
@@ -97,6 +99,7 @@ def real_script(name):
     return source.replace(source.split('"""')[1], docstring, 1)
 
 
+@functools.cache
 def sides(name):
     """Build the scripts that a chapter compares. -> dict from side to script
 

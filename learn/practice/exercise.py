@@ -88,9 +88,9 @@ class Exercise:
 
 
 @functools.cache
-def mutants():
-    """Read the mistakes of mistakes.txt. -> list of Mutant"""
-    return parse(MISTAKES.read_text("utf-8"))
+def mutants(script):
+    """Read the mistakes of a script from mistakes.txt. -> list of Mutant"""
+    return [one for one in parse(MISTAKES.read_text("utf-8")) if one.file == script]
 
 
 def statements(function):

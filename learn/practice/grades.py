@@ -287,10 +287,10 @@ def known_mistakes(exercise, function, cases, is_open):
     """Find planted mistakes that give the learner's numbers. -> list of sentences"""
     node = exercise.nodes[function]
     found = []
-    for mutant in mutants():
+    for mutant in mutants(exercise.script):
         old = "\n".join(mutant.old)
         line = exercise.source.partition(old)[0].count("\n") + 1
-        if mutant.file == exercise.script and node.lineno <= line <= node.end_lineno:
+        if node.lineno <= line <= node.end_lineno:
             text = exercise.source.replace(old, "\n".join(mutant.new))
             its = ask_script(exercise, text, function)
             if (not all(case.error for case in its)

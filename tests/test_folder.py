@@ -1,0 +1,278 @@
+"""A run touches only its own files, takes its folder alone, and loses no work at its end."""
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, contents, scripts
+from small_runs import INSTANT, SMALL, arguments, difference, load, outcome, resume, steps
+
+import plumbing
+import tasks
+
+pytestmark = pytest.mark.usefixtures("at_work_folder")
+
+
+def children(*functions):
+    """Call each function in a process of its own, all at the same moment. -> exit codes"""
+    ready, go = os.pipe()
+    numbers = []
+    for function in functions:
+        number = os.fork()
+        if number == 0:
+            code = 70
+            try:
+                os.close(go)
+                os.read(ready, 1)               # returns when the parent closes its end
+                function()
+                code = 0
+            except SystemExit as end:
+                code = end.code or 0        # os._exit(None) raises, so this process would go on
+            finally:
+                os._exit(code)
+        numbers.append(number)
+    os.close(ready)
+    os.close(go)
+    return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
+
+
+# ---- a folder for each run -------------------------------------------------------------------
+
+def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
+        run, tmp_path, script):
+    for name in ("data.jsonl", "evaluation.jsonl"):
+        (run / name).write_text('{"prompt": "1+1="}\n')
+    (tmp_path / "far.jsonl").write_text("far away\n")
+    (run / "near.jsonl").symlink_to(tmp_path / "far.jsonl")
+    (run / "samples.jsonl").unlink()
+    (run / "samples.jsonl").symlink_to(tmp_path / "far.jsonl")
+    (run / "notes.tmp").touch()
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write('{"step": 2, "rew')
+    resume(run)
+    assert (run / "data.jsonl").read_text() == '{"prompt": "1+1="}\n'
+    assert (tmp_path / "far.jsonl").read_text() == "far away\n"
+    assert (run / "notes.tmp").exists()
+    assert [line["step"] for line in steps(run)] == [1]
+
+
+def test_runs_that_start_at_the_same_moment_have_a_folder_each(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rates = [1e-3, 1e-4, 1e-5]
+    codes = children(*[lambda rate=rate: script.main(arguments(INSTANT | {"learning_rate": rate}))
+                       for rate in rates])
+    assert codes == [0, 0, 0]
+    folders = [path for path in Path("runs").iterdir() if path.name != "base"]
+    configs = [json.loads((path / "config.json").read_text())["config"] for path in folders]
+    assert sorted(config["learning_rate"] for config in configs) == sorted(rates)
+    assert all(len(steps(path)) == 1 for path in folders)
+
+
+def test_a_run_that_begins_and_ends_while_another_starts_keeps_its_folder(
+        script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = Path("runs/grpo-arithmetic-s0")
+    mkdir = Path.mkdir
+
+    def late(path, *args, **options):
+        mkdir(path, *args, **options)
+        if path == first:
+            (path / "checkpoint.pt").touch()
+    monkeypatch.setattr(Path, "mkdir", late)
+    script.main(arguments(INSTANT))
+    assert (first / "checkpoint.pt").stat().st_size == 0 and len(steps(f"{first}-2")) == 1
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "empty"])
+def test_of_runs_that_name_the_same_folder_one_gets_it_and_the_other_is_refused(
+        script, tmp_path, capfd, is_there):
+    folder = tmp_path / "mine"
+    if is_there:
+        folder.mkdir()
+    words = arguments(INSTANT | {"output_dir": folder})
+    codes = children(*[lambda: script.main(words)] * 3)
+    assert sorted(codes) == [0, 2, 2]
+    errors = capfd.readouterr().err.splitlines()
+    assert len(errors) == 2 and all("another run writes there" in line for line in errors)
+    assert len(steps(folder)) == 1
+
+
+def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "run"
+    codes = []
+
+    def resumed_by_another(run, *args):
+        before = contents(folder)
+        codes.extend(children(lambda: resume(folder)))
+        assert contents(folder) == before
+    monkeypatch.setattr(plumbing.Run, "log", resumed_by_another)
+    script.main(arguments(INSTANT | {"output_dir": folder, "max_steps": 2}))
+    assert codes == [2, 2]
+    assert capfd.readouterr().err.count("another run writes there") == 2
+    assert children(lambda: resume(folder)) == [0]          # now it has ended
+
+
+def test_a_home_folder_is_found_in_every_flag_that_takes_a_path(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script.main(arguments(INSTANT | {"output_dir": "~/run"}))
+    assert (tmp_path / "run/summary.json").exists() and not Path("~").exists()
+    script.main(["--resume_from_checkpoint", "~/run"])
+    cfg = plumbing.parse_flags(script.Config, ["--init_from", "~/run", "--device", "cpu"])
+    assert cfg.init_from == str(tmp_path / "run")
+
+
+def test_runs_that_name_no_folder_never_share_one_even_in_two_threads(
+        script, tmp_path, monkeypatch):
+    """One begins while the other has only begun, so that its folder contains little."""
+    monkeypatch.chdir(tmp_path)
+    begin = plumbing.Run.begin
+    folders = []
+
+    def nested(run):
+        begin(run)
+        folders.append(run.folder)
+        if len(folders) == 1:
+            thread = threading.Thread(target=lambda: script.main(arguments(INSTANT)))
+            thread.start()
+            thread.join()
+    monkeypatch.setattr(plumbing.Run, "begin", nested)
+    script.main(arguments(INSTANT))
+    assert len(set(folders)) == 2 and all(len(steps(folder)) == 1 for folder in folders)
+
+
+# ---- what other runs left --------------------------------------------------------------------
+
+def test_what_kill_9_leaves_in_a_checkpoint_is_gone_after_the_next_run(run):
+    (run / "checkpoint.pt.4711.tmp").write_bytes(b"half")
+    resume(run)
+    assert not list(run.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("damage", ["half", "a bit"])
+def test_a_damaged_base_is_made_again(script, new_run, tmp_path, monkeypatch, damage):
+    monkeypatch.chdir(tmp_path)
+    flags = {"base_steps": 5, "max_steps": 1}
+    before = outcome(new_run(**flags))
+    [path] = Path("runs/base").iterdir()
+    saved = bytearray(path.read_bytes())
+    saved[len(saved) // 2] ^= 1
+    path.write_bytes(saved if damage == "a bit" else saved[:1000])
+    assert not difference(outcome(new_run(**flags)), before)
+    assert not difference(outcome(new_run(**flags)), before)        # the file is whole again
+
+
+@pytest.mark.parametrize("name", ["load_base", "muon_step", "evaluate"])
+def test_a_run_that_fails_at_its_start_does_not_stand_in_the_way_of_the_next(
+        script, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    flags = arguments(SMALL | {"output_dir": "run", "base_steps": 2, "max_steps": 1})
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        def fails(*_, **__):
+            raise RuntimeError
+        patch.setattr(script if name == "evaluate" else plumbing, name, fails)
+        script.main(flags)
+    script.main(flags)
+    assert len(steps("run")) == 1
+    (Path("own") / "data").mkdir(parents=True)
+    before = contents("own")
+    with pytest.raises(SystemExit):
+        script.main([*flags, "--output_dir", "own"])
+    assert contents("own") == before
+
+
+# ---- the end ---------------------------------------------------------------------------------
+
+def test_steps_are_saved_before_the_last_evaluation_which_may_fail(script, new_run, monkeypatch):
+    flags = {"max_steps": 2, "save_steps": 50, "eval_steps": 50}
+    whole = new_run(**flags)
+    evaluate = script.evaluate
+
+    def failing(*args, greedy=False):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("cannot be judged")
+        return evaluate(*args, greedy=greedy)
+    calls = []
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="judged"):
+        patch.setattr(script, "evaluate", failing)
+        new_run(**flags)
+    folder = whole.parent / "run1"
+    assert load(folder / "checkpoint.pt")["state"]["steps"] == 2
+    resume(folder)
+    assert not difference(outcome(folder), outcome(whole))
+
+
+def test_a_character_that_the_console_lacks_does_not_end_a_run(script, monkeypatch):
+    for name in ("stdout", "stderr"):
+        console = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+        monkeypatch.setattr(sys, name, console)
+    plumbing.parse_flags(script.Config, ["--device", "cpu"])
+    for console in (sys.stdout, sys.stderr):
+        print("é → 4", file=console, flush=True)
+        assert console.buffer.getvalue() == b"\\xe9 \\u2192 4\n"
+
+
+@scripts("reinforce", "ppo", "grpo", "dpo")
+@pytest.mark.parametrize("kind", [int, bool])
+def test_rewards_become_floats_where_they_enter(script, kind, monkeypatch):
+    monkeypatch.setattr(tasks.Task, "reward", lambda *_: kind(1))
+    monkeypatch.setattr(script, "reward", lambda problem, text, given: given / 2)
+    cfg = script.Config(**INSTANT | {"reward": "accuracy+format"})
+    task = script.common.load_task(cfg, script.verify)
+    batch = script.sample_batch(script.GPT(cfg), task, cfg, 0)
+    assert batch.rewards.dtype == torch.float32 and (batch.rewards == 0.5).all()
+    monkeypatch.setattr(script, "reward", lambda problem, text, given: kind(given))
+    script.main(arguments(INSTANT | {"output_dir": f"{script.__name__}-{kind.__name__}"}))
+
+
+@scripts("reinforce", "grpo", "dpo")
+@pytest.mark.parametrize("reward", ["nan", "inf"])
+def test_a_reward_that_is_not_finite_ends_the_run_in_one_line(
+        script, reward, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "reward", lambda *_: float(reward))
+    with pytest.raises(SystemExit) as end:
+        script.main(arguments(INSTANT | {"output_dir": tmp_path / "run"}))
+    assert end.value.code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "step 1: not finite: " in line and f"'reward': {reward}" in line
+
+
+# ---- signals and threads ---------------------------------------------------------------------
+
+def test_sigterm_is_like_ctrl_c_with_its_own_exit_code(script, tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGTERM))
+    words = arguments(INSTANT | {"output_dir": folder})
+    assert children(lambda: script.main(words)) == [143]
+    assert f"--resume_from_checkpoint {folder}" in capfd.readouterr().err
+
+
+def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(tmp_path):
+    run = subprocess.Popen(
+        [sys.executable, ROOT / "grpo.py", "--device", "cpu"], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert "making the base: step 0" in run.stderr.readline()
+    for _ in range(2):
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    _, error = run.communicate(timeout=100)
+    assert run.returncode == 130 and re.fullmatch(r"\ninterrupted; resume with:\n  .*\n", error)
+
+
+def test_a_run_in_a_thread_trains(script, tmp_path):
+    done = []
+    words = arguments(INSTANT | {"output_dir": tmp_path / "run"})
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    thread = threading.Thread(target=lambda: done.append(script.main(words)))
+    thread.start()
+    thread.join()
+    assert done[0]["steps"] == 1
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
