@@ -119,12 +119,12 @@ def test_a_logarithmic_axis_shows_geometric_means():
 
 def test_a_chart_is_readable_on_light_and_on_dark_pages(tmp_path):
     with chart.figure(tmp_path / "a.svg") as axis:
-        rows = {"some": [1, math.inf], "all": [1.231, 1.263], "none": [math.inf]}
+        rows = {"some": [1, math.inf], "all": [0.12, 0.13], "none": [math.inf]}
         chart.dots(axis, rows, end=2, xlabel="far")
     text = (tmp_path / "a.svg").read_text("utf-8")
     ElementTree.fromstring(text)
     assert "prefers-color-scheme: dark" in text
-    for label in ("some: not all arrive", "all: 1.25", "none: never", "far"):
+    for label in ("some: not all arrive", "all: 0.125", "none: never", "far"):
         assert f">{label}<" in text
     letters = re.findall(r'<text style="([^"]*)', text)
     assert letters and all(f"fill: {chart.INK}" in style for style in letters)
@@ -190,7 +190,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs):
     lab = (docs / "lab.md").read_text()
     assert "**Twice is more: undecided** ([made_up](lab/made_up.md)).\n\n![chart](lab/made" in lab
     assert "Of 1 claims, 0 shown, 0 contradicted, 1 undecided, and 0 without a verdict." in lab
-    assert "| Twice is more: undecided | undecided | Somebody: twice is more | [made_up](" in lab
+    assert "| Twice is more: undecided | **undecided** | Somebody: twice is more | [made" in lab
     assert (docs / "lab/made_up.svg").exists() and not any((docs.parent / "runs").iterdir())
 
 
