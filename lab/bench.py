@@ -1,5 +1,5 @@
-"""Run experiments of the lab, judge their claims, and write their pages: python -m lab.bench NAME
-(make lab-NAME), or all of them (make lab).
+"""Run experiments of the lab, judge their claims, and write their pages: python -m lab NAME (make
+lab-NAME), or all of them (make lab).
 
 An experiment is a module lab/claims/NAME.py. It has SEEDS, and
   RUNS              {case: command line of a script}, with METRICS, which are kept of each step, and
@@ -15,7 +15,6 @@ You write docs/lab/NAME.md yourself: a title, the marks of the generated part, a
 Claim, Prediction and Method before the first run; afterwards Outcome, which says what you predicted
 correctly.
 """
-import argparse
 import collections
 import concurrent.futures
 import functools
@@ -23,10 +22,8 @@ import importlib
 import json
 import math
 import multiprocessing
-import os
 import subprocess
 import time
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +32,7 @@ import torch
 
 import plumbing
 from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
-from report import chart, start
+from report import chart
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
@@ -254,7 +251,8 @@ def numbers(cases, by="", form=".3g"):
     of the seeds, and the lowest and highest seed. -> Markdown"""
     def cell(values):
         low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-        return low if low == high else f"{mean} ({low} to {high})".replace("inf", "never")
+        text = low if low == high else f"{mean} ({low} to {high})"
+        return text.replace("inf", "never")
     return table([by, *next(iter(cases.values()))],
                  [[case, *map(cell, columns.values())] for case, columns in cases.items()])
 
@@ -277,25 +275,10 @@ def page(name):
         f"{about['machine'].split(' (')[0]}.\n"])
 
 
-def is_old(name):
-    """While experiments of the old form are left: tell which they are."""
-    return hasattr(module(name), "EXPERIMENT")
-
-
-def claims_of(name):
-    if not is_old(name):
-        return page(name)[0]
-    return [types.SimpleNamespace(
-        text=one.text, source=one.source, at_least=one.at_least, verdict=one.verdict,
-        reason=one.moot, title=one.finding, finding=one.said,
-        cells=lambda one=one: [one.text, one.judged, one.effect, one.claimed_range, one.source])
-        for one in module(name).EXPERIMENT.load()[0]]
-
-
 def overview():
     """Write the generated parts of docs/lab.md: findings with their charts, and the number of
     verdicts with a table of experiments for each question. -> str, str"""
-    claims = {name: claims_of(name) for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
+    claims = {name: page(name)[0] for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
     findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
                 f"![chart](lab/{name}.svg)\n"
                 for name in FINDINGS if name in claims]
@@ -306,9 +289,7 @@ def overview():
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:
-            link = f"[{name}](lab/{name}.md)" + ", one base" * (
-                hasattr(module(name), "ONE_BASE") or is_old(name) and (
-                    module(name).EXPERIMENT.one_base))
+            link = f"[{name}](lab/{name}.md)" + ", one base" * hasattr(module(name), "ONE_BASE")
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
                 source += f": {text}" * (claim.verdict != SHOWN)
@@ -318,28 +299,15 @@ def overview():
     return "\n".join(findings), "\n".join(tables)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--processes", type=int, default=os.cpu_count(),
-                        help="number of processes at a time (default: one for each core)")
-    parser.add_argument("--draw", action="store_true",
-                        help="measure nothing: make pages and charts from the stored numbers")
-    args = parser.parse_args(argv)
-    for name in args.names:
-        if name not in NAMES:
-            parser.error(f"{name}: unknown experiment; choose from {', '.join(NAMES)}")
-    for name in args.names or NAMES:
-        if not args.draw:
-            measure(name, args.processes)
-        _, draw, text = page(name)
-        with chart.figure(DOCS / f"lab/{name}.svg") as axis:
-            draw(axis)
-        put(name, text, f"lab-{name}")
+def publish(name):
+    """Draw the chart of an experiment, and write its page."""
+    _, draw, text = page(name)
+    with chart.figure(DOCS / f"lab/{name}.svg") as axis:
+        draw(axis)
+    put(name, text, f"lab-{name}")
+
+
+def publish_overview():
+    """Write the generated parts of docs/lab.md."""
     for part, text in zip(("findings", "experiments"), overview()):
         put(part, text, "lab")
-
-
-if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""     # all processes use the CPU, as the pages say
-    start(main)

@@ -30,9 +30,9 @@ import torch
 
 import common
 import plumbing
+from lab.bench import student
 from lab.docs import DOCS, MACHINE, ROOT, put, run, table
 from lab.gemma_reward import FORM, correct
-from lab.verdict import student
 from report import parser, start
 from report.logs import read_log
 

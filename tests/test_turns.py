@@ -254,7 +254,7 @@ def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are
     policy.load_state_dict(load("turns-gigpo/base.pt")["policy"])
     monkeypatch.setattr(lab, "load_base", lambda *_: (cfg, load_named("number"), policy))
     monkeypatch.setattr(lab, "STEPS", 2)
-    found = lab.learn(0, "GiGPO, 5e-4")
+    found = lab.measure("GiGPO, 5e-4", 0)
     assert found["accuracy"] == [line["accuracy"] for line in steps("turns-gigpo")]
     assert 0.5 < sum(found["before"]) <= 1
     refused("has no turns", turns.main, arguments(SMALL))

@@ -3,33 +3,31 @@
 Each mistake of bugs.txt (which has the format of learn/practice/mistakes.txt) replaces a line in a
 copy of grpo.py.
 """
+import itertools
 from pathlib import Path
 
 import numpy
 
 import grpo
+from lab.bench import OURS, UNSCORED, Claim, student
 from lab.docs import ROOT, table
-from lab.draw import GREY, dots
-from lab.experiment import UNSCORED, Experiment
 from lab.training import load_base, run_text
-from lab.verdict import OURS, Claim, student
 from learn.practice.hunt import planted
 from learn.practice.mistakes import parse
+from report import chart
 
+SEEDS, ONE_BASE = range(5), True
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
 METRICS = ("reward", "signal", "completions/mean_length", "entropy", "kl",
            "clip_ratio/region_mean", "max_log_ratio", "grad_norm")
-FIRST, LAST = "the first 5 steps", "the last 5 steps"
-WINDOWS = {FIRST: slice(5), LAST: slice(-5, None)}
+WINDOWS = FIRST, LAST = slice(5), slice(-5, None)       # the first and the last five steps
 MOST = 0.8                                      # fraction of the seeds that counts as most seeds
 RISE = 0.05                                     # smallest rise of the reward that matters
-CORRECT = "no mistake"
-CONTROL = "no mistake, other seeds"
-RANGE = (CORRECT,)                              # the runs whose range counts as correct
+CORRECT, CONTROL = "no mistake", "no mistake, other seeds"
 MISTAKES = {mistake.name.split(": ")[0]: mistake
             for mistake in parse(Path(__file__).with_suffix(".txt").read_text("utf-8"))}
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
+CASES = [CORRECT, *MISTAKES, CONTROL]
 
 
 def text_with(name):
@@ -38,60 +36,44 @@ def text_with(name):
     return planted(source, MISTAKES[name])[0] if name in MISTAKES else source
 
 
-@EXPERIMENT.measure([CORRECT, *MISTAKES, CONTROL])
-def runs(seed, name):
+def measure(case, seed):
     """Run the script, with or without a mistake, from the base of the correct script."""
     *_, base = load_base(grpo)
-    seed += 100 * (name == CONTROL)
-    log = run_text("grpo.py", text_with(name), base, f"{FLAGS} --seed {seed}")
+    seed += 100 * (case == CONTROL)
+    log = run_text("grpo.py", text_with(case), base, f"{FLAGS} --seed {seed}")
     return {metric: [line[metric] for line in log] for metric in METRICS}
 
 
-def means(columns):
-    """Average each metric over each window. -> {(metric, window): (S,)}"""
-    return {(metric, window): columns[metric][:, steps].mean(axis=1)
-            for metric in METRICS for window, steps in WINDOWS.items()}
-
-
-def symptoms(averages, name):
+def symptoms(columns, correct):
     """Find the averages that are too high or too low with most seeds: outside the range of the
-    correct ones, even if it is extended at both ends by its width.
-    -> {(metric, window): "high" or "low"}"""
-    found = {}
-    for place, values in averages[name].items():
-        correct = numpy.concatenate([averages[other][place] for other in RANGE])
-        width = correct.max() - correct.min()
-        if (values > correct.max() + width).mean() >= MOST:
-            found[place] = "high"
-        elif (values < correct.min() - width).mean() >= MOST:
-            found[place] = "low"
+    correct ones, even if it is extended at both ends by its width. -> list of texts"""
+    found = []
+    for metric, steps in itertools.product(METRICS, WINDOWS):
+        here, usual = (rows[metric][:, steps].mean(axis=1) for rows in (columns, correct))
+        width = numpy.ptp(usual)
+        if (here > usual.max() + width).mean() >= MOST:
+            found.append(f"`{metric}` too high")
+        if (here < usual.min() - width).mean() >= MOST:
+            found.append(f"`{metric}` too low")
     return found
 
 
-def page(runs):
-    averages = {name: means(columns) for name, columns in runs.items()}
-    with_most = {name: symptoms(averages, name) for name in runs}
-    rise = {name: values["reward", LAST] - values["reward", FIRST]
-            for name, values in averages.items()}
-    learning = [name for name in MISTAKES if student(rise[name])[0] > RISE]
-    unseen = [name for name in MISTAKES if not with_most[name]]
-    counted = "of 10, a count over five seeds"
+def page(x):
+    shows = {name: symptoms(columns, x[CORRECT]) for name, columns in x.items()}
+    rise = {name: columns["reward"][:, LAST].mean(axis=1) - columns["reward"][:, FIRST].mean(axis=1)
+            for name, columns in x.items()}
+    learning = sum(student(rise[name])[0] > RISE for name in MISTAKES)
+    unseen = [name for name in MISTAKES if not shows[name]]
     yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
-                len(learning), at_least=6, exact=True, unit=counted,
-                said=f"The reward still rises with {len(learning)} of 10 bugs that we planted in "
-                "grpo.py, one at a time")
+                learning, at_least=6, exact=True, finding="The reward still rises with "
+                f"{learning} of 10 bugs that we planted in grpo.py, one at a time")
     yield Claim("for some bugs, no metric shows them with at least 4 of 5 seeds, so only a "
-                "test catches them", OURS, len(unseen), at_least=1, exact=True, unit=counted,
-                said=f"For {len(unseen)} of the 10 bugs, no metric shows them with at least 4 of "
-                f"5 seeds, so only a test catches them: {', '.join(unseen)}")
+                "test catches them", OURS, len(unseen), at_least=1, exact=True,
+                finding=f"For {len(unseen)} of the 10 bugs, no metric shows them with at least 4 "
+                f"of 5 seeds, so only a test catches them: {', '.join(unseen)}")
     yield Claim("the correct script raises at most one false alarm with other seeds", OURS,
-                len(with_most[CONTROL]), at_most=1, exact=True, unit="of 16 averages, a count over "
-                "five seeds")
-    yield dots(rise, given={CORRECT: GREY, CONTROL: GREY}, level=(0, "no rise"),
-               xlabel="rise of the reward in 20 steps; a dot for each seed")
-    rows = []
-    for name, mistake in MISTAKES.items():
-        shows = dict.fromkeys(f"`{metric}` too {which}"
-                              for (metric, _), which in with_most[name].items())
-        rows.append([*mistake.name.split(": ", 1), ", ".join(shows) or "no metric"])
+                len(shows[CONTROL]), at_most=1, exact=True)
+    yield lambda axis: chart.dots(axis, rise, xlabel="rise of the reward in 20 steps")
+    rows = [[*mistake.name.split(": ", 1), ", ".join(dict.fromkeys(shows[name])) or "no metric"]
+            for name, mistake in MISTAKES.items()]
     yield table(["bug", "what is wrong", "metrics that show it"], rows)

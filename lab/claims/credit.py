@@ -17,12 +17,9 @@ from tasks import gridworld
 SEEDS, CASES, ONE_BASE = range(5), ["walks", "answers"], True
 ROLLOUTS = (1, 2, 4, 8, 16)
 EIGHT = "rollouts, K = 8"
-UNTRAINED = "critic, before it has learned"
-SKILL = 0.5                             # probability of choosing the best move, else a random one
-PROBLEMS, GROUP = 5, 8
+PROBLEMS = 5                            # whose tokens are judged, in 8 answers to each
 NUM_REFERENCE = 256                     # rollouts whose mean takes the place of the exact value
 BATCHES = 60                            # number of batches that the critic learns from
-FORKS = 0.1                             # fraction of the tokens that should have most of |A|
 GAIN = 0.05                             # smallest difference of two correlations that matters
 
 
@@ -31,32 +28,27 @@ def step_advantages(rewards, values, mask):
     return ppo.gae(rewards, values, mask, 1.0, 0.0)[0]
 
 
-def estimated(batch, returns, critic):
+def compare(batch, returns, critic, rewards, exact):
     """Estimate V at each step: for each K, by the mean of the first K of the returns; and by the
-    critic. returns: (B, T, number). -> {name: (B, T)}"""
-    values = {f"rollouts, K = {K}": returns[..., :K].mean(dim=-1) for K in ROLLOUTS}
-    return values | {"critic": critic(batch.prompts, batch.tokens).detach() * batch.mask}
-
-
-def correlations(batch, rewards, values, exact):
-    """Correlate advantages with the exact ones: those that follow from values, {name: (B, T)}, and
-    those of grpo.py. -> {name: float}"""
-    A = {name: step_advantages(rewards, V, batch.mask) for name, V in values.items()}
+    critic. Correlate the advantages that follow, and those of grpo.py, with the exact ones.
+    returns: (B, T, number). -> {name: V (B, T)}, {name: correlation}"""
+    V = {f"rollouts, K = {K}": returns[..., :K].mean(dim=-1) for K in ROLLOUTS}
+    V["critic"] = critic(batch.prompts, batch.tokens).detach() * batch.mask
+    A = {name: step_advantages(rewards, values, batch.mask) for name, values in V.items()}
     A["GRPO"] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
-    return {name: torch.corrcoef(torch.stack([one, exact])[:, batch.mask > 0])[0, 1].item()
-            for name, one in A.items()}
+    return V, {name: torch.corrcoef(torch.stack([one, exact])[:, batch.mask > 0])[0, 1].item()
+               for name, one in A.items()}
 
 
 @functools.cache
 def half_skilled(prompt):
-    """Make the policy for a prompt. -> a function policy(t, cell) -> {move: probability}"""
+    """Make a policy for a prompt that chooses the best move half of the time, and else any one.
+    -> a function policy(t, cell) -> {move: probability}"""
     _, Q = gridworld.values(prompt)
 
     def policy(t, cell):
-        returns = Q[t][cell]
-        probs = dict.fromkeys(returns, (1 - SKILL) / len(returns))
-        probs[max(returns, key=returns.get)] += SKILL
-        return probs
+        best = max(Q[t][cell], key=Q[t][cell].get)
+        return {move: 0.5 / len(Q[t][cell]) + 0.5 * (move == best) for move in Q[t][cell]}
     return policy
 
 
@@ -80,71 +72,67 @@ def make_batch(task, cfg, step):
     values V. A row of `steps` is a list of (cell, move, reward). -> namespace"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step))
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]
-    texts = [problem.prompt for problem in problems]
     rng = random.Random(f"{cfg.seed} {step}")
-    walks = [walk(text, 0, text.split()[1], rng) for text in texts]
-    shape = len(walks), max(gridworld.LIMITS)
-    tokens = torch.full(shape, ppo.PAD)
-    mask, rewards, V = torch.zeros(3, *shape)
-    for row, (text, steps) in enumerate(zip(texts, walks)):
-        exact, _ = gridworld.values(text, 0.0, half_skilled(text))
+    walks = [walk(one.prompt, 0, one.prompt.split()[1], rng) for one in problems]
+    tokens = torch.full((len(walks), max(gridworld.LIMITS)), ppo.PAD)
+    mask, rewards, V = torch.zeros(3, *tokens.shape)
+    for row, (problem, steps) in enumerate(zip(problems, walks)):
+        exact, _ = gridworld.values(problem.prompt, 0.0, half_skilled(problem.prompt))
         for t, (cell, move, reward) in enumerate(steps):
             tokens[row, t] = ord(move)
             mask[row, t], rewards[row, t], V[row, t] = 1, reward, exact[t][cell]
     return SimpleNamespace(
-        texts=texts, steps=walks, prompts=ppo.encode_prompts(problems, task, "cpu"), tokens=tokens,
-        mask=mask, lengths=mask.sum(dim=1).long(), token_rewards=rewards, V=V,
+        problems=problems, steps=walks, prompts=ppo.encode_prompts(problems, task, "cpu"),
+        tokens=tokens, mask=mask, lengths=mask.sum(dim=1).long(), token_rewards=rewards, V=V,
         rewards=rewards.sum(dim=1).view(-1, cfg.num_generations))
 
 
-def value_error(values, batch):
-    """Divide the mean squared error of values by the variance of the exact values. -> float"""
-    exact = batch.V[batch.mask > 0]
-    return ((values[batch.mask > 0] - exact).square().mean() / exact.var()).item()
-
-
-def measure(case, seed):
-    return of_moves(seed) if case == "walks" else of_tokens(seed)
-
-
 def of_moves(seed):
-    """Measure the error of each estimate's values, and correlate its advantages."""
+    """Measure the squared error of each estimate's values, divided by the variance of the exact
+    ones, and the correlation of its advantages."""
     cfg, task, policy = load_base(ppo, f"--task gridworld --seed {seed}")
     task.token_rewards = lambda batch: batch.token_rewards
     first, *rest, batch = (make_batch(task, cfg, step) for step in range(1 + BATCHES))
     critic = train_critic(policy, task, cfg, [first, *rest])
     returns = torch.zeros(*batch.mask.shape, max(ROLLOUTS))
     rng = random.Random(seed)
-    for row, (text, steps) in enumerate(zip(batch.texts, batch.steps)):
+    for row, (problem, steps) in enumerate(zip(batch.problems, batch.steps)):
         for t, (cell, _, _) in enumerate(steps):
             for number in range(max(ROLLOUTS)):
-                returns[row, t, number] = sum(reward for *_, reward in walk(text, t, cell, rng))
-    values = estimated(batch, returns, critic)
-    errors = {f"error: {name}": value_error(V, batch) for name, V in values.items()}
-    errors[f"error: {UNTRAINED}"] = value_error(first.values, first)
+                onward = walk(problem.prompt, t, cell, rng)
+                returns[row, t, number] = sum(reward for *_, reward in onward)
     exact = step_advantages(batch.token_rewards, batch.V, batch.mask)
-    return errors | correlations(batch, batch.token_rewards, values, exact)
+    values, columns = compare(batch, returns, critic, batch.token_rewards, exact)
+    for name, V, one in (*((name, V, batch) for name, V in values.items()),
+                         ("critic, before it has learned", first.values, first)):
+        error, known = (V - one.V)[one.mask > 0], one.V[one.mask > 0]
+        columns[f"error: {name}"] = (error.square().mean() / known.var()).item()
+    return columns
 
 
 def of_tokens(seed):
-    """Measure the fraction of the total |A| that a few tokens have, and correlate the advantages of
-    each estimate with those from many other rollouts, the reference."""
+    """Measure the fraction of the total |A| that a tenth of the tokens has, and correlate the
+    advantages of each estimate with those from many other rollouts, the reference."""
     cfg, task, policy = load_base(ppo, f"--base_steps 450 --seed {seed}")
     critic = train_critic(policy, task, cfg, (
         ppo.sample_batch(policy, task, cfg, step) for step in range(BATCHES)))
-    small_batch = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=GROUP)
-    batch = ppo.sample_batch(policy, task, small_batch, "credit")
-    rewards = torch.zeros(*batch.mask.shape, max(ROLLOUTS) + NUM_REFERENCE)
+    cfg = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=8)
+    batch = ppo.sample_batch(policy, task, cfg, "credit")
+    returns = torch.zeros(*batch.mask.shape, max(ROLLOUTS) + NUM_REFERENCE)
     for t in range(int(batch.lengths.max())):
-        rows, results = rewards_after(ppo, policy, task, small_batch, batch, t, rewards.shape[-1])
-        rewards[rows, t] = results
-    values = estimated(batch, rewards, critic)
-    reference = rewards[..., max(ROLLOUTS):].mean(dim=-1)
-    exact = step_advantages(task.token_rewards(batch), reference, batch.mask)
+        rows, results = rewards_after(ppo, policy, task, cfg, batch, t, returns.shape[-1])
+        returns[rows, t] = results
+    rewards = task.token_rewards(batch)
+    reference = returns[..., max(ROLLOUTS):].mean(dim=-1)
+    exact = step_advantages(rewards, reference, batch.mask)
     sizes = exact[batch.mask > 0].abs().sort(descending=True).values
-    few = 1 + round(FORKS * (len(sizes) - 1))
-    return {"share": (sizes[:few].sum() / sizes.sum()).item()} | correlations(
-        batch, task.token_rewards(batch), values, exact)
+    few = 1 + round((len(sizes) - 1) / 10)
+    share = (sizes[:few].sum() / sizes.sum()).item()
+    return {"share": share} | compare(batch, returns, critic, rewards, exact)[1]
+
+
+def measure(case, seed):
+    return of_moves(seed) if case == "walks" else of_tokens(seed)
 
 
 def page(x):
@@ -159,9 +147,9 @@ def page(x):
                 ratio=True)
     yield Claim("the advantage of a whole walk (GRPO) has a correlation of less than 0.5 with the "
                 "exact advantages of its moves", OURS, moves["GRPO"], at_most=0.5)
-    yield Claim(f"{FORKS:.0%} of the tokens have more than half of the total absolute advantage",
+    yield Claim("10% of the tokens have more than half of the total absolute advantage",
                 OURS, tokens["share"], at_least=0.5,
-                finding=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
+                finding=f"Few tokens decide: 10% of them have {tokens['share'].mean():.0%} "
                 "of the total absolute advantage, but GRPO gives all tokens of an answer the same "
                 "one")
     for first, second, better, worse in (

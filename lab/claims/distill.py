@@ -1,8 +1,4 @@
-"""Distill: what a teacher gains, and what is lost if it sends less than its whole vocabulary
-
-Trains from the same bases with GRPO, and with a teacher that writes or that reads the student's
-outputs.
-"""
+"""Distill: what a teacher gains, and what is lost if it sends less than its whole vocabulary"""
 import itertools
 
 import numpy
@@ -13,33 +9,34 @@ import grpo
 import plumbing
 import reinforce
 from examples import distill
-from lab.draw import curves
-from lab.experiment import Experiment, at_best_rates, means, numbers, ratio, steps_to_level
+from lab.bench import OURS, Claim, means, numbers, steps_to
 from lab.training import clear_gradient, load_base, training
-from lab.verdict import OURS, Claim
+from report import chart
 
 FLAGS = "--num_prompts 8 --num_generations 8"
 OUTPUTS = 64                                    # in a batch
 BATCHES = 24
 RATES = ("2.5e-4", "5e-4", "1e-3")
 LEVEL, WINDOW = 0.6, 4          # accuracy that a side has to reach, on average in four batches
-MASS = 0.95                     # probability of the 8 tokens that counts as lost below
-DRAWS = 24                      # batches whose gradients are compared
 TEACHER = "--textbook_share 1 --base_seed 1000"         # a base that has never read the forum
 MODE = "--distillation_mode"
-GRPO, WHOLE, SAMPLED, IMITATION, REST, NO_REST = (
-    "GRPO", "whole vocabulary", "sampled token", "imitation", "top 8 and the rest",
-    "top 8 without the rest")
-TUNED = (GRPO, WHOLE, SAMPLED, IMITATION)
+GRPO, WHOLE, SAMPLED, IMITATION = TUNED = (
+    "GRPO", "whole vocabulary", "sampled token", "imitation")
 MODES = {GRPO: "", WHOLE: "", SAMPLED: f"{MODE} sampled_token",
          IMITATION: f"{MODE} sampled_token --beta 0 --lmbda 0",
-         REST: f"{MODE} topk_logits", NO_REST: f"{MODE} topk_logits --no-distillation_add_tail"}
-# the cases at the best rates that `tuning` finds; top 8 takes the rate of the whole vocabulary
-JUDGED = [f"{side}, {'5e-4' if side == SAMPLED else '1e-3'}" for side in MODES]
+         "top 8 and the rest": f"{MODE} topk_logits",
+         "top 8 without the rest": f"{MODE} topk_logits --no-distillation_add_tail"}
+NOISE = {f"noise, {side}": side for side in (WHOLE, SAMPLED)}
+PARTS = {"all tokens": (0, 1), "first 30%": (0, 0.3), "last 30%": (0.7, 1)}     # on countdown
 LONG = "--task countdown --base_seed 20 --learning_rate 1e-3"
-PARTS = {"all tokens": (0, 1), "first 30%": (0, 0.3), "last 30%": (0.7, 1)}
 SEEDS = range(20, 28)
-EXPERIMENT = Experiment(__file__, SEEDS[3:], rate="")
+# the first three seeds choose a rate for each side, and the others judge at these rates; top 8
+# takes the rate of the whole vocabulary
+TUNING = [f"{side}, {rate}" for side in TUNED for rate in RATES]
+*JUDGED, REST, NO_REST = (
+    f"{side}, {'5e-4' if side == SAMPLED else '1e-3'}" for side in MODES)
+CASES = [*TUNING, REST, NO_REST, *NOISE, *PARTS]
+FEWER = {case: SEEDS[:3] if case in TUNING else SEEDS[3:] for case in CASES if case not in JUDGED}
 
 
 def prepare(script, flags, seed):
@@ -65,97 +62,72 @@ def batches(flags, seed, low=0, high=1):
         yield own, distill.update(student, teacher, optimizer, batch, cfg, step)
 
 
-def record(steps):
-    """Record the first batches of a training. -> {column: a number for each batch}"""
+def noise(seed, side):
+    """Compute the gradients of the base on some batches. -> their variance, summed over weights"""
+    cfg, task, student, teacher = prepare(distill, MODES[side], seed)
+    gradients = []
+    for draw in range(24):
+        batch = reinforce.sample_batch(student, task, cfg, ("noise", draw))
+        clear_gradient(student)
+        distill.backward(student, teacher, batch, torch.arange(OUTPUTS), cfg)
+        gradients.append(parameters_to_vector(weight.grad for weight in student.parameters()))
+    return torch.stack(gradients).var(dim=0).sum().item()
+
+
+def measure(case, seed):
+    """Train from a base with one side at one rate, or on countdown with a part of each output; or
+    compute the noise of a side's gradient."""
+    if case in NOISE:
+        return {"variance": noise(seed, NOISE[case])}
+    if case in PARTS:
+        steps = batches(LONG, seed, *PARTS[case])
+    else:
+        side, rate = case.rsplit(", ", 1)
+        flags = f"--learning_rate {rate} {MODES[side]}"
+        steps = (training(grpo, *prepare(grpo, flags, seed)[:3]) if side == GRPO else
+                 batches(flags, seed))
     steps = list(itertools.islice(steps, BATCHES))
     return {"accuracy": [batch.is_correct.double().mean().item() for batch, _ in steps],
             "mass": [metrics.get("student_mass") for _, metrics in steps]}
 
 
-def learn(seed, case):
-    """Train from a base with one side at one rate. -> {column: a number for each batch}"""
-    side, rate = case.rsplit(", ", 1)
-    flags = f"--learning_rate {rate} {MODES[side]}"
-    if side == GRPO:
-        return record(training(grpo, *prepare(grpo, flags, seed)[:3]))
-    return record(batches(flags, seed))
+def page(x):
+    accuracy = {case: x[case]["accuracy"] for case in CASES if case not in NOISE}
+    outputs = {case: OUTPUTS * steps_to(rows, LEVEL, WINDOW) for case, rows in accuracy.items()}
+    accuracy = {case: means(rows, WINDOW) for case, rows in accuracy.items()}
 
-
-EXPERIMENT.measure([f"{side}, {rate}" for side in TUNED for rate in RATES], SEEDS[:3],
-                   "tuning")(learn)
-EXPERIMENT.measure(JUDGED, name="judging")(learn)
-
-
-@EXPERIMENT.measure([WHOLE, SAMPLED])
-def noise(seed, side):
-    """Compute the gradients of the base on some batches. -> their variance, summed over weights"""
-    cfg, task, student, teacher = prepare(distill, MODES[side], seed)
-    gradients = []
-    for draw in range(DRAWS):
-        batch = reinforce.sample_batch(student, task, cfg, ("noise", draw))
-        clear_gradient(student)
-        distill.backward(student, teacher, batch, torch.arange(OUTPUTS), cfg)
-        gradients.append(parameters_to_vector(weight.grad for weight in student.parameters()))
-    return {"variance": torch.stack(gradients).var(dim=0).sum().item()}
-
-
-@EXPERIMENT.measure(PARTS)
-def parts(seed, part):
-    """Train on countdown with a part of each output."""
-    return record(batches(LONG, seed, *PARTS[part]))
-
-
-def needed(columns):
-    """Count the batches to LEVEL. -> (S,)"""
-    return steps_to_level(columns["accuracy"], LEVEL, WINDOW)
-
-
-def mean(columns, place, column="accuracy"):
-    """Average over four batches, the first ones (place 0) or the last ones (-1). -> (S,)"""
-    return means(columns[column], WINDOW)[:, place]
-
-
-def page(tuning, judging, noise, parts):
-    best = at_best_rates(tuning, judging, TUNED, RATES,
-                         lambda columns: needed(columns).clip(max=BATCHES))
-    took = {side: needed(columns) for side, columns in best.items()}
-    outputs = {side: OUTPUTS * numpy.minimum(counts, BATCHES).mean()
-               for side, counts in took.items()}
-
-    def fewer(other, side):
-        return ratio(took[other], took[side], BATCHES, smallest=WINDOW - 1) | {"at_least": 1.2}
-    yield Claim("GRPO needs more outputs than a teacher's whole vocabulary", "after Qwen3",
-                **fewer(GRPO, WHOLE), said="With a teacher, 6 of 10 outputs are right after "
-                f"{outputs[WHOLE]:.0f} outputs, and with GRPO after {outputs[GRPO]:.0f}")
-    yield curves({side: means(columns["accuracy"], WINDOW) for side, columns in best.items()},
-                 OUTPUTS * numpy.arange(WINDOW, BATCHES + 1), ylabel="accuracy",
-                 xlabel=f"outputs, the last {WINDOW * OUTPUTS} of which are averaged")
-    yield Claim("imitation of the teacher's outputs needs more of them than the whole vocabulary "
-                "needs of the student's own", "after GKD", **fewer(IMITATION, WHOLE))
-    yield Claim("the sampled token needs more outputs than the whole vocabulary", OURS,
-                **fewer(SAMPLED, WHOLE))
+    def cost(case):
+        return outputs[case][:3].clip(max=OUTPUTS * BATCHES).mean()
+    best = {side: min((f"{side}, {rate}" for rate in RATES), key=cost) for side in TUNED}
+    took = {side: outputs[case][3:] for side, case in best.items()}
+    finding = (f"With a teacher, 6 of 10 outputs are right after {took[WHOLE].mean():.0f} "
+               f"outputs, and with GRPO after {took[GRPO].mean():.0f}")
+    for side, source, text in (
+            (GRPO, "after Qwen3", "GRPO needs more outputs than a teacher's whole vocabulary"),
+            (IMITATION, "after GKD", "imitation of the teacher's outputs needs more of them than "
+             "the whole vocabulary needs of the student's own"),
+            (SAMPLED, OURS, "the sampled token needs more outputs than the whole vocabulary")):
+        yield Claim(text, source, took[side] / took[WHOLE], at_least=1.2, ratio=True,
+                    finding=finding * (side == GRPO))
+    yield lambda axis: chart.curves(
+        axis, {side: accuracy[case][3:] for side, case in best.items()},
+        OUTPUTS * numpy.arange(WINDOW, BATCHES + 1), ylabel="accuracy",
+        xlabel=f"outputs (mean of the last {WINDOW * OUTPUTS})")
+    whole, sampled = (x[case]["variance"] for case in NOISE)
     yield Claim("at the base, the gradient of the sampled token has a larger variance than that of "
-                "the whole vocabulary", OURS,
-                (noise[SAMPLED]["variance"], noise[WHOLE]["variance"]), at_least=2, times=True)
-    mass = {case: mean(judging[case], -1, "mass") for case in JUDGED[1:]}
-    *_, of_rest, of_no_rest = mass.values()
+                "the whole vocabulary", OURS, sampled / whole, at_least=2, ratio=True)
+    of_rest, of_no_rest = (x[case]["mass"][:, -WINDOW:].mean(axis=1) for case in (REST, NO_REST))
     yield Claim("without the rest, the student takes probability away from the teacher's 8 most "
                 "likely tokens (their probability at the end)", "verl#5041", of_no_rest,
-                at_most=MASS)
+                at_most=0.95)
     yield Claim("with the rest as one event, the 8 tokens keep their probability",
-                "after verl#7856", of_rest, at_least=MASS)
-    everything, first, last = parts.values()
+                "after verl#7856", of_rest, at_least=0.95)
+    everything, first, last = (accuracy[part] for part in PARTS)
     yield Claim("on countdown, the first 30% of the tokens of each output end with the accuracy of "
-                "all tokens", "after Zhang and others", (mean(first, -1), mean(everything, -1)),
+                "all tokens", "after Zhang and others", (first[:, -1], everything[:, -1]),
                 at_least=-0.02)
     yield Claim("on countdown, the last 30% of the tokens gain hardly any accuracy", OURS,
-                (mean(last, -1), mean(last, 0)), at_most=0.05)
-
-    yield numbers({case: {f"outputs to an accuracy of {LEVEL}": OUTPUTS * needed(columns),
-                          "accuracy at the end": mean(columns, -1)}
-                   for case, columns in judging.items()}, by="side, and its learning rate")
-    yield numbers({case: {"at the end": values} for case, values in mass.items()},
-                  by="probability of the teacher's 8 most likely tokens")
-    yield numbers({part: {f"accuracy in the first {WINDOW} batches": mean(columns, 0),
-                          f"in the last {WINDOW}": mean(columns, -1)}
-                   for part, columns in parts.items()}, by="tokens that count, on countdown")
+                (last[:, -1], last[:, 0]), at_most=0.05)
+    yield numbers({case: {f"outputs to an accuracy of {LEVEL}": outputs[case][-5:],
+                          "accuracy at the end": accuracy[case][-5:, -1]}
+                   for case in (*JUDGED, REST, NO_REST)}, "side, and its learning rate")

@@ -15,8 +15,6 @@ from report import chart
 SEEDS, CASES = range(5), ["on the way"]
 ESTIMATORS = ["k1", "k2", "k3"]
 WATCHED = [1, 2, 5, 10, 20]                 # steps after which the estimates are measured
-PLACE = -1                                  # index in WATCHED of the step that the claims judge
-CLOSE = 1e-9                                # smaller differences count as rounding errors
 
 
 @torch.no_grad()
@@ -46,6 +44,7 @@ def measure(case, seed):
 
 
 # All outputs of at most four tokens. Tokens are 1, 2 and 0; 0 ends an output and pads it. (N, T)
+# A policy is a table of logits by the token before, (3, 3).
 TOKENS = torch.tensor([ids for ids in itertools.product(range(3), repeat=4)
                        if all(one > 0 or other == 0 for one, other in itertools.pairwise(ids))])
 MASK = ((TOKENS == 0).cumsum(dim=1) <= 1).double()
@@ -53,64 +52,57 @@ BEFORE = F.pad(TOKENS[:, :-1], (1, 0))      # (N, T)  the token before each toke
 
 
 def output_logps(table):
-    """Compute the log-probabilities of the tokens of all outputs. Each depends only on the token
-    before it, so a policy is a table of logits. (3, 3) -> (N, T)"""
+    """Compute the log-probabilities of the tokens of all outputs. (3, 3) -> (N, T)"""
     return table.log_softmax(dim=-1)[BEFORE, TOKENS] * MASK
 
 
-def mean_loss(x, sampler, average="constant"):
-    """Average token losses (N, T) over the tokens as `average` says, and then over all outputs of
-    a sampler, weighted by their probability. -> scalar"""
-    p = output_logps(sampler.detach()).sum(dim=1, keepdim=True).exp()           # (N, 1)
-    return grpo.aggregate(len(x) * p * x, MASK, average, max_length=MASK.shape[1])
-
-
 def losses(theta, ref, old):
-    """Compute the estimates used as losses, and the exact KLs that their gradients are compared
-    with. -> {name: scalar}"""
+    """Average the estimates used as losses, and the exact KLs that their gradients are compared
+    with, over all outputs of theta or of an older policy. -> {name: scalar}"""
     logps, ref_logps, old_logps = map(output_logps, (theta, ref, old))
-    found = {}
-    for name in (*ESTIMATORS, "k3_ratio"):
-        estimate = grpo.kl(logps, ref_logps, name, logps - logps.detach())
-        found[name] = mean_loss(estimate, theta)
-        found[f"{name}, by length"] = mean_loss(estimate, theta, "sequence_mean")
-    log_rho = grpo.log_ratio(logps, old_logps, MASK)
-    found["k3_ratio, older"] = mean_loss(grpo.kl(logps, ref_logps, "k3_ratio", log_rho), old)
+
+    def mean(x, sampler=logps, average="constant"):
+        p = sampler.detach().sum(dim=1, keepdim=True).exp()                     # (N, 1)
+        return grpo.aggregate(len(x) * p * x, MASK, average, max_length=MASK.shape[1])
     k1 = (logps - ref_logps).sum(dim=1)
-    found["k1 in the reward"] = mean_loss(reinforce.policy_loss(logps, -k1.detach(), MASK), theta)
-    # the exact KLs
     log_p, log_ref = (table.log_softmax(dim=-1)[BEFORE] for table in (theta, ref))  # (N, T, 3)
     kl, reverse = (F.kl_div(other, one, log_target=True, reduction="none").sum(dim=-1)
                    for one, other in ((log_p, log_ref), (log_ref, log_p)))
-    found["KL(policy, base)"] = mean_loss(kl, theta)
-    found["KL(policy, base), older"] = mean_loss(kl, old)
-    found["KL(base, policy)"] = mean_loss(reverse, theta)
-    found["KL of outputs"] = (logps.sum(dim=1).exp() * k1).sum()
+    log_rho = grpo.log_ratio(logps, old_logps, MASK)
+    found = {"KL(policy, base)": mean(kl), "KL(base, policy)": mean(reverse),
+             "KL(policy, base), older": mean(kl, old_logps),
+             "k3_ratio, older": mean(grpo.kl(logps, ref_logps, "k3_ratio", log_rho), old_logps),
+             "k1 in the reward": mean(reinforce.policy_loss(logps, -k1.detach(), MASK)),
+             "KL of outputs": (logps.sum(dim=1).exp() * k1).sum()}
+    for name in (*ESTIMATORS, "k3_ratio"):
+        estimate = grpo.kl(logps, ref_logps, name, logps - logps.detach())
+        found[name] = mean(estimate)
+        found[f"{name}, by length"] = mean(estimate, average="sequence_mean")
     return found
 
 
 def gradients(draws=100):
     """Compute the gradients of all losses in theta, for random policies. -> {name: (draws, 9)}"""
     generator = torch.Generator().manual_seed(0)
-    tables = torch.stack([torch.randn(3, 3, 3, generator=generator) for _ in range(draws)])
-    found = torch.func.vmap(torch.func.jacrev(losses))(*tables.double().unbind(dim=1))
+    tables = torch.stack([torch.randn(3, 3, 3, generator=generator) for _ in range(draws)], dim=1)
+    found = torch.func.vmap(torch.func.jacrev(losses))(*tables.double())
     return {name: gradient.flatten(start_dim=1) for name, gradient in found.items()}
 
 
 def page(x):
     [way] = x.values()
-    noise = way["deviation of k1"] / way["deviation of k3"]
-    last = 1 / numpy.exp(numpy.log(noise[:, -1]).mean())                # of k3 / of k1
+    noise = (way["deviation of k1"] / way["deviation of k3"])[:, -1]
+    times = numpy.exp(-numpy.log(noise).mean())                         # k3's, divided by k1's
     yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
-                "the standard deviation of k3)", "after Schulman, 2020", noise[:, PLACE],
+                "the standard deviation of k3)", "after Schulman, 2020", noise,
                 at_least=1.1, ratio=True, finding="Near the base, the KL estimate k3 is less noisy "
-                f"than k1, but after 20 steps it is {last:.2g} times as noisy")
+                f"than k1, but after 20 steps it is {times:.2g} times as noisy")
     yield lambda axis: chart.curves(
         axis, {name: way[f"deviation of {name}"] for name in ESTIMATORS}, WATCHED, yscale="log",
         xlabel="steps of training after the base", ylabel="standard deviation (nats)")
     yield Claim("after 20 steps, k2's mean is within a tenth of the KL", "after Schulman, 2020",
-                way["mean of k2"][:, PLACE] / way["mean of k1"][:, PLACE], at_least=0.9,
-                at_most=1.1, ratio=True)
+                (way["mean of k2"] / way["mean of k1"])[:, -1], at_least=0.9, at_most=1.1,
+                ratio=True)
 
     found = gradients()
 
@@ -118,16 +110,16 @@ def page(x):
         return torch.cat([F.cosine_similarity(found[one], found[other]) for one, other in pairs])
 
     yield Claim("on samples of pi, k1 as a loss has a mean gradient of zero (the largest norm that "
-                "we found)", "Tang and Munos", found["k1"].norm(dim=1).max(),
-                at_most=CLOSE, exact=True)
+                "we found)", "Tang and Munos", found["k1"].norm(dim=1).max(), at_most=1e-9,
+                exact=True)
     yield Claim("on samples of pi, three pairs have the same gradient: k2 as a loss and KL(pi, "
                 "ref), k3 as a loss and KL(ref, pi), k1 in the reward and the KL between whole "
                 "outputs (cosine of each pair)", "Tang and Munos",
                 cosines(("k2", "KL(policy, base)"), ("k3", "KL(base, policy)"),
-                        ("k1 in the reward", "KL of outputs")), at_least=1 - CLOSE, exact=True)
+                        ("k1 in the reward", "KL of outputs")), at_least=1 - 1e-9, exact=True)
     yield Claim("on samples of an older policy, k3_ratio as a loss has the same gradient as KL(pi, "
                 "ref) (cosine)", "DeepSeek-V3.2",
-                cosines(("k3_ratio, older", "KL(policy, base), older")), at_least=1 - CLOSE,
+                cosines(("k3_ratio, older", "KL(policy, base), older")), at_least=1 - 1e-9,
                 exact=True)
     yield Claim("if the loss of each output is divided by its length, k2, k3 and k3_ratio no "
                 "longer have the gradients of these KLs (lowest cosine of each pair)", OURS,

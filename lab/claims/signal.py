@@ -20,39 +20,32 @@ WAYS = {"GRPO, plain": (grpo, ""), "GRPO, dynamic sampling": (grpo, "--dynamic_s
 CASES = list(WAYS)
 BUDGET = 6400                           # samples in a run
 EVERY = 4                               # steps from one evaluation to the next
-EARLY = 5                               # steps in the first and in the last window
+FIRST_AND_LAST = slice(5), slice(-5, None)              # steps that are compared
 GAIN = 0.02                             # smallest difference of pass@1 that matters
 SIZES = (4, 8, 16, 64)                  # G
 P = numpy.arange(1, 100) / 100          # the probability of a right output
-LOW, HALF, HIGH = 4, 49, 94             # places of 5%, 50% and 95% in P
 
 
 def measure(way, seed):
     """Train with BUDGET samples, and record each step."""
     script, flags = WAYS[way]
     cfg, task, policy = load_base(script, f"{FLAGS} {flags} --seed {seed} --base_seed {seed}")
-    columns = {"samples": [], "all wrong": [], "all right": [], "pass@1": []}
+    lines = []
     samples = 0
     for batch, _ in training(script, cfg, task, policy):
         rates = [rate for _, rate in pass_rates(batch)]     # of all groups, left out or not
         samples += len(rates) * cfg.num_generations
-        is_due = samples >= BUDGET or len(columns["samples"]) % EVERY == EVERY - 1
+        is_due = samples >= BUDGET or len(lines) % EVERY == EVERY - 1
         score = script.evaluate(policy, task, cfg)["pass@1"] if is_due else None
-        columns["samples"].append(samples)
-        columns["all wrong"].append(rates.count(0.0) / len(rates))
-        columns["all right"].append(rates.count(1.0) / len(rates))
-        columns["pass@1"].append(score)
+        lines.append((samples, *(rates.count(rate) / len(rates) for rate in (0.0, 1.0)), score))
         if samples >= BUDGET:
-            return columns
+            return dict(zip(("samples", "all wrong", "all right", "pass@1"), zip(*lines)))
 
 
-def after_budget(columns):
-    """Interpolate pass@1 of each seed after BUDGET samples between two evaluations. -> (S,)"""
-    ends = []
-    for samples, scores in zip(columns["samples"], columns["pass@1"]):
-        is_known = ~numpy.isnan(scores)
-        ends.append(numpy.interp(BUDGET, samples[is_known], scores[is_known]))
-    return numpy.array(ends)
+def at_budget(samples, scores):
+    """Interpolate the pass@1 of a run after BUDGET samples between two evaluations. -> float"""
+    is_known = ~numpy.isnan(scores)
+    return numpy.interp(BUDGET, samples[is_known], scores[is_known])
 
 
 def weight(G, scale):
@@ -60,25 +53,22 @@ def weight(G, scale):
     probability that an output is right. -> (99,)"""
     rewards = torch.ones(G + 1, G).tril(-1).double()        # row n: a group with n right outputs
     A = grpo.advantages(rewards, scale).numpy()                                 # (G + 1, G)
-    if_right = A[1:, 0]                                     # (G,)  0 .. G - 1 others are right
-    if_wrong = A[:-1, -1]                                                       # (G,)
-    k = numpy.arange(G)
-    ways = numpy.array([math.comb(G - 1, others) for others in range(G)], dtype=float)
-    odds = ways * P[:, None] ** k * (1 - P[:, None]) ** (G - 1 - k)             # (99, G)
-    return (odds * (if_right - if_wrong)).sum(axis=1)
+    others = numpy.arange(G)                                                    # that are right
+    ways = numpy.array([math.comb(G - 1, k) for k in others], dtype=float)
+    odds = ways * P[:, None] ** others * (1 - P[:, None]) ** (G - 1 - others)   # (99, G)
+    return (odds * (A[1:, 0] - A[:-1, -1])).sum(axis=1)     # of a right output, of a wrong one
 
 
 def page(x):
     silent = {kind: x["GRPO, plain"][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
-    early = silent["either"][:, :EARLY].mean(axis=1)
-    late = silent["either"][:, -EARLY:].mean(axis=1)
-    yield Claim(f"the fraction of groups without a gradient grows from the first {EARLY} steps to "
-                f"the last {EARLY}", "DAPO", (late, early), at_least=0.05,
+    early, late = (silent["either"][:, steps].mean(axis=1) for steps in FIRST_AND_LAST)
+    yield Claim("the fraction of groups without a gradient grows from the first 5 steps to the "
+                "last 5", "DAPO", (late, early), at_least=0.05,
                 finding="The fraction of groups without a gradient grows from "
-                f"{early.mean():.0%} in the first {EARLY} steps to {late.mean():.0%} in the last "
-                f"{EARLY}")
-    end = {way: after_budget(x[way]) for way in WAYS}
+                f"{early.mean():.0%} in the first 5 steps to {late.mean():.0%} in the last 5")
+    end = {way: numpy.array(list(map(at_budget, x[way]["samples"], x[way]["pass@1"])))
+           for way in WAYS}
     for script, name in (("grpo.py", "GRPO"), ("gspo.py", "GSPO")):
         yield Claim(f"with dynamic sampling, {script} does not get a higher pass@1 from equally "
                     "many samples", OURS, (end[f"{name}, dynamic sampling"], end[f"{name}, plain"]),
@@ -89,7 +79,7 @@ def page(x):
                 "DAPO", [row[~numpy.isnan(row)][-1] for row in gains], at_least=GAIN)
 
     weights = {G: weight(G, "group") for G in SIZES}
-    edges = {G: min(w[LOW], w[HIGH]) / w[HALF] for G, w in weights.items()}
+    edges = {G: min(w[4], w[94]) / w[49] for G, w in weights.items()}       # 5%, 95% and 50%
     yield Claim(
         "with the division by the std, prompts that are solved 5% or 95% of the time count more "
         "than prompts that are solved 50% of the time, in groups of 4, 8, 16 and 64 outputs",
@@ -104,7 +94,7 @@ def page(x):
         slope = 1 / (P * (1 - P)) ** 0.5
         yield Claim(f"in groups of {G}, GRPO weighs a prompt by the slope of 2 arcsin sqrt(p), for "
                     "p from 5% to 95% (weight divided by slope)", source,
-                    (weights[G] / slope)[LOW:HIGH + 1], at_least=0.9, at_most=1.1, ratio=True,
+                    (weights[G] / slope)[4:95], at_least=0.9, at_most=1.1, ratio=True,
                     exact=True)
     yield lambda axis: chart.curves(axis, silent, ylabel="fraction of groups", ylim=(0, 1),
                                     xlabel="step of GRPO with groups of 4")

@@ -11,11 +11,10 @@ import common
 import grpo
 import plumbing
 from examples import turns
+from lab.bench import OURS, Claim, numbers, steps_to
 from lab.claims.masking import unmask
-from lab.draw import BLUE, GREY, curves
-from lab.experiment import Experiment, at_best_rates, numbers, ratio, steps_to_level
 from lab.training import load_base, training
-from lab.verdict import OURS, Claim
+from report import chart
 from tasks import number
 
 WHOLE, TO_GO, GIGPO = "one reward (GRPO)", "reward to go", "GiGPO"
@@ -30,12 +29,12 @@ FLAGS = "--task number --num_prompts 16"
 STEPS = 80
 LEVEL, WINDOW = 0.4, 4                  # accuracy to reach, as a mean over this many batches
 RATES = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
-CASES = [f"{side}, {rate}" for side in SIDES for rate in RATES]
-# the cases at the best rates that `tuning` finds, for other seeds
+LONG, LONGER = f"longer, {GIGPO}, 5e-4", 320    # the runs in the chart, and their steps
+CASES = [*POLICIES, *(f"{side}, {rate}" for side in SIDES for rate in RATES), LONG]
+SEEDS, ONE_BASE = range(8), True
+# the first three seeds choose a rate for each side, and the others judge at these rates
 JUDGED = [f"{WHOLE}, 5e-4", f"{TO_GO}, 1e-3", f"{GIGPO}, 5e-4", f"{LEARNED}, 2.5e-4"]
-LONGER = 320                            # steps of the runs in the picture
-SEEDS = range(8)
-EXPERIMENT = Experiment(__file__, SEEDS, one_base=True, rate="")
+FEWER = {case: SEEDS[:3] for case in CASES[2:] if case not in JUDGED} | {LONG: SEEDS[3:6]}
 
 
 @functools.cache
@@ -81,9 +80,8 @@ def play(task, problem, policy, rng):
     return task.written(problem, guess).completion, exact
 
 
-@EXPERIMENT.measure(POLICIES)
-def estimates(seed, policy):
-    """Correlate each estimate with the exact advantages."""
+def correlations(policy, seed):
+    """Correlate each estimate with the exact advantages of a policy's turns."""
     cfg = plumbing.parse_flags(grpo.Config, FLAGS.split())
     task = common.load_task(cfg, grpo.verify)
     problems = common.sample_problems(task, GROUPS, ("turns", seed))
@@ -112,62 +110,52 @@ def first_guesses(batches):
     return [places.count(place) / len(pairs) for place in range(number.SIZE)]
 
 
-def learn(seed, case, steps=None):
+def measure(case, seed):
     """Train like examples/turns.py. -> accuracy of each batch, and the first guesses in the first
-    and in the last four batches"""
-    side, _, rate = case.rpartition(", ")
+    and in the last four batches; or the correlations of one of POLICIES"""
+    if case in POLICIES:
+        return correlations(case, seed)
+    side, rate = case.removeprefix("longer, ").rsplit(", ", 1)
     cfg, task, policy = load_base(grpo, f"{FLAGS} --seed {seed} --learning_rate {rate}")
     cfg = turns.Config(**vars(cfg), adv_estimator=SIDES[side])
     if side == LEARNED:
         unmask(task)
-    training_steps = training(grpo, cfg, task, policy,
-                              advantages=lambda batch: turns.advantages(task, batch, cfg)[0])
-    batches = [batch for batch, _ in itertools.islice(training_steps, steps or STEPS)]
+    steps = training(grpo, cfg, task, policy,
+                     advantages=lambda batch: turns.advantages(task, batch, cfg)[0])
+    batches = [batch for batch, _ in itertools.islice(steps, LONGER if case == LONG else STEPS)]
     return {"accuracy": [batch.is_correct.double().mean().item() for batch in batches],
             "before": first_guesses(batches[:4]), "after": first_guesses(batches[-4:])}
 
 
-EXPERIMENT.measure(CASES, SEEDS[:3], "tuning")(learn)
-EXPERIMENT.measure(JUDGED, SEEDS[3:], "judging")(learn)
-EXPERIMENT.measure([f"{GIGPO}, 5e-4"], SEEDS[3:6], "longer")(functools.partial(learn, steps=LONGER))
-
-
-def page(estimates, tuning, judging, longer):
-    def counted(columns):
-        return numpy.minimum(steps_to_level(columns["accuracy"], LEVEL, WINDOW), STEPS)
-    best = at_best_rates(tuning, judging, SIDES, RATES, counted)
-    steps = {side: steps_to_level(best[side]["accuracy"], LEVEL, WINDOW) for side in SIDES}
-    [long] = longer.values()
-    before, after = long["before"], long["after"]
-    title = (f"Before RL {before[:, 12:20].sum(axis=1).mean():.0%} of the first guesses are among "
-             f"the eight numbers in the middle, and {after[:, 12:20].sum(axis=1).mean():.0%} after "
-             f"{LONGER} steps with GiGPO")
-    for name, columns in estimates.items():
+def page(x):
+    for policy in POLICIES:
+        found = x[policy]
+        finding = (f"With the exact advantages, those of {GIGPO} have a correlation of "
+                   f"{found[GIGPO].mean():.2f} {policy}, and one reward for all turns of "
+                   f"{found[WHOLE].mean():.2f}")
         for one, source in ((GIGPO, "GiGPO"), (TO_GO, OURS)):
-            found = (f"With the exact advantages, those of {one} have a correlation of "
-                     f"{columns[one].mean():.2f} {name}, and one reward for all turns of "
-                     f"{columns[WHOLE].mean():.2f}")
-            yield Claim(f"{name}, the advantages of {one} correlate more with the exact ones than "
-                        "one reward for all turns does", source, columns[one] - columns[WHOLE],
-                        at_least=0.05, said=found * (one == GIGPO))
+            yield Claim(f"{policy}, the advantages of {one} correlate more with the exact ones "
+                        "than one reward for all turns does", source, found[one] - found[WHOLE],
+                        at_least=0.05, finding=finding * (one == GIGPO))
+    accuracy = {case: x[case]["accuracy"] for case in CASES[2:]}
+    steps = {case: steps_to(rows, LEVEL, WINDOW) for case, rows in accuracy.items()}
+    best = {side: min((f"{side}, {rate}" for rate in RATES),
+                      key=lambda case: steps[case][:3].clip(max=STEPS).mean()) for side in SIDES}
+    outputs = {side: 128 * steps[case][3:] for side, case in best.items()}
     for one, other, source in ((WHOLE, GIGPO, "GiGPO"), (WHOLE, TO_GO, OURS),
                                (LEARNED, WHOLE, "Search-R1")):
         yield Claim(f"an accuracy of {LEVEL} takes more outputs with {one} than with {other} (at "
-                    "the best rate of each)", source, at_least=1.1,
-                    said=f"In turns, an accuracy of {LEVEL} takes {128 * steps[one].mean():.0f} "
-                          f"outputs with {one}, and {128 * steps[other].mean():.0f} with {other}",
-                    **ratio(steps[one], steps[other], STEPS, smallest=WINDOW - 1))
-    yield curves({"before RL": before, "after RL": after}, range(number.SIZE), title,
-                 given={"before RL": GREY, "after RL": BLUE}, xlabel="first guess minus the lowest "
-                 "number of the range", ylabel="fraction of the episodes")
-    yield numbers({f"{name}: {one}": {"correlation": columns[one],
-                                      "noise": columns[one] ** -2 - 1,
-                                      "turns in shared states": columns["shared"]}
-                   for name, columns in estimates.items() for one in ESTIMATORS}, form=".2f",
-                  by="policy and advantages")
-    yield numbers({side: {f"outputs to an accuracy of {LEVEL}": 128 * steps[side],
-                          "accuracy, last 10 steps": columns["accuracy"][:, -10:].mean(axis=1)}
-                   for side, columns in best.items()}, form=".4g", by="at the best rate of each")
-    yield numbers({GIGPO: {"accuracy, first 4 steps": long["accuracy"][:, :4].mean(axis=1),
-                           "accuracy, last 10 steps": long["accuracy"][:, -10:].mean(axis=1)}},
-                  form=".2f", by=f"in {LONGER} steps")
+                    "the best rate of each)", source, outputs[one] / outputs[other], at_least=1.1,
+                    ratio=True, finding=f"In turns, an accuracy of {LEVEL} takes "
+                    f"{outputs[one].mean():.0f} outputs with {one}, and "
+                    f"{outputs[other].mean():.0f} with {other}")
+    yield lambda axis: chart.curves(
+        axis, {f"{when} RL": x[LONG][when] for when in ("before", "after")}, range(number.SIZE),
+        xlabel="first guess minus the lowest number", ylabel="fraction of the episodes")
+    yield numbers({f"{policy}: {one}": {"correlation": x[policy][one],
+                                        "turns in shared states": x[policy]["shared"]}
+                   for policy in POLICIES for one in ESTIMATORS}, "policy and advantages", ".2f")
+    ends = best | {f"{GIGPO}, {LONGER} steps": LONG}
+    yield numbers({name: {f"outputs to an accuracy of {LEVEL}": 128 * steps[case][-5:],
+                          "accuracy, last 10 steps": accuracy[case][-5:, -10:].mean(axis=1)}
+                   for name, case in ends.items()}, "at the best rate of each", ".4g")

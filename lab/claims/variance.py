@@ -1,14 +1,13 @@
 """Variance: how much a baseline changes the noise of the gradient"""
-import statistics
-
 import torch
+from torch.nn.utils import parameters_to_vector
 
 import reinforce
-from lab.draw import GREY, dots
-from lab.experiment import Experiment, numbers
+from lab.bench import Claim, numbers
 from lab.training import load_base
-from lab.verdict import Claim
+from report import chart
 
+SEEDS, CASES, ONE_BASE = range(5), ["arithmetic"], True
 PROBLEMS = 16
 SAMPLES = 160
 GROUP = 8
@@ -18,40 +17,26 @@ NONE, RLOO, ESTIMATED, MEAN, KNOWN = (
     "no baseline", "RLOO's baseline", "an estimated b*", "the known mean", "the known b*")
 ESTIMATORS = {NONE: ("none", GROUP), RLOO: ("rloo", GROUP), ESTIMATED: ("optimal", GROUP),
               MEAN: ("rloo", SAMPLES), KNOWN: ("optimal", SAMPLES)}
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True, rate="")
 
 
-def inner_products(policy, batch, rows, cfg):
-    """Compute the gradients of log pi(o | q) for n rows, and their inner products. -> (n, n)"""
-    gradients = []
-    for row in rows:
-        tokens = batch.tokens[row, :batch.lengths[row]]
-        logps, _ = reinforce.score(policy, batch.prompts[row][None], tokens[None], cfg.temperature)
-        parts = torch.autograd.grad(logps.sum(), list(policy.parameters()))
-        gradients.append(torch.nn.utils.parameters_to_vector(parts))
-    gradients = torch.stack(gradients)
-    return (gradients @ gradients.T).double()
-
-
-def group_variance(products, rewards, baseline, size, group=GROUP):
-    """Deal n outputs into groups, and compute the variance of a group's mean of A grad log pi. The
-    baseline in A is computed from `size` of the outputs. (n, n), (n,) -> float"""
+def group_variance(products, rewards, baseline, size):
+    """Deal n outputs into groups, and compute the variance of a group's mean of A grad log pi, from
+    the inner products of the grad log pi. The baseline in A is computed from `size` of the outputs.
+    (n, n), (n,) -> float"""
     generator = torch.Generator().manual_seed(0)        # the same deals for all baselines
-    variances = []
+    m = len(rewards) // GROUP
+    variance = 0.0
     for _ in range(DEALS):
         order = torch.randperm(len(rewards), generator=generator)
-        norms = products.diag()[order]
-        A = reinforce.advantages(rewards[order].view(-1, size), baseline, norms.view(-1, size))
-        weights = torch.zeros(len(rewards) // group, len(rewards)).double()
-        weights[torch.arange(len(rewards)) // group, order] = A.flatten() / group
-        weights -= weights.mean(dim=0)
-        squares = (weights @ products * weights).sum()
-        variances.append(squares.item() / (len(weights) - 1))
-    return statistics.mean(variances)
+        dealt = products[order][:, order]
+        norms = dealt.diag().view(-1, size)
+        A = reinforce.advantages(rewards[order].view(-1, size), baseline, norms).view(m, GROUP)
+        groups = torch.einsum("ia, iajb, jb -> ij", A, dealt.view(m, GROUP, m, GROUP), A)
+        variance += (groups.trace() - groups.sum() / m).item() / (m - 1)
+    return variance / DEALS / GROUP**2
 
 
-@EXPERIMENT.measure(["arithmetic"])
-def base(seed, case):
+def measure(case, seed):
     """Measure the variance with each of ESTIMATORS, summed over the problems."""
     flags = f"--seed {seed} --num_prompts {PROBLEMS} --num_generations {SAMPLES}"
     cfg, task, policy = load_base(reinforce, flags)
@@ -59,20 +44,25 @@ def base(seed, case):
     columns = dict.fromkeys(ESTIMATORS, 0.0)
     norms = []                                          # squared norms of the gradients
     for rows, rewards in zip(torch.arange(PROBLEMS * SAMPLES).split(SAMPLES), batch.rewards):
-        products = inner_products(policy, batch, rows, cfg)
+        gradients = []                                  # of log pi(o | q)
+        for row in rows:
+            logps, _ = reinforce.score(policy, batch.prompts[row, None],
+                                       batch.tokens[row, None, :batch.lengths[row]])
+            gradients.append(parameters_to_vector(
+                torch.autograd.grad(logps.sum(), list(policy.parameters()))))
+        gradients = torch.stack(gradients)
+        products = (gradients @ gradients.T).double()                           # (n, n)
         norms.append(products.diag())
         for name, (baseline, size) in ESTIMATORS.items():
             columns[name] += group_variance(products, rewards.double(), baseline, size)
-    is_right = batch.rewards > 0
     norms = torch.stack(norms)
-    columns["pass rate"] = batch.rewards.mean().item()
-    columns["right"] = norms[is_right].mean().item()
-    columns["wrong"] = norms[~is_right].mean().item()
-    return columns
+    return columns | {"pass rate": batch.rewards.mean().item(),
+                      "right": norms[batch.rewards > 0].mean().item(),
+                      "wrong": norms[batch.rewards == 0].mean().item()}
 
 
-def page(base):
-    [measured] = base.values()
+def page(x):
+    measured = x["arithmetic"]
     share = {name: measured[name] / measured[NONE] for name in ESTIMATORS}
     finding = (f"If {measured['pass rate'].mean():.0%} of the outputs are right, RLOO's baseline "
                f"multiplies the gradient's variance by {share[RLOO].mean():.2f}")
@@ -80,14 +70,11 @@ def page(base):
                                 (ESTIMATED, NONE, "after OPO"),
                                 (KNOWN, MEAN, "Greensmith and others, 2004")):
         yield Claim(f"the base's gradient has a lower variance with {less} than with {other}",
-                    source, share[less] / share[other], at_most=0.95, times=True,
-                    said=finding * (less == RLOO))
-
-    yield dots(share, given={NONE: GREY}, level=(1, NONE),
-               xlabel="variance, divided by the variance without a baseline (groups of "
-               f"{GROUP}; known: from 159 other outputs; a dot is a seed)")
+                    source, share[less] / share[other], at_most=0.95, ratio=True,
+                    finding=finding * (less == RLOO))
+    yield lambda axis: chart.dots(axis, share, xlabel="variance, relative to no baseline")
     yield numbers({"arithmetic": {
         "pass rate": measured["pass rate"],
         "squared gradient norm, right outputs": measured["right"],
         "squared gradient norm, wrong outputs": measured["wrong"],
-        f"variance with {NONE}": measured[NONE]}}, ".3g", by="task of the base")
+        f"variance with {NONE}": measured[NONE]}}, "task of the base")

@@ -3,130 +3,112 @@ import functools
 import itertools
 import statistics
 
+import numpy
+
 import common
 import grpo
 import plumbing
-from lab.draw import GREY, dots
-from lab.experiment import Experiment, numbers, transposed
+from lab.bench import Claim, numbers
 from lab.training import load_base, training
-from lab.verdict import Claim
+from report import chart
 from tasks import gridworld
 
 STEPS = 30
+LAST = 5                                        # number of batches in the mean at the end
 RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "true reward", "no penalty", "+1 for being alive", "bonus for coming nearer",
     "difference of a potential")
-WRONG = [NO_PENALTY, ALIVE, NEARER]
-BONUS = 3.0                                     # for each cell that is nearer to the prize of 5
-LAST = 5                                        # number of batches in the mean at the end
-LOSS = 0.1                                      # smallest loss of return that matters
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
-WALKERS = {f"{base} base: {kind}": (base, kind) for base in BASES for kind in (RIGHT, *WRONG)
-           if (base, kind) != ("short", NO_PENALTY)}
+SEEDS, ONE_BASE = range(5), True
+CASES = [*(f"usual base: {kind}" for kind in (RIGHT, NO_PENALTY, ALIVE, NEARER)),
+         *(f"short base: {kind}" for kind in (RIGHT, ALIVE, NEARER))]
 COLUMNS = PROXY, TRUE, MOVES = "return by this reward", "true return", "moves"
-PHRASES = {NO_PENALTY: "a reward without the penalty", ALIVE: "a reward of +1 for being alive"}
-START = {"usual": "the usual base", "short": "a base of few demonstrations (short base)"}
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def potential(name, cell):
-    """Compute the potential of a cell: minus BONUS times its distance to the prize of 5, as if
-    there were no walls. -> float"""
+    """Compute the potential of a cell: -3 for each move to the prize of 5, as if there were no
+    walls. -> float"""
     [goal] = [end for end, mark in gridworld.MAPS[name].items() if mark == "5"]
-    steps = [abs(ord(one) - ord(other)) for one, other in zip(goal, cell)]
-    return -BONUS * sum(steps)
+    return -3.0 * sum(abs(ord(one) - ord(other)) for one, other in zip(goal, cell))
 
 
-def pay(kind, name, cell, end):
-    """Compute the reward of a move from `cell` to `end`. kind: one of REWARDS. -> float"""
+def extra(kind, name, cell, end):
+    """Compute how much more a move gets by a reward than by the true one. -> float"""
     true = gridworld.WORTH.get(gridworld.MAPS[name][end], -1.0)
     rise = potential(name, end) - potential(name, cell)
-    return {RIGHT: true, NO_PENALTY: max(true, -1.0), ALIVE: 1.0 if true == -1 else true,
-            NEARER: true + max(0.0, rise), POTENTIAL: true + rise}[kind]
-
-
-def pay_at_end(kind, name, cell):
-    """Compute the reward for ending in a cell: not 0 for a potential, which has to be 0 after the
-    end. -> float"""
-    return -potential(name, cell) if kind == POTENTIAL else 0.0
-
-
-def proxy(kind, problem, text):
-    """Compute the return of a text by a reward. Each character after the end of the walk costs 1.
-    -> float"""
-    name = problem.prompt[0]
-    cells = gridworld.play(problem, text).cells
-    of_moves = sum(pay(kind, name, *move) for move in itertools.pairwise(cells))
-    too_many = len(text) - (len(cells) - 1)
-    return of_moves + pay_at_end(kind, name, cells[-1]) - too_many
+    return {RIGHT: 0.0, NO_PENALTY: max(0.0, -1 - true), ALIVE: 2.0 if true == -1 else 0.0,
+            NEARER: max(0.0, rise), POTENTIAL: rise}[kind]
 
 
 @functools.cache
 def best_from(kind, name, cell, left):
     """Follow the best moves by a reward from a cell, with at most `left` moves. Where several are
-    equally good, take their mean. -> [return by this reward, true return, number of moves]"""
-    options = [[pay_at_end(kind, name, cell), 0.0, 0.0]]                        # to stop
+    equally good, take their mean. A potential has to be 0 after the end. -> [return by this reward,
+    true return, number of moves]"""
+    options = [[-potential(name, cell) if kind == POTENTIAL else 0.0, 0.0, 0.0]]    # to stop
     if left > 0 and gridworld.MAPS[name][cell] not in gridworld.PRIZES:
         for move in gridworld.MOVES:
             [(end, true, _), *_] = gridworld.outcomes(name, cell, move)
-            now = (pay(kind, name, cell, end), true, 1.0)
+            now = (true + extra(kind, name, cell, end), true, 1.0)
             later = best_from(kind, name, end, left - 1)
             options.append([sum(column) for column in zip(now, later)])
     highest = max(option[0] for option in options)
     best = [option for option in options if option[0] == highest]
-    return [statistics.mean(column) for column in zip(*best)]
+    return [sum(column) / len(best) for column in zip(*best)]
 
 
-@EXPERIMENT.measure(REWARDS, seeds=[0])
-def best(seed, reward):
+def best_walks(kind):
     """Average the results of the best moves by a reward over all prompts for training."""
     task = gridworld.Gridworld(plumbing.parse_flags(grpo.Config, BASES["usual"].split()))
-    rows = []
-    for start, limit in itertools.product(gridworld.STARTS, gridworld.LIMITS):
-        if not task.is_held_out(common.Problem(f"{start} {limit}", "")):
-            rows.append(best_from(reward, *start.split(), limit))
-    return dict(zip(COLUMNS, map(statistics.mean, zip(*rows))))
+    rows = [best_from(kind, *start.split(), limit)
+            for start, limit in itertools.product(gridworld.STARTS, gridworld.LIMITS)
+            if not task.is_held_out(common.Problem(f"{start} {limit}", ""))]
+    return dict(zip(COLUMNS, numpy.mean(rows, axis=0)))
 
 
-@EXPERIMENT.measure(WALKERS)
-def walks(seed, walker):
+def measure(case, seed):
     """Train with a reward, and record the return of each step's walks by it and by the true one."""
-    base, kind = WALKERS[walker]
+    base, kind = case.split(" base: ")
     cfg, task, policy = load_base(grpo, f"{BASES[base]} --seed {seed}")
-    task.reward = lambda problem, text, verdict, step: proxy(kind, problem, text)
-    lines = []
+
+    def reward(problem, text, verdict, step):
+        moves = itertools.pairwise(gridworld.play(problem, text).cells)
+        return sum(verdict) + sum(extra(kind, problem.prompt[0], *move) for move in moves)
+    task.reward = reward
+    columns = {column: [] for column in COLUMNS}
     for batch, _ in itertools.islice(training(grpo, cfg, task, policy), STEPS):
         cells = [gridworld.play(*pair).cells for pair in zip(batch.problems, batch.texts)]
-        lines.append({PROXY: batch.rewards.mean().item(),
-                      TRUE: statistics.mean(map(sum, batch.verdicts)),
-                      MOVES: statistics.mean(map(len, cells)) - 1})
-    return transposed(lines)
+        columns[PROXY].append(batch.rewards.mean().item())
+        columns[TRUE].append(statistics.mean(map(sum, batch.verdicts)))
+        columns[MOVES].append(statistics.mean(map(len, cells)) - 1)
+    return columns
 
 
-def page(best, walks):
-    ends = {walker: {name: rows[:, -LAST:].mean(axis=1) for name, rows in columns.items()}
-            for walker, columns in walks.items()}
-    true = {walker: columns[TRUE] for walker, columns in ends.items()}
-    right, no_penalty, *_, short, alive, _ = (returns.mean() for returns in true.values())
-    findings = {
-        ("usual", NO_PENALTY): "If the reward omits the penalty, walks in the grid world get a "
-        f"true return of {no_penalty:.2f} instead of {right:.2f}",
-        ("short", ALIVE): "If the reward pays for being alive, walks learned from a base of few "
-        f"demonstrations get a true return of {alive:.2f} instead of {short:.2f}"}
-    for base, kind in (("usual", NO_PENALTY), ("usual", ALIVE), ("short", ALIVE)):
-        yield Claim(f"from {START[base]}, {PHRASES[kind]} leads to a lower true return than the "
-                    "true reward does", "Amodei and others",
-                    true[f"{base} base: {kind}"] - true[f"{base} base: {RIGHT}"], at_most=-LOSS,
-                    unit="return", said=findings.get((base, kind), ""))
-    exact = {reward: columns[TRUE] - best[RIGHT][TRUE] for reward, columns in best.items()}
+def page(x):
+    ends = {case: {column: rows[:, -LAST:].mean(axis=1) for column, rows in columns.items()}
+            for case, columns in x.items()}
+    true = {case: columns[TRUE] for case, columns in ends.items()}
+    for base, kind, cause, finding in (
+            ("usual", NO_PENALTY, "from the usual base, a reward without the penalty",
+             "If the reward omits the penalty, walks in the grid world get"),
+            ("usual", ALIVE, "from the usual base, a reward of +1 for being alive", ""),
+            ("short", ALIVE, "from a base of few demonstrations (short base), a reward of +1 for "
+             "being alive", "If the reward pays for being alive, walks learned from a base of few "
+             "demonstrations get")):
+        wrong, right = true[f"{base} base: {kind}"], true[f"{base} base: {RIGHT}"]
+        if finding:
+            finding += f" a true return of {wrong.mean():.2f} instead of {right.mean():.2f}"
+        yield Claim(f"{cause} leads to a lower true return than the true reward does",
+                    "Amodei and others", wrong - right, at_most=-0.1, finding=finding)
+    best = {kind: best_walks(kind) for kind in REWARDS}
+    exact = {kind: columns[TRUE] - best[RIGHT][TRUE] for kind, columns in best.items()}
     yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
                 "that are best by the true reward (exact; three wrong rewards)",
-                "Skalse and others", [exact[kind] for kind in WRONG],
-                at_most=-LOSS, exact=True, unit="return")
+                "Skalse and others", [exact[kind] for kind in (NO_PENALTY, ALIVE, NEARER)],
+                at_most=-0.1, exact=True)
     yield Claim("if the difference of a potential is added to the reward, the walks that are best "
                 "by the sum still have the best true return (exact)", "Ng and others, 1999",
-                exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True, unit="return")
-    yield dots(true, given={name: GREY for name in WALKERS if name.endswith(RIGHT)},
-               xlabel="true return, mean of the last five steps; a dot for each seed")
-    yield numbers(ends, ".2f", by="base: reward in training")
-    yield numbers(best, ".2f", by="best walks by this reward (exact)")
+                exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True)
+    yield lambda axis: chart.dots(axis, true, xlabel=f"true return, mean of the last {LAST} steps")
+    yield numbers(ends, "base: reward in training", ".2f")
+    yield numbers(best, "best walks by this reward (exact)", ".2f")
