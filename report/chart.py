@@ -97,7 +97,7 @@ def dots(axis, rows, end=None, **settings):
         axis.scatter(values[is_known], apart[is_known], 25, BLUE, linewidth=0)
         if not is_known.all():
             late = apart[~is_known]
-            axis.scatter([end] * len(late), late, 25, BLUE, ">", linewidth=0)
+            axis.scatter([end] * len(late), late, 25, BLUE, marker=">", linewidth=0)
         axis.text(0, place - 0.2, f"{name}: {shown}", transform=axis.get_yaxis_transform())
         axis.axhline(place + 0.4, color=GREY, alpha=0.3, linewidth=0.8)
     axis.set_ylim(len(rows) - 0.6, -0.6)

@@ -12,7 +12,7 @@ import dpo
 import ppo
 from lab.bench import OURS, Claim, numbers
 from lab.training import load_base
-from plumbing import encode_examples
+from common import encode_examples
 from report import chart
 from tasks import preferences
 from tasks.problems import passes
