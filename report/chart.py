@@ -69,10 +69,16 @@ def mean(rows, scale):
     return numpy.exp(numpy.log(rows).mean(axis=0)) if scale == "log" else rows.mean(axis=0)
 
 
+def set_scales(axis, settings):
+    """Set whether the axes are logarithmic, which the means depend on."""
+    axis.set(**{name: value for name, value in settings.items() if name.endswith("scale")})
+
+
 def curves(axis, lines, x=None, **settings):
     """Draw {name: a row for each seed (S, T)}: the mean of the seeds, and each seed as a faint
     line. x: (T,), or {name: (T,)}; by default the steps 1, 2 ..."""
-    axis.set(**{"xlabel": "step of training"} | settings)
+    settings = {"xlabel": "step of training"} | settings
+    set_scales(axis, settings)
     for name, rows in lines.items():
         rows = numpy.asarray(rows, dtype=float)
         place = x[name] if isinstance(x, dict) else x
@@ -81,13 +87,14 @@ def curves(axis, lines, x=None, **settings):
         [line] = axis.plot(place, mean(rows, axis.get_yscale()), marker=marker, linewidth=2,
                            label=name)
         axis.plot(place, rows.T, color=line.get_color(), alpha=0.3, linewidth=0.8, zorder=1.9)
+    axis.set(**settings)                                # limits, once the curves are there
     axis.figure.legend(loc="outside upper left", ncols=2)
 
 
 def dots(axis, rows, end=None, **settings):
     """Draw {name: a number for each seed} as rows of dots, below their name and mean. end: where an
     arrow marks a number that is inf, because its run never got there."""
-    axis.set(**settings)
+    set_scales(axis, settings)
     for place, (name, values) in enumerate(rows.items()):
         values = numpy.ravel(values).astype(float)
         is_known = numpy.isfinite(values)
@@ -100,6 +107,7 @@ def dots(axis, rows, end=None, **settings):
             axis.scatter([end] * len(late), late, 25, BLUE, marker=">", linewidth=0)
         axis.text(0, place - 0.2, f"{name}: {shown}", transform=axis.get_yaxis_transform())
         axis.axhline(place + 0.4, color=GREY, alpha=0.3, linewidth=0.8)
+    axis.set(**settings)                                # limits, once the dots are there
     axis.set_ylim(len(rows) - 0.6, -0.6)
     axis.set_yticks([])
     axis.spines["left"].set_visible(False)

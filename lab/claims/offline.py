@@ -10,9 +10,9 @@ import torch
 import common
 import dpo
 import ppo
+from common import encode_examples
 from lab.bench import OURS, Claim, numbers
 from lab.training import load_base
-from common import encode_examples
 from report import chart
 from tasks import preferences
 from tasks.problems import passes
