@@ -150,8 +150,8 @@ def docs(tmp_path, monkeypatch):
         assert script == "grpo.py" and flags[-4:] == ("--base_seed", "3", "--seed", 3)
         return grpo.main([*map(str, flags), "--output_dir", str(folder)])
     (tmp_path / "docs/lab").mkdir(parents=True)
-    for page in ("README.md", "docs/lab.md"):
-        shutil.copy(ROOT / page, tmp_path / page)
+    for name in ("README.md", "docs/lab.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "docs/lab/made_up.md").write_text(
         "# Made up\n\n<!-- made by make lab-made_up: made_up -->\n<!-- end of made_up -->\n\nBy me")
     flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
