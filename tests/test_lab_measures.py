@@ -35,7 +35,8 @@ def untrained(script, flags):
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("offline", "DPO, on PPO's pairs", {"STEPS": 1}),
+    ("offline", "DPO, on PPO's pairs", {"STEPS": 1, "readable": lambda *_: [
+        [common.Problem("(1+2)=", "3", completion=text) for text in ("3", "4")]]}),
     ("signal", "GSPO, dynamic sampling", {"BUDGET": 300}),
     ("staleness", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
     ("trust", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
