@@ -185,7 +185,8 @@ def test_an_experiment_measures_judges_draws_and_tells(docs):
     assert "**Twice is more: undecided** ([made_up](lab/made_up.md)).\n\n![chart](lab/made" in lab
     assert "Of 1 claims, 0 shown, 0 contradicted, 1 undecided, and 0 without a verdict." in lab
     assert "| Twice is more: undecided | **undecided** | Somebody: twice is more | [made" in lab
-    assert (docs / "lab/made_up.svg").exists() and not any((docs.parent / "runs").iterdir())
+    assert (docs / "lab/made_up.svg").exists()
+    assert not (docs.parent / "runs/lab-made_up.json").exists()
 
 
 def test_a_measurement_that_was_interrupted_continues_unless_the_code_is_new(docs, monkeypatch):
