@@ -128,7 +128,7 @@ lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions
 	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py
 
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
-	$(if $(DRY),DRY=1) $(PY) -m pytest -v --noconftest tests/gpu.py
+	$(if $(DRY),DRY=1) $(PY) -m pytest -vv --noconftest tests/gpu.py
 
 conform: .venv-conform/installed    ## give the test vectors to TRL's and verl's own code: conformance.md
 	.venv-conform/bin/python -m lab.conform.compare
