@@ -75,7 +75,8 @@ def distilled(tmp_path, monkeypatch):
     distill.reinforce.main(arguments(SMALL | sizes))
 
     def run(folder, **flags):
-        distill.main(arguments(SMALL | {"teacher": "teacher", "output_dir": folder} | flags))
+        distill.main(arguments(SMALL | {
+            "teacher": "teacher", "output_dir": folder, "eval_steps": 9} | flags))
         return folder
     return run
 

@@ -71,9 +71,9 @@ def test_a_tiny_run_learns(monkeypatch, capsys):
     monkeypatch.setattr(nano, "P", 8)
     monkeypatch.setattr(nano, "T", 12)
     monkeypatch.setattr(nano, "verify", lambda answer, text: "=" in text)         # a bool
-    nano.main(seed=2, base_steps=100, steps=8)
+    nano.main(seed=2, base_steps=40, steps=8)
     rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)
-    assert float(rewards[0]) < 0.7 and float(rewards[-1]) > 0.9
+    assert float(rewards[-1]) > float(rewards[0]) + 0.15        # 0.3 more with seeds 1, 2 and 3
 
 
 @pytest.mark.parametrize("name, script, loss_type, how", [

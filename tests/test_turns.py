@@ -1,5 +1,4 @@
-"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py. test_resume.py
-tests a resumed run."""
+"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py."""
 import dataclasses
 import importlib
 from types import SimpleNamespace
