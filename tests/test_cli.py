@@ -92,6 +92,7 @@ REFUSED = """
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | not empty
+    grpo --output_dir own                               | not empty
     grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
     ppo --alpha 2                                       | --length_adaptive
@@ -129,6 +130,8 @@ def test_what_cannot_work_is_refused(refused, line, request):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("irreplaceable")
+    Path("own").mkdir()
+    Path("own/grpo.py").write_text("edited for a month")
     if "run" in argv:
         request.getfixturevalue("run")                  # that of grpo.py
     small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
