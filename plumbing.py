@@ -79,9 +79,8 @@ def rules(cfg):
     """Check a Config. Yields whether each rule holds, and the message if it does not."""
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
-        choices = get_args(field.type)
-        is_choice = not choices or value in choices
-        yield is_choice, f"--{field.name} {value}: must be one of {', '.join(choices)}"
+        choices = get_args(field.type) or [value]
+        yield value in choices, f"--{field.name} {value}: must be one of {choices}"
         if field.type in (int, float):
             low = int(field.type is int and field.default > 0 and field.name not in cfg.MAY_BE_ZERO)
             is_good = isinstance(value, (int, float)) and low <= value < torch.inf
@@ -285,8 +284,8 @@ class Run:
         self.tell("start")
 
     def make_folder(self):
-        """Make and lock the run folder. In a resumed run, cut the logs to their length at the
-        checkpoint. From now on, Ctrl-C and SIGTERM print how to resume."""
+        """Take the run folder, and cut its logs to their length at the checkpoint. From now on,
+        Ctrl-C and SIGTERM print how to resume."""
         cfg = self.cfg
         first = self.folder
         number = 1
