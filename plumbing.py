@@ -118,14 +118,14 @@ def load_base(policy, task, cfg):
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
     if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
         warm_start(policy, task, cfg)
-        write(path, {"policy": policy.state_dict()})
+        suffix = f".{threading.get_native_id()}.tmp"        # another run may write it, too
+        write(path, {"policy": policy.state_dict()}, suffix)
 
 
 def section(path, title):
     """Read the section of a file that has this title; without one, the whole file. -> str"""
     text = Path(path).read_text("utf-8")
-    _, _, rest = text.partition(f". {title} ---")
-    return rest.partition("\n# ---- ")[0] or text
+    return next((part for part in text.split("\n# ---- ") if f". {title} ---" in part), text)
 
 
 def warm_start(model, task, cfg):
@@ -200,11 +200,11 @@ def writing(path):
         fail(f"{path}: cannot be written ({getattr(error, 'strerror', 'is the disk full?')})")
 
 
-def write(path, content):
+def write(path, content, suffix=".tmp"):
     """Save text or tensors under a temporary name, then rename: a kill leaves no half file."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{threading.get_native_id()}.tmp")
+        part = path.with_name(path.name + suffix)
         try:
             if isinstance(content, str):
                 part.write_text(content, "utf-8")
@@ -252,7 +252,6 @@ class Run:
         self.state = {"seconds_total": 0.0}
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
-        self.logs = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}     # their sizes
         report = common.optional("tasks") and common.optional("report.observers")
         self.observers = report.observers(cfg) if report else []
         if cfg.report_to != "none" and not report:
@@ -298,13 +297,12 @@ class Run:
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         write(self.folder / self.script.name, self.script.read_text("utf-8"))
-        self.logs |= self.resumed.get("logs", {})
+        sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}
+        self.logs = sizes | self.resumed.get("logs", {})
         for name, size in self.logs.items():
             log = self.folder / name
             if log.is_file() and not log.is_symlink():
                 os.truncate(log, min(log.stat().st_size, size))
-        for part in self.folder.glob("checkpoint.pt.*.tmp"):
-            part.unlink()                               # left by kill -9
         handle(self.leave, signal.SIGINT, signal.SIGTERM)
         print(f"{self.script.name}: {self.task.name} on {cfg.device}: {self.folder}", flush=True)
 
