@@ -153,7 +153,7 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeyp
 # ---- what other runs left --------------------------------------------------------------------
 
 def test_what_kill_9_leaves_in_a_checkpoint_is_gone_after_the_next_run(run):
-    (run / "checkpoint.pt.4711.tmp").write_bytes(b"half")
+    (run / "checkpoint.pt.tmp").write_bytes(b"half")
     resume(run)
     assert not list(run.glob("*.tmp"))
 
