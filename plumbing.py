@@ -271,8 +271,7 @@ class Run:
         self.began = time.perf_counter() - self.state["seconds_total"]
 
     def begin(self):
-        """Make the run folder, and load the weights of the base into the policy, unless --init_from
-        or a resumed run has already provided weights."""
+        """Make the run folder. Load the base, unless a run of before has provided weights."""
         self.make_folder()
         if not (self.resumed or self.cfg.init_from):
             load_base(self.policy, self.task, self.cfg)
@@ -344,8 +343,7 @@ class Run:
         self.step_clock = time.perf_counter()
 
     def log(self, batch, advantages, metrics):
-        """Log the step; evaluate every eval_steps, and save every save_steps. Exits if a metric of
-        the loss is not finite."""
+        """Log the step, evaluate, and save. Exits if a metric of the loss is not finite."""
         self.step += 1
         numbers = metrics | {"reward": batch.rewards.mean().item()}
         if not all(abs(x) < torch.inf for x in numbers.values()):
