@@ -1,4 +1,5 @@
 """A run touches only its own files, takes its folder alone, and loses no work at its end."""
+import contextlib
 import io
 import json
 import os
@@ -137,11 +138,15 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeyp
     begin = plumbing.Run.begin
     folders = []
 
+    def another():
+        with contextlib.suppress(SystemExit):
+            script.main(flags)
+
     def nested(run):
         begin(run)
         folders.append(run.folder)
         if len(folders) == 1:
-            thread = threading.Thread(target=lambda: script.main(flags))
+            thread = threading.Thread(target=another)
             thread.start()
             thread.join()
     monkeypatch.setattr(plumbing.Run, "begin", nested)
