@@ -5,14 +5,15 @@ import argparse
 import contextlib
 import dataclasses
 import inspect
+import io
 import json
-import math
 import os
 import re
 import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 import zipfile
 import zlib
@@ -37,16 +38,14 @@ def parse_flags(config_class, argv=None):
         description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-    files = map(inspect.getfile, config_class.__mro__[-2::-1])
-    texts = [Path(file).read_text("utf-8") for file in files]
-    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "\n".join(texts), re.MULTILINE))
+    sources = map(inspect.getsource, config_class.__mro__[-2::-1])
+    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "".join(sources), re.MULTILINE))
     for field in dataclasses.fields(config_class):
         expand = os.path.expanduser                     # ~/runs: in quotes, no shell expands it
-        options = {"type": expand if field.type is str else field.type, "metavar": "VALUE"}
+        options = {"type": field.type if field.type in (int, float) else expand,
+                   "metavar": "|".join(get_args(field.type)) or "VALUE"}
         if field.type is bool:
             options = {"action": argparse.BooleanOptionalAction}
-        elif get_args(field.type):
-            options = {"choices": get_args(field.type)}
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
         text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
@@ -80,11 +79,11 @@ def rules(cfg):
     """Check a Config. Yields whether each rule holds, and the message if it does not."""
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
-        is_choice = value in (get_args(field.type) or [value])          # an old run may have others
-        yield is_choice, f"--{field.name} {value}: does not exist in this version; see --help"
+        choices = get_args(field.type) or [value]
+        yield value in choices, f"--{field.name} {value}: must be one of {choices}"
         if field.type in (int, float):
             low = int(field.type is int and field.default > 0 and field.name not in cfg.MAY_BE_ZERO)
-            is_good = isinstance(value, (int, float)) and low <= value < math.inf
+            is_good = isinstance(value, (int, float)) and low <= value < torch.inf
             yield is_good, f"--{field.name} {value}: must be finite, at least {low}"
     yield from cfg.rules()
     has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
@@ -111,22 +110,22 @@ def load_base(policy, task, cfg):
     code = [section(inspect.getfile(kind), "the policy") for kind in type(policy).__mro__[:-2]]
     code += [section(common.__file__, title) for title in ("the task", "the tokenizer")]
     code.append(section(__file__, "the base"))
-    names = [part.partition(":")[0] for part in cfg.task.split(",")]
-    files = [HERE / f"tasks/{name}.py" for name in ("__init__", "mix", "calls", *names)]
+    names = ("__init__", "mix", "calls", *re.split("[:,]", cfg.task))
+    files = [HERE / f"tasks/{name}.py" for name in names]
     code += [path.read_text("utf-8") for path in files if path.is_file()]
     flags = [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
     key = zlib.crc32(repr((code, flags, torch.__version__)).encode())
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
     if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
         warm_start(policy, task, cfg)
-        write(path, {"policy": policy.state_dict()})
+        suffix = f".{threading.get_native_id()}.tmp"        # another run may write it, too
+        write(path, {"policy": policy.state_dict()}, suffix)
 
 
 def section(path, title):
     """Read the section of a file that has this title; without one, the whole file. -> str"""
     text = Path(path).read_text("utf-8")
-    found = re.search(rf"^# ---- \d+\. {title} -.*?(?=^# ---- |\Z)", text, re.M | re.S)
-    return found[0] if found else text
+    return next((part for part in text.split("\n# ---- ") if f". {title} ---" in part), text)
 
 
 def warm_start(model, task, cfg):
@@ -201,11 +200,11 @@ def writing(path):
         fail(f"{path}: cannot be written ({getattr(error, 'strerror', 'is the disk full?')})")
 
 
-def write(path, content):
+def write(path, content, suffix=".tmp"):
     """Save text or tensors under a temporary name, then rename: a kill leaves no half file."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        part = path.with_name(path.name + suffix)
         try:
             if isinstance(content, str):
                 part.write_text(content, "utf-8")
@@ -227,10 +226,7 @@ def load_policy(policy, path, fail=fail):
         return fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
 
 
-# The logs that a run writes, and what it writes before its first step.
-LOGS = ("metrics.jsonl", "samples.jsonl", "greedy.jsonl")
-AT_START = {"config.json", "base.pt", "greedy.jsonl", "run.lock", "tensorboard"}
-LOCKS = {}                              # path of a run.lock -> open file
+THREAD = threading.local()      # .lock: the locked file of the run that a thread began last
 
 
 def handle(handler, *signals):
@@ -275,8 +271,7 @@ class Run:
         self.began = time.perf_counter() - self.state["seconds_total"]
 
     def begin(self):
-        """Make the run folder, and load the weights of the base into the policy, unless --init_from
-        or a resumed run has already provided weights."""
+        """Make the run folder. Load the base, unless a run of before has provided weights."""
         self.make_folder()
         if not (self.resumed or self.cfg.init_from):
             load_base(self.policy, self.task, self.cfg)
@@ -287,8 +282,8 @@ class Run:
         self.tell("start")
 
     def make_folder(self):
-        """Make and lock the run folder. In a resumed run, cut the logs to their length at the
-        checkpoint. From now on, Ctrl-C and SIGTERM print how to resume."""
+        """Take the run folder, and cut its logs to their length at the checkpoint. From now on,
+        Ctrl-C and SIGTERM print how to resume."""
         cfg = self.cfg
         first = self.folder
         number = 1
@@ -301,40 +296,39 @@ class Run:
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         write(self.folder / self.script.name, self.script.read_text("utf-8"))
-        for log in [self.folder / name for name in LOGS]:
+        sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}
+        self.logs = sizes | self.resumed.get("logs", {})
+        for name, size in self.logs.items():
+            log = self.folder / name
             if log.is_file() and not log.is_symlink():
-                size = self.resumed.get("logs", {}).get(log.name, 0)
                 os.truncate(log, min(log.stat().st_size, size))
-        for part in self.folder.glob("checkpoint.pt.*.tmp"):
-            part.unlink()                               # left by kill -9
         handle(self.leave, signal.SIGINT, signal.SIGTERM)
         print(f"{self.script.name}: {self.task.name} on {cfg.device}: {self.folder}", flush=True)
 
     def take(self):
-        """Make and lock the folder. A new run needs an empty one, or one that --output_dir names
-        and where a run failed before its first step. -> whether it is now this run's alone"""
+        """Make and lock the folder. --output_dir may name one that is empty, or where a run failed
+        before its first step. -> whether it is this run's alone"""
         is_resumed = self.cfg.resume_from_checkpoint != ""
-        names = {path.name for path in self.folder.glob("*")}
-        if self.cfg.output_dir:
-            names -= AT_START | {self.script.name}
-        if names and not is_resumed:
-            return False
-        path = self.folder.resolve() / "run.lock"
+        path = self.folder / "run.lock"
+        THREAD.lock = None                      # closes that of a run which failed in this thread
         with writing(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=is_resumed or self.cfg.output_dir != "")
+            except FileExistsError:
+                return False
+            if not (is_resumed or path.exists()) and any(self.folder.iterdir()):
+                return False                    # no run made this folder
             if os.name == "nt":                 # Windows keeps a file that another process has open
                 path.unlink(missing_ok=True)
-            if path in LOCKS:                   # of a run that failed in this process
-                os.close(LOCKS.pop(path))
-            LOCKS[path] = os.open(path, os.O_RDWR | os.O_CREAT)
+            THREAD.lock = io.FileIO(path, "a")
         try:
             import fcntl  # not on Windows
-            fcntl.flock(LOCKS[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(THREAD.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except (ImportError, OSError):          # the file system has no locks
             pass
-        return is_resumed or not (self.folder / "checkpoint.pt").exists()       # another just ended
+        return is_resumed or not {"metrics.jsonl", "checkpoint.pt"} & {*os.listdir(self.folder)}
 
     def start(self, evaluate, **parts):
         """Evaluate the base, or load the checkpoint of a resumed run. Checkpoints store `parts`
@@ -349,11 +343,10 @@ class Run:
         self.step_clock = time.perf_counter()
 
     def log(self, batch, advantages, metrics):
-        """Log the step; evaluate every eval_steps, and save every save_steps. Exits if a metric of
-        the loss is not finite."""
+        """Log the step, evaluate, and save. Exits if a metric of the loss is not finite."""
         self.step += 1
         numbers = metrics | {"reward": batch.rewards.mean().item()}
-        if not all(map(math.isfinite, numbers.values())):
+        if not all(abs(x) < torch.inf for x in numbers.values()):
             fail(f"step {self.step}: not finite: {numbers}; the last checkpoint is kept", 1)
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
         if self.task.is_judged:
@@ -368,7 +361,8 @@ class Run:
             scores = self.evaluated(samples=False)
             metrics |= {f"eval/{name}": x for name, x in scores.items() if isinstance(x, float)}
         self.append("metrics.jsonl", {"step": self.step} | metrics)
-        self.save(every=self.cfg.save_steps)
+        is_last = self.step == self.cfg.max_steps       # the evaluation that follows may fail
+        self.save(every=1 if is_last else self.cfg.save_steps)
         self.step_clock = time.perf_counter()           # when the next step begins
 
     def evaluated(self, samples=True):
@@ -391,37 +385,33 @@ class Run:
         path = self.folder / name
         with writing(path), open(path, "a", encoding="utf-8") as log:
             log.write(json.dumps(record) + "\n")
+            self.logs[name] = log.tell()
 
     def save(self, every=1):
-        """Write a checkpoint, if `every` divides the step; finish() writes the last one."""
+        """Write a checkpoint, if `every` divides the step."""
         self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
         if self.step % every == 0:
-            logs = [self.folder / name for name in LOGS]
-            sizes = {log.name: log.stat().st_size for log in logs if log.exists()}
             parts = {name: part.state_dict() for name, part in self.parts.items()}
-            saved = {"state": self.state, "task": self.task.state, "logs": sizes} | parts
+            saved = {"state": self.state, "task": self.task.state, "logs": self.logs} | parts
             write(self.folder / "checkpoint.pt", saved)
 
     def leave(self, number=signal.SIGINT, frame=None):
         """Handle Ctrl-C and SIGTERM: exit and print how to resume, from the last checkpoint."""
         handle(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)       # a second one has no effect
-        os.close(LOCKS.pop(self.folder.resolve() / "run.lock"))
+        THREAD.lock.close()
         resume = command(self.script, "--resume_from_checkpoint", self.folder)
         os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
         raise SystemExit(128 + number)
 
     def finish(self):
-        """Save, evaluate the trained policy, and tell the observers. -> the summary, as a dict"""
-        if self.step % self.cfg.save_steps != 0:
-            self.save()                         # before anything that may fail
+        """Evaluate the trained policy, and tell the observers. -> the summary, as a dict"""
         trained = self.evaluated() if self.step > 0 else self.state["base"]
-        self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
+        self.save()                             # including the log lines of this evaluation
         summary = {"trained": trained} | self.state
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")
         self.tell("finish", summary)
-        self.save()                             # including the observers' last log lines
         handle(signal.default_int_handler, signal.SIGINT)
         handle(signal.SIG_DFL, signal.SIGTERM)
-        os.close(LOCKS.pop(self.folder.resolve() / "run.lock"))
+        THREAD.lock.close()
         return summary

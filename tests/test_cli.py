@@ -9,6 +9,7 @@ import re
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,8 @@ REFUSED = """
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | not empty
+    grpo --output_dir own                               | not empty
+    grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
@@ -105,6 +108,8 @@ def test_what_cannot_work_is_refused(refused, line, request):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("irreplaceable")
+    Path("own").mkdir()
+    Path("own/grpo.py").write_text("edited for a month")
     if "run" in argv:
         request.getfixturevalue("run")                  # that of grpo.py
     small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
@@ -197,6 +202,31 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
 
 
 # ---- commands that can be pasted -------------------------------------------------------------
+
+def run_printed(text, name):
+    """Run the command in a text that starts a program or module, in a new shell in which nothing is
+    active and whose encoding is ASCII. -> its output and its exit code"""
+    start = rf"(?:PYTHONPATH=\S+ )?{re.escape(shlex.quote(sys.executable))}"
+    [command] = re.findall(rf"{start} (?:-m )?\S*{name}\b.*", text)
+    done = subprocess.run(
+        command, shell=True, encoding="utf-8", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={
+            "PATH": os.defpath, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+            "OMP_NUM_THREADS": "1"})
+    return done.stdout, done.returncode
+
+
+def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd, restored_handlers):
+    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as stop:
+        grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))
+    error = capfd.readouterr().err
+    assert stop.value.code == 130 and "Traceback" not in error
+    text, code = run_printed(error, "grpo.py")
+    assert code == 0 and "1 steps" in text, text
+    text, code = run_printed(text, "report.ask")
+    assert code == 0 and text.count("\n") == 1, text
+
 
 def test_a_command_in_the_clone_is_short(monkeypatch):
     python = ROOT / ".venv/bin/python"

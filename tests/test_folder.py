@@ -1,4 +1,5 @@
 """A run touches only its own files, takes its folder alone, and loses no work at its end."""
+import contextlib
 import io
 import json
 import os
@@ -56,7 +57,7 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
     (run / "samples.jsonl").unlink()
     (run / "samples.jsonl").symlink_to(tmp_path / "far.jsonl")
     (run / "notes.tmp").touch()
-    (run / "checkpoint.pt.4711.tmp").write_bytes(b"half")       # what kill -9 leaves
+    (run / "checkpoint.pt.tmp").write_bytes(b"half")            # what kill -9 leaves
     with open(run / "metrics.jsonl", "a") as log:
         log.write('{"step": 2, "rew')
     resume(run)
@@ -131,23 +132,29 @@ def test_a_home_folder_is_found_in_every_flag_that_takes_a_path(script, tmp_path
     assert cfg.init_from == str(tmp_path / "run")
 
 
-def test_runs_that_name_no_folder_never_share_one_even_in_two_threads(
-        script, tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags", [{}, {"output_dir": "mine"}], ids=["", "named"])
+def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeypatch, flags):
     """One begins while the other has only begun, so that its folder contains little."""
     monkeypatch.chdir(tmp_path)
+    flags = arguments(INSTANT | flags)
     begin = plumbing.Run.begin
     folders = []
+
+    def another():
+        with contextlib.suppress(SystemExit):
+            script.main(flags)
 
     def nested(run):
         begin(run)
         folders.append(run.folder)
         if len(folders) == 1:
-            thread = threading.Thread(target=lambda: script.main(arguments(INSTANT)))
+            thread = threading.Thread(target=another)
             thread.start()
             thread.join()
     monkeypatch.setattr(plumbing.Run, "begin", nested)
-    script.main(arguments(INSTANT))
-    assert len(set(folders)) == 2 and all(len(steps(folder)) == 1 for folder in folders)
+    script.main(flags)
+    assert len(set(folders)) == (1 if "mine" in flags else 2)
+    assert all(len(steps(folder)) == 1 for folder in folders)
 
 
 # ---- what other runs left --------------------------------------------------------------------
