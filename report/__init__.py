@@ -5,8 +5,10 @@ import signal
 import sys
 from pathlib import Path
 
-import common
-import plumbing
+# `python -m report.ask` must not find a file of yours, such as common.py, before ours.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # noqa: E402
+import plumbing  # noqa: E402
 
 
 def command(*words):

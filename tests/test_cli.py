@@ -224,6 +224,7 @@ def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd,
     assert stop.value.code == 130 and "Traceback" not in error
     text, code = run_printed(error, "grpo.py")
     assert code == 0 and "1 steps" in text, text
+    Path("common.py").write_text("raise OSError('of the user')")
     text, code = run_printed(text, "report.ask")
     assert code == 0 and text.count("\n") == 1, text
 
