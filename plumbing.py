@@ -51,8 +51,8 @@ def parse_flags(config_class, argv=None):
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
     if argv is None and hasattr(signal, "SIGPIPE"):
         handle(signal.SIG_DFL, signal.SIGPIPE)              # | head ends the command silently
-    for stream in (sys.stdout, sys.stderr):                 # a console may lack a character
-        getattr(stream, "reconfigure", dict)(errors="backslashreplace")
+    if getattr(sys.stdout, "errors", "") == "strict":       # a console may lack a character
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = vars(parser.parse_args(argv))
     if "" in given.values():
         fail("a flag has an empty value; give one, or leave it out")
