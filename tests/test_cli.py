@@ -81,6 +81,7 @@ REFUSED = """
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | not empty
     grpo --output_dir own                               | not empty
+    grpo --output_dir run                               | not empty
     grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
