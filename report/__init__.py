@@ -7,8 +7,8 @@ from pathlib import Path
 
 # `python -m report.ask` must not find a file of yours, such as common.py, before ours.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import common  # noqa: E402
-import plumbing  # noqa: E402
+import common
+import plumbing
 
 
 def command(*words):
