@@ -89,8 +89,9 @@ def run_tests(files, words, only, sender):
     os.dup2(output, 1)
     os.dup2(output, 2)
     order = Order(only)
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp", "tmp",
-                        *files, "-k", words], plugins=[order])
+    temporary = f"../{Path.cwd().name}-tmp"     # outside: a test copies the repository there
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp",
+                        temporary, *files, "-k", words], plugins=[order])
     sender.send((int(code), order.failed, order.seconds))
 
 
