@@ -36,12 +36,9 @@ from report import chart
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
-             "KL and trust regions": ("kl", "trust", "rates"),
-             "Baselines and critics": ("variance", "credit", "critic", "turns"),
-             "Samples": ("signal", "reuse", "staleness", "masking"),
-             "Pairs": ("offline",),
-             "Teachers": ("distill",),
-             "What RL adds": ("sharpen", "zero", "r1"),
+             "KL and learning rates": ("kl", "rates"),
+             "Samples and credit": ("credit", "signal", "masking"),
+             "What RL adds": ("sharpen", "zero"),
              "How to measure": ("methods", "seeds", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
 FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their charts

@@ -14,6 +14,7 @@ from types import ModuleType
 import torch
 
 import common
+import grpo
 import plumbing
 import ppo
 from lab.docs import ROOT
@@ -43,29 +44,20 @@ def load_base(script, flags=""):
     return cfg, task, policy
 
 
-def clear_gradient(policy):
-    """Set all gradients to 0, as the update of a script does at its end."""
-    for weight in policy.parameters():
-        weight.grad = torch.zeros_like(weight)
-
-
-def training(script, cfg, task, policy, engine=lambda policy: policy, advantages=None):
-    """Train `policy` like the main of grpo.py or gspo.py, but for an unlimited number of steps.
-    engine(policy) samples the batches, and advantages(batch) replaces the script's advantages.
-    Yields (batch, metrics) of each step after its update."""
-    def of_script(batch):
-        return script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)  # (B, 1)
-    advantages = advantages or of_script
+def training(cfg, task, policy):
+    """Train `policy` like the main of grpo.py, but for an unlimited number of steps. Yields the
+    batch of each step after its update."""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
-    clear_gradient(policy)
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
     for step in itertools.count():
-        batch = script.sample_with_signal(engine(policy), task, cfg, step)
-        A = advantages(batch)                                                   # (B, 1) or (B, T)
-        ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
-        metrics = script.update(policy, ref_logps, optimizer, batch, A, cfg, step)
+        batch = grpo.sample_with_signal(policy, task, cfg, step)
+        A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)       # (B, 1)
+        ref_logps, _ = grpo.score_reference(reference, batch, cfg)
+        grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
         task.observe(batch, step)
-        yield batch, metrics | {"kl": mean_kl}
+        yield batch
 
 
 def train_critic(policy, task, cfg, batches):

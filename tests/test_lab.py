@@ -231,7 +231,7 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
         cfg, task, policy = training.load_base(grpo, shlex.join(arguments(flags)))
     base = load(tmp_path / "run/base.pt")["policy"]
     assert changed_weights(policy.state_dict(), base) == []
-    for _ in zip(range(3), training.training(grpo, cfg, task, policy)):
+    for _ in zip(range(3), training.training(cfg, task, policy)):
         pass
     after = load(tmp_path / "run/checkpoint.pt")
     assert changed_weights(policy.state_dict(), after["policy"]) == []

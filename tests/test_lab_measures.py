@@ -13,8 +13,8 @@ import common
 import grpo
 import plumbing
 from lab import bench, training
-from lab.claims import bugs, kl, seeds, turns
-from tasks import number, preferences
+from lab.claims import bugs, kl, seeds
+from tasks import preferences
 
 # ---- every measure ---------------------------------------------------------------------------
 
@@ -35,13 +35,7 @@ def untrained(script, flags):
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("offline", "DPO, on PPO's pairs", {"STEPS": 1, "readable": lambda batch, *_: [
-        (one._replace(completion="7"), one._replace(completion="8")) for one in batch.problems]}),
-    ("signal", "GSPO, dynamic sampling", {"BUDGET": 300}),
-    ("staleness", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
-    ("trust", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
-    ("turns", "after RL", {"GROUPS": 8}),
-    ("variance", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
+    ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
     ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
@@ -59,15 +53,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
 
 
 # ---- numbers -----------------------------------------------------------------------------------
-
-def test_turns_percentages_of_the_task_are_exact(monkeypatch):
-    monkeypatch.setattr(turns, "POLICIES", {
-        "within": (0.0, 1.0), "halving": (1.0, 0.0), "anywhere": (0.0, 0.0)})
-    found = [f"{turns.value(policy, 0, 31, left):.0%}"
-             for left in (5, 6) for policy in ("within", "halving")]
-    assert found == re.findall(r"\d+%", number.__doc__) == ["53%", "97%", "71%", "100%"]
-    assert turns.value("anywhere", 0, 31, 5) == pytest.approx(1 - (31 / 32) ** 5)
-
 
 def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monkeypatch):
     """In a sample with a very deep collapse, the interval is so wide that it contains the truth."""

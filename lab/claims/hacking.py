@@ -23,7 +23,7 @@ def measure(case, seed):
     cfg, task, policy = load_base(grpo, f"--seed {seed}")
     model = preferences.RewardModel(policy)
     task.rewards = lambda batch, step: model.rewards(batch)
-    steps = training(grpo, cfg, task, policy)
+    steps = training(cfg, task, policy)
     columns = {"score": [], "accuracy": []}
     for step in range(STEPS):
         for turn in range(MODELS[case].get(step, 0)):
@@ -32,7 +32,7 @@ def measure(case, seed):
             preferences.fit(model, sample, seed)
         if step == 0:
             at_start = copy.deepcopy(model)
-        batch, _ = next(steps)
+        batch = next(steps)
         columns["score"].append(at_start.rewards(batch).mean().item())
         columns["accuracy"].append(batch.is_correct.double().mean().item())
     return columns

@@ -30,7 +30,7 @@ def measure(case, seed):
     cfg, task, policy = load_base(grpo, f"--num_prompts 16 --seed {seed} --base_seed {seed}")
     reference = copy.deepcopy(policy)
     columns = {f"{what} of {name}": [] for name in ESTIMATORS for what in ("mean", "deviation")}
-    for step, _ in zip(range(1, 1 + WATCHED[-1]), training(grpo, cfg, task, policy)):
+    for step, _ in zip(range(1, 1 + WATCHED[-1]), training(cfg, task, policy)):
         if step in WATCHED:
             batch = grpo.sample_batch(policy, task, cfg, step)      # the next training batch
             log_p, log_ref = log_probs(policy, batch), log_probs(reference, batch)

@@ -1,4 +1,4 @@
-"""Masking: tokens that the policy did not write, and rewards for calls"""
+"""Masking: tokens that the policy did not write"""
 import itertools
 
 import torch
@@ -18,11 +18,7 @@ TASK = "--task lookup --num_prompts 16"
 FLAGS = f"{TASK} --max_steps {STEPS} {UNSCORED}"
 MASKED, LEARNED, NO_TOOL = (f"outcome reward, {tool}" for tool in (
     "tool tokens masked", "tool tokens learned", "no tool"))
-RUNS = {MASKED: f"grpo.py {FLAGS}", f"PPO, {MASKED}": f"ppo.py {FLAGS}",
-        "fine reward": f"grpo.py {FLAGS} --reward fine",
-        "coarse + format reward": f"grpo.py {FLAGS} --reward coarse+format",
-        "fine + length reward": f"grpo.py {FLAGS} --reward fine+length",
-        "fine + growing length reward": f"grpo.py {FLAGS} --reward fine+growing_length"}
+RUNS = {MASKED: f"grpo.py {FLAGS}", f"PPO, {MASKED}": f"ppo.py {FLAGS}"}
 METRICS = ["accuracy"]
 CASES = [LEARNED, NO_TOOL]
 
@@ -45,8 +41,8 @@ def measure(case, seed):
         unmask(task)
     else:
         task.respond = lambda problem, text: ""
-    batches = itertools.islice(training(grpo, cfg, task, policy), STEPS)
-    return {"accuracy": [batch.is_correct.double().mean().item() for batch, _ in batches]}
+    batches = itertools.islice(training(cfg, task, policy), STEPS)
+    return {"accuracy": [batch.is_correct.double().mean().item() for batch in batches]}
 
 
 def page(x):
@@ -56,15 +52,8 @@ def page(x):
                 "masked", "Search-R1", steps[LEARNED] / steps[MASKED], at_least=1.1, ratio=True,
                 finding=f"With the tool's tokens in the loss, {LEVEL:.0%} accuracy takes "
                 f"{steps[LEARNED].mean():.0f} steps instead of {steps[MASKED].mean():.0f}")
-    yield Claim(f"the accuracy of the last {LATE} steps is higher if the tool's tokens are masked",
-                "Search-R1", (late[MASKED], late[LEARNED]), at_least=GAIN)
     yield Claim(f"the accuracy of the last {LATE} steps is lower without a tool", "ReTool",
                 (late[NO_TOOL], late[MASKED]), at_most=-GAIN)
-    for name, reward in (("coarse + format reward", '"coarse + format" reward'),
-                         (MASKED, "outcome reward")):
-        yield Claim(f'GRPO takes more steps to {LEVEL} with the {reward} than with the "fine" '
-                    "reward", "ToolRL", steps[name] / steps["fine reward"], at_least=1.1,
-                    ratio=True)
     yield lambda axis: chart.dots(axis, steps, STEPS, xlim=(0, STEPS + 1),
                                   xlabel=f"steps until a run reaches {LEVEL:.0%} accuracy")
     yield numbers({name: {f"accuracy, last {LATE} steps": late[name]} for name in x}, "run")

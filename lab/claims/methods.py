@@ -22,11 +22,9 @@ METRICS, SCORES = ["accuracy", "step_time"], ["greedy", "pass@1"]
 # Comparisons of two methods on each task, with the source of the claim
 RATIOS = {
     "arithmetic": (("reinforce.py", "no more samples", "ppo.py", "after Ahmadian and others"),
-                   ("grpo.py", "more samples", "gspo.py", "after GSPO"),
                    ("dpo.py --online", "no more samples", "ppo.py", "after Guo and others"),
                    ("grpo.py", "more samples", "reinforce.py", OURS)),
     "countdown": (("grpo.py", "no more samples", "ppo.py", "after DeepSeekMath"),
-                  ("grpo.py", "more samples", "gspo.py", "after GSPO"),
                   ("ppo.py", "more seconds", "grpo.py", "after DeepSeekMath"),
                   ("reinforce.py", "no more samples", "grpo.py", OURS),
                   ("grpo.py", "more samples", OVER_TOKENS, OURS))}

@@ -5,7 +5,6 @@ import numpy
 import torch
 
 import grpo
-import gspo
 from lab.bench import OURS, Claim, numbers
 from lab.training import load_base, training
 from report import chart
@@ -14,9 +13,8 @@ from tasks import pass_rates
 SEEDS = range(8)
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
-WAYS = {"GRPO, plain": (grpo, ""), "GRPO, dynamic sampling": (grpo, "--dynamic_sampling 4"),
-        "GRPO, curriculum": (grpo, "--curriculum"),
-        "GSPO, plain": (gspo, ""), "GSPO, dynamic sampling": (gspo, "--dynamic_sampling 4")}
+PLAIN, DYNAMIC = "GRPO, plain", "GRPO, dynamic sampling"
+WAYS = {PLAIN: "", DYNAMIC: "--dynamic_sampling 4", "GRPO, curriculum": "--curriculum"}
 CASES = list(WAYS)
 BUDGET = 6400                           # samples in a run
 EVERY = 4                               # steps from one evaluation to the next
@@ -28,15 +26,15 @@ P = numpy.arange(1, 100) / 100          # the probability of a right output
 
 def measure(way, seed):
     """Train with BUDGET samples, and record each step."""
-    script, flags = WAYS[way]
-    cfg, task, policy = load_base(script, f"{FLAGS} {flags} --seed {seed} --base_seed {seed}")
+    flags = f"{FLAGS} {WAYS[way]} --seed {seed} --base_seed {seed}"
+    cfg, task, policy = load_base(grpo, flags)
     lines = []
     samples = 0
-    for batch, _ in training(script, cfg, task, policy):
+    for batch in training(cfg, task, policy):
         rates = [rate for _, rate in pass_rates(batch)]     # of all groups, left out or not
         samples += len(rates) * cfg.num_generations
         is_due = samples >= BUDGET or len(lines) % EVERY == EVERY - 1
-        score = script.evaluate(policy, task, cfg)["pass@1"] if is_due else None
+        score = grpo.evaluate(policy, task, cfg)["pass@1"] if is_due else None
         lines.append((samples, *(rates.count(rate) / len(rates) for rate in (0.0, 1.0)), score))
         if samples >= BUDGET:
             return dict(zip(("samples", "all wrong", "all right", "pass@1"), zip(*lines)))
@@ -48,11 +46,11 @@ def at_budget(samples, scores):
     return numpy.interp(BUDGET, samples[is_known], scores[is_known])
 
 
-def weight(G, scale):
-    """Compute the weight w of a prompt for all P: its mean gradient is w times the gradient of the
-    probability that an output is right. -> (99,)"""
+def weight(G):
+    """Compute the weight w of a prompt in GRPO for all P: its mean gradient is w times the gradient
+    of the probability that an output is right. -> (99,)"""
     rewards = torch.ones(G + 1, G).tril(-1).double()        # row n: a group with n right outputs
-    A = grpo.advantages(rewards, scale).numpy()                                 # (G + 1, G)
+    A = grpo.advantages(rewards).numpy()                                 # (G + 1, G)
     others = numpy.arange(G)                                                    # that are right
     ways = numpy.array([math.comb(G - 1, k) for k in others], dtype=float)
     odds = ways * P[:, None] ** others * (1 - P[:, None]) ** (G - 1 - others)   # (99, G)
@@ -60,7 +58,7 @@ def weight(G, scale):
 
 
 def page(x):
-    silent = {kind: x["GRPO, plain"][kind] for kind in ("all wrong", "all right")}
+    silent = {kind: x[PLAIN][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
     early, late = (silent["either"][:, steps].mean(axis=1) for steps in FIRST_AND_LAST)
     yield Claim("the fraction of groups without a gradient grows from the first 5 steps to the "
@@ -69,16 +67,14 @@ def page(x):
                 f"{early.mean():.0%} in the first 5 steps to {late.mean():.0%} in the last 5")
     end = {way: numpy.array(list(map(at_budget, x[way]["samples"], x[way]["pass@1"])))
            for way in WAYS}
-    for script, name in (("grpo.py", "GRPO"), ("gspo.py", "GSPO")):
-        yield Claim(f"with dynamic sampling, {script} does not get a higher pass@1 from equally "
-                    "many samples", OURS, (end[f"{name}, dynamic sampling"], end[f"{name}, plain"]),
-                    at_most=GAIN)
-    dynamic, plain = (x[f"GRPO, {way}"]["pass@1"] for way in ("dynamic sampling", "plain"))
+    yield Claim("with dynamic sampling, grpo.py does not get a higher pass@1 from equally many "
+                "samples", OURS, (end[DYNAMIC], end[PLAIN]), at_most=GAIN)
+    dynamic, plain = (x[way]["pass@1"] for way in (DYNAMIC, PLAIN))
     gains = dynamic - plain[:, :dynamic.shape[1]]           # nan where one was not evaluated
     yield Claim("with dynamic sampling, grpo.py gets a higher pass@1 after equally many steps",
                 "DAPO", [row[~numpy.isnan(row)][-1] for row in gains], at_least=GAIN)
 
-    weights = {G: weight(G, "group") for G in SIZES}
+    weights = {G: weight(G) for G in SIZES}
     edges = {G: min(w[4], w[94]) / w[49] for G, w in weights.items()}       # 5%, 95% and 50%
     yield Claim(
         "with the division by the std, prompts that are solved 5% or 95% of the time count more "
@@ -87,15 +83,6 @@ def page(x):
         finding="Because GRPO divides by the std, prompts that are solved 5% or 95% of the time "
         f"count more than prompts that are solved 50% of the time: {edges[64]:.1f} times as much "
         f"in groups of 64 outputs, and {edges[8]:.1f} times as much in groups of 8")
-    yield Claim("MaxRL weighs a prompt by the slope of a truncated series for log p (weight minus "
-                "slope)", "MaxRL", weight(8, "mean") - (1 - (1 - P) ** 7) / P, at_least=-1e-9,
-                at_most=1e-9, exact=True)
-    for G, source in ((8, OURS), (64, "Davis and Recht")):
-        slope = 1 / (P * (1 - P)) ** 0.5
-        yield Claim(f"in groups of {G}, GRPO weighs a prompt by the slope of 2 arcsin sqrt(p), for "
-                    "p from 5% to 95% (weight divided by slope)", source,
-                    (weights[G] / slope)[4:95], at_least=0.9, at_most=1.1, ratio=True,
-                    exact=True)
     yield lambda axis: chart.curves(axis, silent, ylabel="fraction of groups", ylim=(0, 1),
                                     xlabel="step of GRPO with groups of 4")
     yield numbers({way: {

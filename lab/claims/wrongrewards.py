@@ -76,7 +76,7 @@ def measure(case, seed):
         return sum(verdict) + sum(extra(kind, problem.prompt[0], *move) for move in moves)
     task.reward = reward
     columns = {column: [] for column in COLUMNS}
-    for batch, _ in itertools.islice(training(grpo, cfg, task, policy), STEPS):
+    for batch in itertools.islice(training(cfg, task, policy), STEPS):
         cells = [gridworld.play(*pair).cells for pair in zip(batch.problems, batch.texts)]
         columns[PROXY].append(batch.rewards.mean().item())
         columns[TRUE].append(statistics.mean(map(sum, batch.verdicts)))

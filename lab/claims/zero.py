@@ -32,11 +32,11 @@ def measure(case, seed):
     task = common.load_task(cfg, grpo.verify)
     task.prompt_width = known.prompt_width      # pads prompts to the width that the base knows
     large = dataclasses.replace(cfg, num_prompts=4 * cfg.num_prompts)
-    steps = training(grpo, cfg, task, policy)
+    steps = training(cfg, task, policy)
     columns = {"number": [], "tokens": [], "checks": []}
     for window in range(1 + STEPS // WINDOW):
         batches = [grpo.sample_batch(policy, task, large, "before")] if window == 0 else [
-            batch for batch, _ in itertools.islice(steps, WINDOW)]
+            *itertools.islice(steps, WINDOW)]
         number, tokens = numpy.zeros((2, 5, 2))              # 3 to 7 operands
         checks = 0
         for batch in batches:
