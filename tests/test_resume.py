@@ -26,7 +26,7 @@ EVERYTHING = [
     ("grpo", STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
                          "base_steps": 40, "task": "arithmetic:2-3"}),
     ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
-                         "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"}),
+                         "task": "arithmetic:2,lookup", "reward": "accuracy+length"}),
     ("dpo", STATEFUL | {"online": True}),
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 40}),

@@ -1,5 +1,4 @@
-"""Test ToolRL's measure of tool calls, the rewards that --reward names, and the reward model, which
-is one of them."""
+"""Test the rewards that --reward names, and the reward model, which is one of them."""
 import pytest
 import torch
 from conftest import load_named as load
@@ -7,12 +6,10 @@ from conftest import scripts
 from small_runs import difference, outcome, resume, steps
 
 import common
-import grpo
 import ppo
 from common import Problem
 from tasks import preferences
-from tasks.mix import Mix
-from tasks.rewards import REWARDS, Rewards, tool_reward
+from tasks.rewards import REWARDS
 
 WORK = ("<search>ka</search><information>mi</information>"
         "<search>mi</search><information>to</information>")
@@ -20,36 +17,11 @@ TABLE = (("ka", "mi"), ("mi", "to"), ("to", "ka"))
 TWO_HOPS = Problem("boss of boss of ka?", "to", WORK, 2, TABLE, "lookup")
 SEVEN = Problem("(3+4)=", "7", "3+4=7", task="arithmetic")
 THOUGHT = "<think>3+4=7</think><answer>7</answer>"
-TASKS = {name: load(name) for name in ("arithmetic", "lookup", "gridworld")}
 
 
-def reward(name, text, problem=SEVEN, verdict=0.0, step=0):
+def reward(name, text):
     """Compute the reward that one row of REWARDS gives a completion."""
-    return REWARDS[name](TASKS[problem.task], problem, text, verdict, step)
-
-
-# ---- ToolRL ----------------------------------------------------------------------------------
-
-def call(name, **parameters):
-    return name, parameters
-
-
-def search(key):
-    return "search", {"key": key}
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("true, predicted, expected", [
-    ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),    # golden numbers
-    ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),        # values swapped
-    ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                      # another tool
-    ([search("x"), search("y")], [search("y"), search("x")], 1),                # in any order
-    ([search("x"), search("x")], [search("x")], (1 / 2 + 2) / 5),               # matched only once
-    ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),               # the best counts
-    ([call("now")], [call("now")], 1), ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2),
-    ([], [], 1), ([], [search("x")], 0)])
-def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
-    assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
+    return REWARDS[name](load("arithmetic"), SEVEN, text, 0.0, 0)
 
 
 # ---- the rows --------------------------------------------------------------------------------
@@ -71,20 +43,7 @@ def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
     ("<think>" + 99 * "x" + "</think>", 99),
     ("<think><information>" + 99 * "x" + "</information>0123</think>", 4)], ids=ascii)
 def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, length):
-    assert reward("length", text, step=7) == pytest.approx(0.1 * min(1, length / 40))
-    for step, target in ((0, 20), ("pairs", 20), (25, 30), (50, 40), (1000, 40)):
-        found = reward("growing_length", text, step=step)
-        assert found == pytest.approx(0.1 * min(1, length / target))
-
-
-@pytest.mark.parametrize("text, fine, coarse", [
-    ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # ignores the answer
-    ("", 0, 0), ("<think></think><answer>to</answer>", 1, 0), ("<search>ka</search>", 0.5, 0),
-    ("<search>mi</search><search> ka </search>", 1, 1), (WORK + "</search>", (2 / 3 + 4) / 5, 0),
-    ("<search>ka<search>mi</search>", (1 / 2 + 1) / 5, 0), (WORK + "<search>", 1, 1)], ids=ascii)
-def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, coarse):
-    assert reward("fine", text, TWO_HOPS) == pytest.approx(fine, abs=1e-12)
-    assert reward("coarse", text, TWO_HOPS) == coarse
+    assert reward("length", text) == pytest.approx(0.1 * min(1, length / 40))
 
 
 # ---- --reward --------------------------------------------------------------------------------
@@ -118,20 +77,12 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
     assert task.observe(batch, 5) == pytest.approx({
         "rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
         "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
-    task = load("arithmetic", reward="growing_length")
-    assert task.rewards(batch, 0)[0, 0] == pytest.approx(0.1) != task.rewards(batch, 50)[0, 0]
-    assert task.rewards(batch, (50, 1)).equal(task.rewards(batch, 50))      # dynamic sampling
-    assert task.rewards(batch, "evaluation").equal(task.rewards(batch, 0))
 
 
 def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     task = load("lookup,arithmetic", reward="accuracy+format")
     batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
     assert task.rewards(batch, 0).tolist() == [[2, 1], [0, 2]]
-    other = load("lookup")
-    other.name = "other"
-    cfg = grpo.Config(reward="fine", device="cpu")
-    assert Rewards(cfg, Mix(cfg, [other, load("lookup")])).reward(TWO_HOPS, WORK, 0.0, 0) == 1
 
 
 # ---- the reward model ------------------------------------------------------------------------

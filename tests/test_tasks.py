@@ -74,10 +74,8 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
     ({"reward": "model", "task": "gridworld:0.2"}, "nothing is right or wrong"),
-    *(({"reward": names}, "growing_length")
-      for names in ("", "acuracy", "accuracy+", "format+format", "__doc__")),
-    *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "arithmetic does not have")
-      for name in ("fine", "coarse"))], ids=str)
+    *(({"reward": names}, "accuracy, format, length, model")
+      for names in ("", "acuracy", "accuracy+", "format+format", "__doc__"))], ids=str)
 def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
     refused(words, load, **flags)
 
@@ -118,7 +116,6 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
     problems = common.sample_problems(task, 100, 0)
     texts = ["".join(rng.choices(PIECES, k=rng.randrange(14))) for _ in range(1_000)]
     texts += [rng.randbytes(rng.randrange(40)).decode(errors="replace") for _ in range(500)]
-    rows = [row for row in REWARDS if name == "lookup" or row not in ("fine", "coarse")]
     for i, text in enumerate(texts + LONG):
         problem = problems[i % 100]
         verdict = task.verify(problem, text)
@@ -127,7 +124,7 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
         else:
             assert verdict in (0.0, 1.0)
         assert len(task.respond(problem, text)) <= 40
-        for row in rows if "gridworld" not in name else ():
+        for row in REWARDS if "gridworld" not in name else ():
             value = REWARDS[row](task, problem, text, verdict, i % 60)
             assert isinstance(value, float) and 0 <= value <= 2, (row, text)
     for text in LONG:

@@ -1,5 +1,5 @@
-"""Run the code of TRL and verl on the test vectors, and whole optimizer steps of TRL. None of this
-code is copied, so the packages have to be installed (.venv-conform, by make conform).
+"""Run the code of TRL and verl on the test vectors. None of this code is copied, so the packages
+have to be installed (.venv-conform, by make conform).
 
 TRL and VERL map the name of a file of vectors to a function of the inputs and parameters of its
 cases. If a trainer has no code for a case, the function raises NotImplementedError. A trainer of
@@ -90,12 +90,12 @@ EXAMPLE = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
 @functools.cache
-def trainer(kind, num_prompts=1, rewards=None, **flags):
+def trainer(kind, **flags):
     """Make a trainer of TRL for the base of grpo.py. -> trainer"""
-    more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
+    more = {} if kind == "DPO" else {"reward_funcs": lambda **_: None}
     made = getattr(trl, f"{kind}Trainer")(
         model=str(EXPORTED), args=getattr(trl, f"{kind}Config")(**HERE | flags),
-        train_dataset=Dataset.from_list([EXAMPLE] * num_prompts), **more)
+        train_dataset=Dataset.from_list([EXAMPLE]), **more)
     made.model.train()
     return made
 
@@ -476,35 +476,3 @@ def results():
                     answers = found.setdefault(name, {}).setdefault(one["id"], {})
                     answers[trainer] = outcome.errors[0] if outcome.errors else "right"
     return found
-
-
-def plain_sgd(cfg, *more):
-    """Return the flags with which a trainer takes the steps of cfg by SGD. -> dict"""
-    names = ("learning_rate", "max_grad_norm", "beta", *more)
-    return {"optim": "sgd", "max_steps": cfg.num_iterations, "weight_decay": 0.0} | {
-        name: getattr(cfg, name) for name in names}
-
-
-def TRL_grpo_steps(batch, A, cfg):
-    """Take num_iterations steps of GRPOTrainer on a batch, of two micro-batches each. -> weights"""
-    P, G = batch.rewards.shape
-    names = ("loss_type", "epsilon_high", "num_iterations", "max_completion_length")
-    made = trainer.__wrapped__(                         # without the cache: a new trainer
-        "GRPO", P, batch.rewards.flatten().tolist(), **plain_sgd(cfg, *names),
-        num_generations=G, per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
-        use_bias_correction_kl=cfg.kl_estimator == "k3_ratio")
-    made.rollout_func = lambda *_: rollout(batch, batch.logps)
-    made.train()
-    return made.model.state_dict()
-
-
-def TRL_dpo_steps(batch, chosen, rejected, cfg):
-    """Take a step of DPOTrainer on pairs of rows of a batch. -> weights"""
-    made = trainer.__wrapped__("DPO", **plain_sgd(cfg), per_device_train_batch_size=len(chosen))
-    outputs = rollout(batch, batch.logps)
-    ids = outputs["completion_ids"]
-    made.train_dataset = Dataset.from_list([            # token ids, so no tokenizer is needed
-        {"prompt_ids": outputs["prompt_ids"][i], "chosen_ids": ids[i], "rejected_ids": ids[j]}
-        for i, j in zip(chosen, rejected)])
-    made.train()
-    return made.model.state_dict()

@@ -3,8 +3,8 @@
 The pages are staged in .site/ with the layout of the repository, so that every relative link holds.
 Files that a page links outside docs/, such as a script, become pages with numbered lines. The path
 is docs/path.html, which shows more than docs/path.md. Zensical builds site/ from .site/ as
-mkdocs.yml says. Then each page links the terms of the glossary where it first uses them, and we
-check what Zensical misses: links, pictures and anchors of all pages, and the navigation.
+mkdocs.yml says. Then we check what it misses: links, pictures and anchors of all pages, and the
+navigation.
 """
 import json
 import os
@@ -20,10 +20,6 @@ SITE = Path("site").resolve()
 PATH = Path("docs/path.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
 SOURCE = re.compile(r"(\.py|\.txt|LICENSE)\.html")      # of a page that shows a source file
-WORDS = Path("docs/words.md")
-TERM = re.compile(r"^\| (?!---|term )([^,|]+)\b", re.M)
-# parts of a page without terms to link, such as a heading, and tags
-NO_TERM = (r"(?s)<(a|button|code|h\d|math|nav|pre|script|style|summary|svg)\b.*?</\1>|<[^>]*>")
 SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
@@ -61,35 +57,10 @@ def stage(page, text):
     home = os.path.relpath("index.html", page.parent)
     text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
                         "<button id=scheme", 1)
-    if page == WORDS:
-        text = TERM.sub(lambda row: f'| <a id="{slug(row[1])}"></a>{row[1]}', text)
     text = re.sub(r"(?m)^\|.*`.*", lambda row: row[0].replace(r"\|", "|"), text)    # as on GitHub
     text = re.sub(r"\*\*(shown|contradicted|undecided)\*\*", r"<b class=\1>\1</b>", text)
     Path(".site", page).parent.mkdir(parents=True, exist_ok=True)
     Path(".site", page).write_text(text, encoding="utf-8")
-
-
-def slug(term):
-    return re.sub(r"\W+", "-", term.strip().lower())
-
-
-def link_terms(page, terms):
-    """Link each term of the glossary where a built page first uses it, also in the plural."""
-    text = page.read_text(encoding="utf-8")
-    begin = re.search("<article|</nav></div>|$", text).start()
-    glossary = os.path.relpath(SITE / WORDS.with_suffix(".html"), page.parent)
-    seen = {None}
-
-    def linked(match):
-        term = match[2] and slug(match[2])
-        if term in seen:
-            return match[0]
-        seen.add(term)
-        return f'<a class=term href="{glossary}#{term}">{match[0]}</a>'
-
-    spelled = "|".join(f"(?i:{term[0]}){re.escape(term[1:])}" for term in terms)
-    shown = re.sub(rf"{NO_TERM}|\b({spelled})(?:e?s)?\b", linked, text[begin:])
-    page.write_text(text[:begin] + shown, encoding="utf-8")
 
 
 def dead_links():
@@ -138,9 +109,6 @@ for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
 make_searchable(page for page in pages if page.suffix == ".html")
-terms = sorted(TERM.findall(WORDS.read_text(encoding="utf-8")), key=len, reverse=True)
-for page in pages - {WORDS}:
-    link_terms(SITE / str(page.with_suffix(".html")).replace("README", "index"), terms)
 navigation = Path("mkdocs.yml").read_text("utf-8").split("nav:")[1]
 names = re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
 missing = pages - {Path(name) for name in names}
