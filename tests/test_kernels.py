@@ -127,6 +127,9 @@ def test_the_definition_is_what_the_docstring_says():
     assert torch.equal(ratio, torch.ones(2).double())
     logps, _, _ = fused.logprob((y * 0.3).to(DEVICE), tokens.to(DEVICE), temperature=0.3)
     assert_close(logps.cpu(), torch.log(torch.stack([p[0, 2], p[1, 0]])), rtol=1e-13, atol=0)
+    for temperature in (0.0, math.nan):
+        with pytest.raises(ValueError, match="must be > 0"):
+            fused.logprob(y, tokens, temperature=temperature)
 
 
 def test_without_triton_it_is_the_definition(monkeypatch):
