@@ -41,9 +41,8 @@ def parse_flags(config_class, argv=None):
     sources = map(inspect.getsource, config_class.__mro__[-2::-1])
     comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "".join(sources), re.MULTILINE))
     for field in dataclasses.fields(config_class):
-        expand = os.path.expanduser                     # ~/runs: in quotes, no shell expands it
-        options = {"type": field.type if field.type in (int, float) else expand,
-                   "metavar": "|".join(get_args(field.type)) or "VALUE"}
+        options = {"type": field.type if field.type in (int, float) else os.path.expanduser,
+                   "metavar": "|".join(get_args(field.type)) or "VALUE"}    # quotes keep a ~
         if field.type is bool:
             options = {"action": argparse.BooleanOptionalAction}
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
@@ -288,7 +287,9 @@ class Run:
         first = self.folder
         number = 1
         while not self.take():
-            if cfg.output_dir or cfg.resume_from_checkpoint:
+            if cfg.resume_from_checkpoint:
+                fail(f"{first}: this run is still in progress; resume it when it has ended")
+            if cfg.output_dir:
                 fail(f"{first}: is not empty, or another run writes there; name another folder")
             number += 1
             self.folder = Path(f"{first}-{number}")
