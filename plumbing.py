@@ -38,8 +38,9 @@ def parse_flags(config_class, argv=None):
         description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-    sources = map(inspect.getsource, config_class.__mro__[-2::-1])
-    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "".join(sources), re.MULTILINE))
+    files = [Path(inspect.getfile(kind)) for kind in config_class.__mro__[-2::-1]]
+    source = "".join(path.read_text("utf-8") for path in files)
+    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", source, re.MULTILINE))
     for field in dataclasses.fields(config_class):
         options = {"type": field.type if field.type in (int, float) else os.path.expanduser,
                    "metavar": "|".join(get_args(field.type)) or "VALUE"}    # quotes keep a ~

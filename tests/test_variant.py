@@ -1,14 +1,13 @@
 """A loss variant can be added by following docs/extending.md, and no test fails that the page does
 not name: a reader's dozen lines must not need a tour of the tests."""
-import importlib
-import json
 import re
 import shutil
+import subprocess
+import sys
 
 import mutants
 import pytest
 from conftest import ROOT
-from small_runs import begin_in, children
 
 PAGE = (ROOT / "docs/extending.md").read_text("utf-8")
 RECIPE = PAGE.partition("### A loss variant\n")[2].partition("\n## ")[0]
@@ -34,7 +33,18 @@ def applied(diff, text):
     return text
 
 
-def test_the_recipe_of_the_page_adds_a_loss_and_breaks_no_test(tmp_path, capfd):
+FILL = """
+import json, sys
+from vectors import FOLDER, fill
+path = FOLDER / "policy_loss.json"
+content = json.loads(path.read_text("utf-8"))
+case = json.loads(sys.argv[1])
+content["cases"].append(case | fill.answer(content, case))
+path.write_text(fill.layout(content), "utf-8")
+"""
+
+
+def test_the_recipe_of_the_page_adds_a_loss_and_breaks_no_test(tmp_path):
     pytest.importorskip("mpmath", reason="computes the answers of a vector")
     ignored = shutil.ignore_patterns(".*", "runs", "__pycache__")
     shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
@@ -56,23 +66,13 @@ def test_the_recipe_of_the_page_adds_a_loss_and_breaks_no_test(tmp_path, capfd):
         assert name in RECIPE
         edit(name, lambda text, diff=diff: applied(diff, text))
     [case] = re.findall(r"^```json\n(.*?)^```$", RECIPE, re.S | re.M)
-
-    def add_vector():
-        begin_in(copy)
-        fill = importlib.import_module("vectors.fill")
-        path = copy / "vectors/policy_loss.json"
-        content = json.loads(path.read_text("utf-8"))
-        content["cases"].append(json.loads(case) | fill.answer(content, json.loads(case)))
-        path.write_text(fill.layout(content), "utf-8")
-
-    def run_tests():
-        begin_in(copy)
-        raise SystemExit(int(pytest.main(["-q", "-p", "no:cacheprovider", *(
-            f"tests/{name}" for name in TESTS)])))
-    assert children(add_vector) == [0]
+    subprocess.run([sys.executable, "-c", FILL, case], cwd=copy, check=True)
     edit("docs/practice.md", lambda text: re.sub(
         r"(`grpo` \()(\d+)", lambda found: f"{found[1]}{int(found[2]) + 1}", text))
     source = (copy / "grpo.py").read_text("utf-8")
     for solution in SOLUTIONS:
         assert solution.file != "grpo.py" or source.count("\n".join(solution.old)) == 1
-    assert children(run_tests) == [0], capfd.readouterr().out[-3000:]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         *(f"tests/{name}" for name in TESTS)], cwd=copy, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout[-3000:]
