@@ -457,9 +457,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
     batch = task.judge(batch, cfg.num_generations, purpose)
-    rewards = map(reward, batch.problems, batch.texts, batch.rewards.flatten().tolist())
-    batch.rewards = batch.rewards.new_tensor(list(rewards)).view_as(batch.rewards)
-    return batch
+    return common.rewarded(batch, reward)
 
 
 def evaluate(policy, task, cfg, greedy=False):

@@ -38,12 +38,12 @@ def parse_flags(config_class, argv=None):
         description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-    sources = map(inspect.getsource, config_class.__mro__[-2::-1])
-    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "".join(sources), re.MULTILINE))
+    files = [Path(inspect.getfile(kind)) for kind in config_class.__mro__[-2::-1]]
+    source = "".join(path.read_text("utf-8") for path in files)
+    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", source, re.MULTILINE))
     for field in dataclasses.fields(config_class):
-        expand = os.path.expanduser                     # ~/runs: in quotes, no shell expands it
-        options = {"type": field.type if field.type in (int, float) else expand,
-                   "metavar": "|".join(get_args(field.type)) or "VALUE"}
+        options = {"type": field.type if field.type in (int, float) else os.path.expanduser,
+                   "metavar": "|".join(get_args(field.type)) or "VALUE"}    # quotes keep a ~
         if field.type is bool:
             options = {"action": argparse.BooleanOptionalAction}
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
@@ -288,7 +288,9 @@ class Run:
         first = self.folder
         number = 1
         while not self.take():
-            if cfg.output_dir or cfg.resume_from_checkpoint:
+            if cfg.resume_from_checkpoint:
+                fail(f"{first}: this run is still in progress; resume it when it has ended")
+            if cfg.output_dir:
                 fail(f"{first}: is not empty, or another run writes there; name another folder")
             number += 1
             self.folder = Path(f"{first}-{number}")

@@ -373,6 +373,7 @@ class Config(grpo.Config):
         for name in {"epsilon", "epsilon_high", "delta"}.intersection(changed):
             has_range = self.loss_type not in NEW or self.loss_type in CLIPPED
             yield has_range, f"--{name}: --loss_type {self.loss_type} has no clip; see --help"
+        yield self.gmpo_epsilon > 0, "--gmpo_epsilon: must be above 0, else no token learns"
         has_tokens = 0 < self.top_entropy_quantile <= 1
         yield has_tokens, "--top_entropy_quantile: must be above 0, and at most 1"
         is_group = self.advantage == "group" or self.scale_rewards == "group"

@@ -50,7 +50,7 @@ every_script = scripts(*SCRIPTS)
 def pytest_ignore_collect(collection_path, config):
     """With -m quick, don't even import the files that contain no quick test."""
     if config.option.markexpr == "quick" and collection_path.suffix == ".py":
-        return "mark.quick" not in collection_path.read_text() or None
+        return "mark.quick" not in collection_path.read_text("utf-8") or None
     return None
 
 

@@ -118,7 +118,7 @@ def ask(files, words, only=None, is_correct=True):
 def ask_with(mutant, number, only):
     """Plant a mistake, and run those of its tests that are in `only`. -> what ask() returns"""
     path = Path(mutant.file)
-    source = path.read_text() if path.is_file() else ""
+    source = path.read_text("utf-8") if path.is_file() else ""
     old = "\n".join(mutant.old)
     if source.count(old) != 1 or mutant.old == mutant.new:
         return 2, f"the old text occurs {source.count(old)} times", {}
@@ -177,7 +177,7 @@ def main(words):
     mistake survives or cannot be planted, or if its tests fail without it"""
     clock = time.perf_counter()
     os.chdir(ROOT)
-    mutants = [mutant for mutant in parse(MISTAKES.read_text())
+    mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
                if all(word in " ".join([*mutant[:2], *mutant.files])
                       for word in words if word != "--changed")]
     first = []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import close, every_script
+from conftest import ROOT, close, every_script
 from small_runs import (
     SMALL,
     arguments,
@@ -20,7 +20,6 @@ import common
 import grpo
 import plumbing
 
-ROOT = Path(__file__).resolve().parent.parent
 FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
 
 
@@ -70,11 +69,12 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("tasks/countdown.py", "def verify", "def  verify", False),         # the task of this test
     ("tasks/lookup.py", "def verify", "def  verify", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
-        new_run, tmp_path, monkeypatch, file, old, new, is_same):
+        config, load_task, tmp_path, monkeypatch, file, old, new, is_same):
     monkeypatch.chdir(tmp_path)
     Path("runs/base").mkdir(parents=True)
-    flags = FEW | {"base_steps": 0, "task": "countdown"}
-    new_run(**flags)
+    cfg = config(base_steps=0, task="countdown")
+    given = grpo.GPT(cfg), load_task(cfg), cfg
+    plumbing.load_base(*given)
     before = bases()
     read_text = Path.read_text
     assert plumbing.section(ROOT / file, "no such title") == (ROOT / file).read_text()
@@ -84,7 +84,7 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
         assert old in text or path != ROOT / file
         return text.replace(old, new) if path == ROOT / file else text
     monkeypatch.setattr(Path, "read_text", edited)
-    new_run(**flags)
+    plumbing.load_base(*given)
     assert (bases() == before) == is_same
 
 
@@ -108,16 +108,21 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
         config, load_task, monkeypatch):
     rates = {"matrices": {}, "others": []}
     others = {}
+    norms = []
 
     def remember(optimizer):
         assert len(optimizer.param_groups[0]["params"]) == 1 + 2 * 2 + 1    # the embedding, 5 norms
         rates["others"].append(optimizer.param_groups[0]["lr"])
+        gradients = [weight.grad.norm() for weight in policy.parameters()]
+        norms.append(torch.stack(gradients).norm().item())
         others.update({name: optimizer.defaults[name] for name in ("betas", "weight_decay")})
     monkeypatch.setattr(plumbing, "muon_step", lambda matrix, momentum, rate: (
         rates["matrices"].setdefault(matrix, []).append(rate)))
     monkeypatch.setattr(torch.optim.AdamW, "step", remember)
     cfg = config(base_steps=80, base_batch_size=2, base_learning_rate=0.01)
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
+    policy = grpo.GPT(cfg)
+    plumbing.warm_start(policy, load_task(cfg), cfg)
+    assert norms == pytest.approx([1.0] * 80, rel=1e-3)         # without a clip, 1.4 to 4.8
     expected = [0.01 * min((step + 1) / 50, (80 - step) / 80) for step in range(80)]
     assert rates["others"] == pytest.approx(expected)
     assert others == {"betas": (0.9, 0.95), "weight_decay": 0.0}

@@ -1,8 +1,8 @@
 """The command line: its flags, and the flags and files that it refuses. A refusal is one line that
 gives the reason, exit code 2, and no change to any file."""
+import contextlib
 import dataclasses
 import importlib
-import json
 import os
 import pickle
 import re
@@ -22,7 +22,9 @@ from small_runs import (
     INSTANT,
     SMALL,
     arguments,
+    begin_in,
     changed_weights,
+    children,
     lines,
     load,
     read_summary,
@@ -95,6 +97,7 @@ REFUSED = """
     examples.distill --distillation_mode sampled_token --beta 0.5   | --beta 1
     examples.turns --gamma 1.1                          | --gamma
     examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
+    examples.zoo --loss_type gmpo --gmpo_epsilon 0      | must be above 0
     examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
@@ -278,20 +281,7 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
 
 # ---- the scripts alone in a folder -----------------------------------------------------------
 
-ALONE = """
-import contextlib, importlib, json, sys
-flags, refused = json.loads(sys.argv[1])
-for name in sys.argv[2:]:
-    main = importlib.import_module(name).main
-    main([*flags, "--output_dir", name])
-    main(["--resume_from_checkpoint", name, "--max_steps", "2"])
-for words in refused:
-    with contextlib.suppress(SystemExit):
-        main(words.split())
-"""
-
-
-def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
+def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder, capfd):
     """They refuse flags that need a missing folder. They must not import packages from elsewhere
     that have the names of our folders; PyPI has such packages."""
     for name in ("kernels", "tasks", "report"):
@@ -305,11 +295,19 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
     flags = arguments(INSTANT | {"task": "arithmetic"})
     refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton",
                "--report_to wandb"]
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, json.dumps([flags, refused]), *scripts], cwd=own, text=True,
-        capture_output=True, env=os.environ | {"PYTHONPATH": str(empty_folder / "others")})
-    assert done.returncode == 0 and done.stderr.count("error: --") == len(refused), done.stderr
-    assert done.stderr.count("\n") == len(refused)
+
+    def alone():
+        begin_in(own, empty_folder / "others")
+        for name in scripts:
+            main = importlib.import_module(name).main
+            main([*flags, "--output_dir", name])
+            main(["--resume_from_checkpoint", name, "--max_steps", "2"])
+        for words in refused:
+            with contextlib.suppress(SystemExit):
+                main(words.split())
+    codes = children(alone)
+    error = capfd.readouterr().err
+    assert codes == [0] and error.count("error: --") == error.count("\n") == len(refused), error
     for name in scripts:
         importlib.import_module(name).main([*flags, "--output_dir", name, "--max_steps", "2"])
         alone = load(own / name / "checkpoint.pt")

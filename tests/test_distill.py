@@ -71,7 +71,7 @@ def test_an_update_averages_over_the_tokens_of_the_step(scene):
 def distilled(tmp_path, monkeypatch):
     """distilled(**flags): a run with a teacher of other sizes, which is made first. -> folder"""
     monkeypatch.chdir(tmp_path)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "max_steps": 0, "output_dir": "teacher"}
+    sizes = {"hidden_size": 16, "base_steps": 50, "max_steps": 0, "output_dir": "teacher"}
     distill.reinforce.main(arguments(SMALL | sizes))
 
     def run(folder, **flags):

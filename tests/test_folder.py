@@ -3,47 +3,33 @@ import contextlib
 import fcntl
 import io
 import json
-import os
+import math
 import re
 import signal
-import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, contents, scripts
-from small_runs import INSTANT, SMALL, arguments, difference, load, outcome, resume, steps
+from conftest import contents, scripts
+from small_runs import (
+    INSTANT,
+    SMALL,
+    arguments,
+    children,
+    difference,
+    load,
+    outcome,
+    resume,
+    steps,
+)
 
 import plumbing
 import tasks
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
-
-
-def children(*functions):
-    """Call each function in a process of its own, all at the same moment. -> exit codes"""
-    ready, go = os.pipe()
-    numbers = []
-    for function in functions:
-        number = os.fork()
-        if number == 0:
-            code = 70
-            try:
-                os.close(go)
-                os.read(ready, 1)               # returns when the parent closes its end
-                function()
-                code = 0
-            except SystemExit as end:
-                code = end.code or 0        # os._exit(None) raises, so this process would go on
-            finally:
-                os._exit(code)
-        numbers.append(number)
-    os.close(ready)
-    os.close(go)
-    return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
 
 
 # ---- a folder for each run -------------------------------------------------------------------
@@ -121,7 +107,7 @@ def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd
     monkeypatch.setattr(plumbing.Run, "log", resumed_by_another)
     script.main(arguments(INSTANT | {"output_dir": folder, "max_steps": 2}))
     assert codes == [2, 2]
-    assert capfd.readouterr().err.count("another run writes there") == 2
+    assert capfd.readouterr().err.count("this run is still in progress") == 2
     assert children(lambda: resume(folder)) == [0]          # now it has ended
 
 
@@ -245,15 +231,17 @@ def test_rewards_become_floats_where_they_enter(script, kind, monkeypatch):
 
 
 @scripts("reinforce", "grpo", "dpo")
-@pytest.mark.parametrize("reward", ["nan", "inf"])
-def test_a_reward_that_is_not_finite_ends_the_run_in_one_line(
-        script, reward, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "reward", lambda *_: float(reward))
+@pytest.mark.parametrize("reward, code, words", [
+    (math.nan, 1, "step 1: not finite: .*'reward': nan"),
+    (math.inf, 1, "step 1: not finite: .*'reward': inf"), (None, 2, "reward returned None")])
+def test_a_reward_that_is_not_finite_or_none_ends_the_run_in_one_line(
+        script, reward, code, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "reward", lambda *_: reward)
     with pytest.raises(SystemExit) as end:
         script.main(arguments(INSTANT | {"output_dir": tmp_path / "run"}))
-    assert end.value.code == 1
+    assert end.value.code == code
     [line] = capsys.readouterr().err.splitlines()
-    assert "step 1: not finite: " in line and f"'reward': {reward}" in line
+    assert re.match(f"error: {words}", line)
 
 
 # ---- signals and threads ---------------------------------------------------------------------
@@ -266,16 +254,22 @@ def test_sigterm_is_like_ctrl_c_with_its_own_exit_code(script, tmp_path, monkeyp
     assert f"--resume_from_checkpoint {folder}" in capfd.readouterr().err
 
 
-def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(tmp_path):
-    run = subprocess.Popen(
-        [sys.executable, ROOT / "grpo.py", "--device", "cpu"], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert "making the base: step 0" in run.stderr.readline()
-    for _ in range(2):
-        run.send_signal(signal.SIGINT)
-        time.sleep(0.02)
-    _, error = run.communicate(timeout=100)
-    assert run.returncode == 130 and re.fullmatch(r"\ninterrupted; resume with:\n  .*\n", error)
+def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(
+        script, tmp_path, monkeypatch, capfd):
+    def again(*args, **options):
+        signal.raise_signal(signal.SIGINT)
+        shutdown(*args, **options)
+    shutdown = ThreadPoolExecutor.shutdown
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", again)
+    monkeypatch.setattr(plumbing, "muon_step", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.chdir(tmp_path)
+    Path("runs/base").mkdir(parents=True)
+    with pytest.raises(SystemExit) as stop:
+        script.main(arguments(SMALL | {"output_dir": "run"}))
+    error = capfd.readouterr().err
+    assert error.startswith("making the base: step 0 of 150\n") and error.count("\n") == 4
+    assert re.search(r"\n\ninterrupted; resume with:\n  .*\n", error)
+    assert stop.value.code == 130 and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_a_run_in_a_thread_trains(script, tmp_path):

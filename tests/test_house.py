@@ -26,7 +26,7 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 
 # ---- the code in docs/extending.md -----------------------------------------------------------
 
-PAGE = (ROOT / "docs/extending.md").read_text()
+PAGE = (ROOT / "docs/extending.md").read_text("utf-8")
 TASK, _, _, ALGORITHM, *_ = re.split("^## ", PAGE, flags=re.M)[1:]
 SOURCE, TURNS = re.findall(r"^```python\n(.*?)^```$", TASK, re.S | re.M)
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})

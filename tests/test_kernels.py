@@ -127,6 +127,9 @@ def test_the_definition_is_what_the_docstring_says():
     assert torch.equal(ratio, torch.ones(2).double())
     logps, _, _ = fused.logprob((y * 0.3).to(DEVICE), tokens.to(DEVICE), temperature=0.3)
     assert_close(logps.cpu(), torch.log(torch.stack([p[0, 2], p[1, 0]])), rtol=1e-13, atol=0)
+    for temperature in (0.0, math.nan):
+        with pytest.raises(ValueError, match="must be > 0"):
+            fused.logprob(y, tokens, temperature=temperature)
 
 
 def test_without_triton_it_is_the_definition(monkeypatch):
@@ -143,7 +146,7 @@ def test_without_triton_it_is_the_definition(monkeypatch):
 
 FP32, BF16, FP16 = DTYPES
 SHAPES = {(5, 2): FP16, (1, 3): FP16, (33, 8): FP32, (5, 266): BF16, (1, 4096): FP32,
-          (5, 9001): FP16, (5, 9008): FP32, (140, 3): FP16}
+          (5, 3001): FP16, (5, 3008): FP32, (140, 3): FP16}
 # The interpreter is slow, so it gets each shape with one dtype.
 CASES = [(*shape, dtype) for shape, one in SHAPES.items()
          for dtype in (DTYPES if DEVICE == "cuda" else [one])]
@@ -152,7 +155,7 @@ CASES = [(*shape, dtype) for shape, one in SHAPES.items()
 @device
 @pytest.mark.parametrize("N, V, dtype", CASES, ids=str)
 def test_kernels_agree_with_float64_autograd(L, N, V, dtype):
-    """With about 9,000 tokens, a row has several tiles, and the maximum may be in any of them."""
+    """With about 3,000 tokens, a row has several tiles, and the maximum may be in any of them."""
     variant = N + V + DTYPES.index(dtype)
     (logits, *args), g = problem(
         dtype, N, V, temperature=(1.0, 0.7, 1.9)[variant % 3], off_policy=variant % 2 == 0,
@@ -171,7 +174,7 @@ def test_logits_far_below_zero_lose_nothing(L):
 @device
 @pytest.mark.parametrize("inplace", [False, True])
 def test_padding_gives_constants_and_no_gradient_whatever_is_there(L, inplace):
-    (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 40, 100, padding=range(0, 40, 3))
+    (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 10, 100, padding=range(0, 10, 3))
     is_padding = tokens < 0
     clean = run(L.logprob, logits, tokens, old_logps, g=g)
     logits[is_padding] = math.nan
@@ -220,7 +223,7 @@ def test_tokens_old_logps_and_gradients_may_be_views_as_well(L, view):
 
 
 @device
-@pytest.mark.parametrize("V", [70, 9001])
+@pytest.mark.parametrize("V", [70, 2501])
 def test_impossible_tokens_count_for_nothing(L, V):
     """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large)."""
     (logits, tokens, old_logps, _), g = problem(torch.float32, 4, V)

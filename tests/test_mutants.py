@@ -4,13 +4,13 @@ from collections import Counter
 import mutants
 from conftest import ROOT
 
-ALL = mutants.parse(mutants.MISTAKES.read_text())
+ALL = mutants.parse(mutants.MISTAKES.read_text("utf-8"))
 
 
 def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     wrong = []
     for mutant in ALL:
-        count = (ROOT / mutant.file).read_text().count("\n".join(mutant.old))
+        count = (ROOT / mutant.file).read_text("utf-8").count("\n".join(mutant.old))
         is_tested = all((ROOT / file).is_file() for file in mutant.files)
         if count != 1 or not is_tested:
             wrong.append(f"{mutant.file}: {mutant.name}: {count} times, {mutant.files}")

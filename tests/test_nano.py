@@ -70,6 +70,7 @@ def test_a_ratio_of_infinity_has_no_gradient_where_it_is_clipped_and_all_of_it_e
 def test_a_tiny_run_learns(monkeypatch, capsys):
     monkeypatch.setattr(nano, "P", 8)
     monkeypatch.setattr(nano, "T", 12)
+    monkeypatch.setattr(nano, "HELD_OUT", 20)
     monkeypatch.setattr(nano, "verify", lambda answer, text: "=" in text)         # a bool
     nano.main(seed=2, base_steps=40, steps=8)
     rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)

@@ -22,12 +22,12 @@ from small_runs import SMALL, arguments, steps
 import common
 import plumbing
 
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
 GENERATED = re.compile(
     r"<!-- made by make ([\w-]+): ([\w-]+) -->\n(.*?)<!-- end of ([\w-]+) -->\n", re.S)
 LANGUAGE_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
-MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
 TARGETS = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split()
 # Commands that need a file which the reader writes first.
 TO_COME = ("mine.py", "--task sorting", "--task nim")
@@ -85,7 +85,7 @@ def test_a_command_can_be_given(command):
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
     blocks = LANGUAGE_BLOCK.findall(PAGES["docs/nano.md"])
     shown = [block for language, block in blocks if language == "python"]
-    assert "\n".join(shown) == (ROOT / "nano.py").read_text()
+    assert "\n".join(shown) == (ROOT / "nano.py").read_text("utf-8")
     text = "".join(block for language, block in blocks if language == "pycon")
     names = dict(vars(importlib.import_module("nano")))
     examples = doctest.DocTestParser().get_doctest(text, names, "nano.md", None, 0)
@@ -107,7 +107,7 @@ def test_the_interpreter_that_you_choose_replaces_the_one_of_the_environment(tmp
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
-    source = (ROOT / f"{name}.py").read_text()
+    source = (ROOT / f"{name}.py").read_text("utf-8")
     lines = source.splitlines()
     tagged = {(number, node.name) for node in ast.parse(source).body
               if isinstance(node, ast.FunctionDef)
@@ -160,7 +160,7 @@ def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_l
 
 def anchors(path):
     """List what a link to a page may name after #: its headings, spelled as GitHub does."""
-    titles = re.findall(r"^#+ (.*)", LANGUAGE_BLOCK.sub("", path.read_text()), re.M)
+    titles = re.findall(r"^#+ (.*)", LANGUAGE_BLOCK.sub("", path.read_text("utf-8")), re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
@@ -185,7 +185,7 @@ def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     flags = arguments(SMALL | {"max_steps": 4})
     names = {"__name__": "notebook"}
-    for cell in json.loads((ROOT / "docs/start.ipynb").read_text())["cells"]:
+    for cell in json.loads((ROOT / "docs/start.ipynb").read_text("utf-8"))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code":
             exec(compile(source, "start.ipynb", "exec"), names)

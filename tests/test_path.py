@@ -20,7 +20,9 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     monkeypatch.setattr(nano, "P", 4)
     monkeypatch.setattr(nano, "HELD_OUT", 9)
+    monkeypatch.setattr(nano, "T", 12)
     source = NANO.replace("P = 32 ", "P = 4 ").replace("HELD_OUT = 500 ", "HELD_OUT = 9 ")
+    source = source.replace("T = 38 ", "T = 12 ")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         nano.main(seed=3, base_steps=4, steps=2)
     for _ in range(2):                                      # the second run reads the stored base
@@ -42,13 +44,15 @@ def run_a_little(source, steps):
     """Run a script with few questions from a base that has learned little. -> number of steps that
     were seen"""
     for old, new in (("P = 256 ", "P = 8 "), ("P = 80 ", "P = 3 "), ("P = 32 ", "P = 2 "),
-                     ("* 8:", "* 1:"), ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=64"),
+                     ("T = 38 ", "T = 12 "), ("T = 62 ", "T = 30 "),
+                     ("* 8:", "* 1:"), ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=16"),
+                     ("(20, 64)", "(2, 8)"),
                      ("steps=150", "steps=1"), ("steps=60", "steps=1"), ("range(20)", "range(2)")):
         source = source.replace(old, new)
     torch.manual_seed(0)
-    watch = runs.Watch(source, 0, base_steps=9)
+    watch = runs.Watch(source, 0, base_steps=2)
     watch.module.verify = lambda answer, text: float(len(text) % 2)         # some are right
-    watch.run(0, base_steps=9, steps=steps)
+    watch.run(0, base_steps=2, steps=steps)
     return len(watch.steps)
 
 

@@ -18,7 +18,7 @@ from kernels import logprob
 from tasks import preferences
 
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
-        "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 "
+        "--num_generations 4 --max_completion_length 6 --base_steps 2 --max_steps 2 "
         "--eval_steps 2 --num_eval_problems 4 --num_eval_samples 1 --learning_rate 0.01 "
         "--task arithmetic:2")
 # Runs of each script and each task, with flags that take other branches of the code.
@@ -116,6 +116,7 @@ def test_a_run_by_triton_goes_on_without_a_gpu(refused):
 def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
     monkeypatch.setattr(nano, "P", 2)
     monkeypatch.setattr(nano, "T", 12)
+    monkeypatch.setattr(nano, "HELD_OUT", 20)
     monkeypatch.setattr(nano, "verify", lambda answer, text: len(text) % 2.0)
     nano.main(base_steps=2, steps=1)
     printed = capsys.readouterr().out

@@ -207,6 +207,7 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
              "completions/clipped_ratio"]
     for one, other in zip(steps(ours), steps(theirs), strict=True):
         assert one["reward"] == other["reward"]
+        assert other["sampling/sampling_logp_difference/mean"] < 1e-4   # before the first update
         for name in [*names, "kl"] if script is grpo else names:
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=2e-4), name
     assert read_summary(ours)["trained"]["greedy"] == read_summary(theirs)["trained"]["greedy"]

@@ -22,14 +22,14 @@ STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}
 EVERYTHING = [
     ("reinforce", STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9}),
     ("ppo", STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
-                        "nll_coef": 0.1, "critic_pretrain_steps": 2, "length_adaptive": True}),
+                        "nll_coef": 0.1, "critic_pretrain_steps": 1, "length_adaptive": True}),
     ("grpo", STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
                          "base_steps": 40, "task": "arithmetic:2-3"}),
     ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
                          "task": "arithmetic:2,lookup", "reward": "accuracy+length"}),
     ("dpo", STATEFUL | {"online": True}),
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
-    ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 40}),
+    ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 10}),
     ("examples.zoo", {"loss_type": "clip_cov", "advantage": "otb", "num_iterations": 2,
                       "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1})]
 
@@ -37,16 +37,16 @@ EVERYTHING = [
 # ---- resuming --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("script, flags", EVERYTHING, indirect=["script"], ids=str)
-def test_four_steps_of_all_that_has_a_state_equal_two_and_two(script, flags, new_run, small_base):
+def test_three_steps_of_all_that_has_a_state_equal_two_and_one(script, flags, new_run, small_base):
     flags = flags | {"teacher": small_base} if "lmbda" in flags else flags
-    four = new_run(**flags, max_steps=4)
+    three = new_run(**flags, max_steps=3)
     torch.manual_seed(1)                    # processes start with other states of these generators
     random.seed(1)
     two = new_run(**flags, max_steps=2)
-    assert difference(outcome(two), outcome(four))
-    for done in (2, 4):                                 # the second time, no steps are left
-        script.main(arguments({"resume_from_checkpoint": two, "max_steps": 4}))
-        assert not difference(outcome(two), outcome(four)), done
+    assert difference(outcome(two), outcome(three))
+    for done in (2, 3):                                 # the second time, no steps are left
+        script.main(arguments({"resume_from_checkpoint": two, "max_steps": 3}))
+        assert not difference(outcome(two), outcome(three)), done
 
 
 @pytest.mark.parametrize("script, flag", [

@@ -51,6 +51,7 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
     evaluations = [line for line in steps(whole) if "eval/greedy" in line]
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
     assert evaluations[-1]["eval/greedy"] == read_summary(whole)["trained"]["greedy"]
+    assert "eval/pass@1" not in evaluations[-1]         # samples cost time, so only at the end
 
 
 def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):

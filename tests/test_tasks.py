@@ -88,7 +88,7 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     task = load(name)
     problems = common.held_out_problems(task, 200)
     found = {problem.prompt for problem in problems}
-    assert 10 < len(set(problems)) == len(problems) <= 200
+    assert len(set(problems)) == len(problems) == 200       # some differ in their secret alone
     assert {problem.task for problem in problems} == set(name.partition(":")[0].split(","))
     learned = common.sample_problems(task, 1000, 0)
     for phase in ("textbook", "forum", "cold_start"):
@@ -260,8 +260,8 @@ def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_diffi
     found = levels(common.sample_problems(task, 5100, 0))
     for n, expected in ((3, 2000), (4, 1000), (5, 100), (6, 2000)):
         assert abs(found[f"arithmetic-{n}"] - expected) < 4 * expected ** 0.5, n
-    held_out = common.sample_problems(plain, 2000, 1, "test")
-    assert common.sample_problems(task, 2000, 1, "test") == held_out
+    held_out = common.sample_problems(plain, 200, 1, "test")
+    assert common.sample_problems(task, 200, 1, "test") == held_out
     assert common.held_out_problems(task, 50) == common.held_out_problems(plain, 50)
     shown = common.sample_problems(plain, 50, 0, phase="forum")
     assert common.sample_problems(task, 50, 0, phase="forum") == shown

@@ -87,6 +87,8 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, s
         assert all(row ^ 1 in rows for rows in steps for row in rows)   # the group's other row
         steps.clear()
     assert len({str(order) for order in orders}) == 9
+    scene.update(num_mini_batches=9)
+    assert [len(rows) for rows in steps] == [2] * 21            # none is empty
 
 
 @every_script
@@ -221,6 +223,7 @@ def test_the_reference_of_a_run_stays_where_the_policy_began(train):
 def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_update(
         monkeypatch, watch):
     monkeypatch.setattr(nano, "T", 6)
+    monkeypatch.setattr(nano, "HELD_OUT", 50)
     monkeypatch.setattr(nano, "verify", lambda answer, text: float(text < "="))
     monkeypatch.setattr(nano, "make_base", lambda policy, rng, steps: None)
     asked = watch(nano, "encode", lambda texts, L: texts)

@@ -9,6 +9,7 @@ is named. The right numbers are computed from the batches of numbers.txt; no res
 """
 import ast
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -94,7 +95,7 @@ def load(text):
 
 def ask(exercise, module, function):
     """Call a function of a module with each batch and each value of parameters such as loss_type,
-    the script's own value first. -> list of cases, as `call` returns them"""
+    the script's own value first. Yields cases, as `call` returns them"""
     options = [("sequence_mean", "token_mean", "sequence_sum", "constant")]
     if hasattr(module, "Config"):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
@@ -105,16 +106,15 @@ def ask(exercise, module, function):
         for words in options:
             if isinstance(usual, str) and usual in words:
                 chosen[word] = sorted(words, key=lambda word: word != usual)
-    cases = []
     for batch, words in itertools.product(batches(), itertools.product(*chosen.values())):
-        cases.append(call(exercise, module, function, batch, dict(zip(chosen, words))))
-    return cases
+        yield call(exercise, module, function, batch, dict(zip(chosen, words)))
 
 
 @functools.lru_cache(maxsize=512)
 def ask_script(exercise, text, function):
-    """Call `ask` with the script, or with its text after a mistake was planted. -> list of cases"""
-    return ask(exercise, load(text), function)
+    """Call `ask` with the script, or with its text after a mistake was planted. A copy of what this
+    returns yields the cases; only those that a comparison needs are computed, and only once."""
+    return itertools.tee(ask(exercise, load(text), function), 1)[0]
 
 
 def call(exercise, module, function, batch, words):
@@ -225,7 +225,7 @@ def difference(right, mine, is_open=False):
                 return Wrong(own, what, found, should, case.lines)
         return None
 
-    for case, own in zip(right, mine):
+    for case, own in zip(copy.copy(right), copy.copy(mine)):
         wrong = (f"line {own.lines.get('')}: {own.error}" if own.error != case.error
                  else compare(case, own, "results"))
         if is_open:
@@ -259,7 +259,7 @@ def grade(exercise, mine, function, left=()):
     if not inspect.isfunction(getattr(mine, function)):
         return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
                          "and write its equations yourself"], {}
-    cases = ask(exercise, mine, function)
+    [cases] = itertools.tee(ask(exercise, mine, function), 1)
     wrong = difference(ask_script(exercise, exercise.source, function), cases)
     if wrong is None:
         return "right", [], {}
@@ -293,8 +293,8 @@ def known_mistakes(exercise, function, cases, is_open):
         if node.lineno <= line <= node.end_lineno:
             text = exercise.source.replace(old, "\n".join(mutant.new))
             its = ask_script(exercise, text, function)
-            if (not all(case.error for case in its)
-                    and difference(its, cases, is_open) is None):
+            if (difference(its, cases, is_open) is None
+                    and not all(case.error for case in copy.copy(its))):
                 found.append(f"a known mistake gives the same numbers: {mutant.name}")
     return found[:2]
 
