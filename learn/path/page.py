@@ -292,7 +292,7 @@ def build_markdown(stored, title):
     last = CHAPTERS[LAST].fields
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{title}](path.svg)\n\n"
-            "| rung | what hurts without it | lines | setting | right outputs at 5e-4, without → with "
+            "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"
             f"| --- | --- | --- | --- | --- | --- | --- |\n{rows}\n## A real model\n\n"
             f"{last['hook']}\n\n{fill(last['offer'], LAST, stored)}\n")
