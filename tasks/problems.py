@@ -94,8 +94,8 @@ class FromFile(Task):
         of tokens. -> tokens of the longest prompt that is left"""
         too_long = [place for prompt, place in self.places.items() if lengths[prompt] > most]
         if too_long:
-            message = (f"{len(too_long)} of {len(self.places)} prompts have more than {max(most, 0)} "
-                       f"tokens and are left out, the first in {too_long[0]}")
+            message = (f"{len(too_long)} of {len(self.places)} prompts have more than "
+                       f"{max(most, 0)} tokens and are left out, the first in {too_long[0]}")
             self.train, self.test = ([one for one in split if lengths[one.prompt] <= most]
                                      for split in (self.train, self.test))
             if not (self.train and self.test):
