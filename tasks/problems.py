@@ -94,12 +94,12 @@ class FromFile(Task):
         of tokens. -> tokens of the longest prompt that is left"""
         too_long = [place for prompt, place in self.places.items() if lengths[prompt] > most]
         if too_long:
-            message = (f"{len(too_long)} of {len(self.places)} prompts have more than {most} "
-                       f"tokens and are left out, the first in {too_long[0]}")
+            message = (f"{len(too_long)} of {len(self.places)} prompts have more than "
+                       f"{max(most, 0)} tokens and are left out, the first in {too_long[0]}")
             self.train, self.test = ([one for one in split if lengths[one.prompt] <= most]
                                      for split in (self.train, self.test))
             if not (self.train and self.test):
-                common.fail(f"--max_completion_length: {message}; no problems are left")
+                common.fail(f"--max_completion_length: {message}; none is left: lower it")
             print(message)
         return max(lengths[problem.prompt] for problem in (*self.train, *self.test))
 

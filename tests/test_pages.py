@@ -159,9 +159,10 @@ def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_l
 # ---- links -----------------------------------------------------------------------------------
 
 def anchors(path):
-    """List what a link to a page may name after #: its headings, spelled as GitHub does."""
-    titles = re.findall(r"^#+ (.*)", LANGUAGE_BLOCK.sub("", path.read_text("utf-8")), re.M)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    """List what a link to a page may name after #: its headings, spelled as GitHub does, or ids."""
+    text = LANGUAGE_BLOCK.sub("", path.read_text("utf-8"))
+    titles = re.findall(r'^#+ (.*)|<a id="(.*?)">', text, re.M)
+    return {re.sub(r"[^\w -]", "", "".join(title).lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES)

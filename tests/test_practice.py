@@ -55,6 +55,7 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
         assert cases and all(case.results and not case.error for case in cases)
     text = exercise.text([])
     ast.parse(text)
+    assert name != "nano" or "# eq. (2), from logps, old_logps, limit" in text     # but not A
     assert set(states(exercise, text).values()) == {"open"}
     assert text.count(" = ...") + text.count("return ...") == BLANKS[name]
 
@@ -152,6 +153,8 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
     ("    A = rew", "    A = = rew", "practice/nano.py, line 134: invalid syntax"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
      "line 135: the result has the shape (4,), but should have (3, 4)"),
+    ("(logps - old_logps).clamp", "(old_logps - logps).clamp",
+     " (2) is wrong, (3) is not graded yet, (5) is not graded yet"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     run("nano")
@@ -201,3 +204,9 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     path.write_text("mine")
     code, said = run("hunt", name, one["level"])
     assert code == 2 and path.read_text() == "mine"
+
+
+def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path):
+    run("hunt", "grpo", 1)
+    command = run("answer", "hunt/grpo_1.py")[1].partition("Tests that catch it: ")[2].strip()
+    assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1

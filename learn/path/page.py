@@ -279,25 +279,23 @@ def build(stored):
 
 
 def build_markdown(stored, title):
-    """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
+    """Build docs/path.md: a table of the rungs, whose anchors are those of path.html, and what fits
+    real.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
     for branch, name, *cells, shared, own, besides in table(stored):
         one = CHAPTERS[name]
-        rows += f"| **{branch}** | | | | | |\n" if branch else ""
+        rows += f"| **{branch}** | | | | | | |\n" if branch else ""
         cells += [f"{text}{f' ({judged})' * bool(judged)}" for text, judged in (shared, own)]
-        rung = f"{one.number}. [{one.fields['short']}](#{one.anchor})"
-        rows += f"| {' | '.join([rung, *cells, besides])} |\n"
-    parts = ""
-    for name in (*RUNGS, LAST):
-        field = CHAPTERS[name].fields
-        more = f"\n\n{fill(field['offer'], name, stored)}" if name == LAST else ""
-        parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-                  f"{fill(field['hook'], name, stored)}{more}\n")
+        rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
+        rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
+    last = CHAPTERS[LAST].fields
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{title}](path.svg)\n\n"
-            "| rung | lines | setting | right outputs at 5e-4, without → with | each at its best "
-            f"rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n{rows}{parts}")
+            "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
+            "| each at its best rate | also measured |\n"
+            f"| --- | --- | --- | --- | --- | --- | --- |\n{rows}\n## A real model\n\n"
+            f"{last['hook']}\n\n{fill(last['offer'], LAST, stored)}\n")
 
 
 def write(stored):

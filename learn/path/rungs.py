@@ -31,7 +31,7 @@ class Chapter(NamedTuple):
 
     @property
     def anchor(self):
-        """The same in path.md, as GitHub spells it, and in path.html."""
+        """The same in path.md and in path.html."""
         return re.sub(r"[^\w -]", "", self.fields["short"].lower()).replace(" ", "-")
 
 

@@ -78,7 +78,9 @@ def check(word, trains=True):
         alarm.cancel()
     for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
-        shown = (f"({number}) {marks.get(number, '')}".strip() for number in numbers)
+        wrong = min(marks, default=99)          # the equations after it may depend on it
+        shown = (f"({number}) {marks.get(number, 'is not graded yet' * (number > wrong))}".strip()
+                 for number in numbers)
         print(f" {state:6} {function}: {', '.join(shown)}")
         if state != "right":
             print(*(f"        {exercise.equations[number]}" for number in numbers

@@ -1,8 +1,9 @@
 """Turn a script into an exercise by leaving blanks, which a learner fills in.
 
 A blank is an assignment or a return whose comment contains `eq. (n)`, or `for (n)` for a part of
-(n). Assignments above it that only serve the blank are removed as well. A statement that calls a
-function with a blank of the same number is not a blank.
+(n). Assignments above it that only serve the blank are removed as well, unless they make a choice,
+such as torch.where. A statement that calls a function with a blank of the same number is not a
+blank.
 """
 import ast
 import functools
@@ -67,7 +68,8 @@ class Exercise:
             if is_above and isinstance(other, ast.Assign) and not self.tag(other):
                 name = set_by(other)
                 own = [inner.id for user in nodes for inner in ast.walk(user) if is_read(inner)]
-                is_choice = isinstance(other.value, ast.IfExp)
+                is_choice = (isinstance(other.value, ast.IfExp)
+                             or ast.unparse(other.value).startswith("torch.where("))
                 if name and not is_choice and names.count(name) == own.count(name):
                     nodes.insert(0, other)
         tag = self.tag(node)

@@ -152,4 +152,4 @@ def answer(word, guess=None):
              for (metric, window), way in ways.items() if side(way)]
     tests = [ROOT / file for file in mutant.files]
     print(f"Metrics that show it: {'; '.join(signs) or 'none'}\nTests that catch it: "
-          f"{command('pytest', *tests, '-k', mutant.words or 'test')}")
+          f"{command('pytest', '-p', f'hunt.{path.stem}', *tests, '-k', mutant.words or 'test')}")

@@ -19,7 +19,8 @@ from urllib.parse import unquote, urlsplit
 SITE = Path("site").resolve()
 PATH = Path("docs/path.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
-SOURCE = re.compile(r"(\.py|\.txt|LICENSE)\.html")      # of a page that shows a source file
+# pages that would hide, in the search, those that explain: source files and the list of changes
+UNSEARCHED = re.compile(r"(\.py|\.txt|LICENSE|CHANGELOG)\.html")
 SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
@@ -80,14 +81,17 @@ def dead_links():
 
 def make_searchable(html_pages):
     """Let the search find the sections of the HTML pages, which Zensical copies without reading
-    them, but not the source files, which would hide the pages that explain them. Each experiment
-    of the lab is found once, not once for each of its sections, which are called alike."""
+    them, but not UNSEARCHED pages. Each experiment of the lab is found once, not once for each of
+    its sections, which are called alike. A text that is shown from its middle begins with a word.
+
+    From file://, the theme loads search.js instead of search.json. A browser then refuses to load
+    the theme's worker, so search.js brings its text along."""
     index = json.loads((SITE / "search.json").read_text(encoding="utf-8"))
     found = []
     for item in index["items"]:
         if re.match("docs/lab/.*#", item["location"]):
             found[-1]["text"] += f" {item['text']}"
-        elif not SOURCE.search(item["location"]):
+        elif not UNSEARCHED.search(item["location"]):
             found.append(item)
     for page in html_pages:
         path = {"path": ["The path"], "play": ["Play"]}.get(page.stem, ["Read", page.stem])
@@ -96,7 +100,18 @@ def make_searchable(html_pages):
                              re.findall(r"<h2.*?</h2>|<p\b[^>]*>.*?</p>", section, re.S))
             found.append({"location": f"{page}#{name}", "level": 2, "title": unescape(title),
                           "text": " ".join(texts), "path": path, "tags": []})
-    (SITE / "search.json").write_text(json.dumps(index | {"items": found}), encoding="utf-8")
+    text = json.dumps(index | {"items": found})
+    (SITE / "search.json").write_text(text, encoding="utf-8")
+    [worker], [theme] = (SITE.glob(f"assets/javascripts/{name}*.js")
+                         for name in ("workers/search", "bundle"))
+    (SITE / "search.js").write_text(
+        f"const searchWorker = new Blob([{json.dumps(worker.read_text('utf-8'))}]);\n"
+        "Worker = class extends Worker {\n"
+        "  constructor() { super(URL.createObjectURL(searchWorker)); }\n};\n"
+        f"var __index = {text};\n", encoding="utf-8")
+    cut = "Math.max(0,n.start-o)"           # o letters before the match
+    before, after = theme.read_text("utf-8").split(cut)
+    theme.write_text(f'{before}e.lastIndexOf(" ",{cut})+1{after}', encoding="utf-8")
 
 
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html"),

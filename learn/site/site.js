@@ -2,11 +2,13 @@
 if (location.hash === "#__search") {
   addEventListener("load", () => document.querySelector(".md-search__button").click());
 }
-// On a phone, each row of a table with long texts becomes a card, whose lines name their columns.
+// On a phone, each row of a table with long texts, or of one that is wider than the phone, becomes a
+// card, whose lines name their columns.
 for (const table of document.querySelectorAll("article table:not([class])")) {
   const names = Array.from(table.querySelectorAll("th"), (cell) => cell.textContent);
   const cells = Array.from(table.querySelectorAll("td"));
-  if (cells.some((cell) => cell.textContent.length > 50)) {
+  const isWide = table.scrollWidth > table.closest("article").clientWidth;
+  if (isWide || cells.some((cell) => cell.textContent.length > 50)) {
     table.dataset.cards = "";
     for (const cell of cells) {
       const needsName = cell.cellIndex > 0 || /^\d+$/.test(cell.textContent);
