@@ -18,7 +18,7 @@ from kernels import logprob
 from tasks import preferences
 
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
-        "--num_generations 4 --max_completion_length 6 --base_steps 2 --max_steps 2 "
+        "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 "
         "--eval_steps 2 --num_eval_problems 4 --num_eval_samples 1 --learning_rate 0.01 "
         "--task arithmetic:2")
 # Runs of each script and each task, with flags that take other branches of the code.
