@@ -231,7 +231,7 @@ def main(argv=None):
     run = plumbing.Run(cfg, task, policy, COLUMNS)
     run.begin()
     reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
     held_out = sample_batch(reference, task, cfg, "pairs", split="test")
     held_out_pairs = preferences(held_out.rewards)
 

@@ -104,6 +104,18 @@ def read_config(folder):
 
 # ---- 2. the base -----------------------------------------------------------------------------
 
+class AdamW(torch.optim.AdamW):
+    """torch's, without weight decay, and without the import of torch._dynamo, which takes 4 s."""
+
+    def __init__(self, weights, **options):
+        super().__init__(weights, weight_decay=0.0, **options)
+
+
+for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"):
+    method = getattr(torch.optim.AdamW, name)           # wrapped in a function that imports it
+    setattr(AdamW, name, torch.no_grad()(getattr(method, "__wrapped__", method)))
+
+
 def load_base(policy, task, cfg):
     """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
     the code of the policy, the task and the warm start, the flags, and the version of torch."""
@@ -131,36 +143,48 @@ def section(path, title):
 def warm_start(model, task, cfg):
     """Train the base by supervised learning: first on a textbook, which shows its work, then on a
     forum, where most people only answer."""
+    is_cuda = cfg.device == "cuda"
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
-    momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
-    others = [weight for weight in model.parameters() if weight not in momenta]
-    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    # Two threads, each with half of a batch, are 1.4 times faster on two cores. On MPS they crash.
-    num_parts = 2 if cfg.device == "cpu" else 1
-    with ThreadPoolExecutor(num_parts) as pool:
+    groups = {}                         # on CUDA, the matrices of a shape take their steps together
+    for matrix in matrices:
+        groups.setdefault(matrix.shape if is_cuda else matrix, []).append(matrix)
+    momenta = [torch.zeros_like(torch.stack(group).squeeze(0)) for group in groups.values()]
+    others = [weight for weight in model.parameters() if weight not in {*matrices}]
+    adamw = AdamW(others, betas=(0.9, 0.95), capturable=is_cuda)
+    with ThreadPoolExecutor(2) as pool:
+        # Two threads, each with half of a batch, are 1.4 times faster on two cores.
+        num_parts, spread = (2, pool.map) if cfg.device == "cpu" else (1, map)
+
+        def descend(rate, *batch):
+            batch = [x.to(cfg.device) for x in batch]
+            parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
+            gradients = list(spread(gradient, [model] * num_parts, [batch] * num_parts, parts))
+            for weight, *terms in zip(model.parameters(), *gradients):
+                weight.grad = sum(terms)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            adamw.param_groups[0]["lr"] = rate
+            adamw.step()
+            for group, momentum in zip(groups.values(), momenta):
+                muon_step(group, momentum, 5 * rate)    # an orthogonal step is small per entry
+        if common.kernels and is_cuda and cfg.kernel != "torch":
+            descend = common.kernels.recorded(descend, cfg.device)
         for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
             if not sys.stderr.isatty() and 4 * step % cfg.base_steps < 4:   # tqdm prints nothing
                 print(f"making the base: step {step} of {cfg.base_steps}", file=sys.stderr)
             phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
             examples = common.sample_problems(
                 task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
-            batch = common.encode_examples(examples, task, cfg.device)
-            parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
-            gradients = list(pool.map(gradient, [model] * num_parts, [batch] * num_parts, parts))
-            for weight, *terms in zip(model.parameters(), *gradients):
-                weight.grad = sum(terms)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            prompts, tokens, mask, lengths = common.encode_examples(examples, task, "cpu")
+            if is_cuda:                 # few widths, because each is recorded
+                tokens, mask = (F.pad(x, (0, -x.shape[1] % 16)) for x in (tokens, mask))
             rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
-            adamw.param_groups[0]["lr"] = rate
-            adamw.step()
-            for matrix, momentum in momenta.items():
-                muon_step(matrix, momentum, 5 * rate)   # an orthogonal step is small per entry
+            descend(rate, prompts, tokens, mask, lengths)
 
 
 def gradient(model, batch, rows):
     """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
     prompts, tokens, mask, lengths = batch
-    T = int(lengths[rows].max())
+    T = tokens.shape[1] if tokens.is_cuda else int(lengths[rows].max())     # a graph cannot look
     tokens = tokens[rows, :T]                                                   # (b, T)
     logits = model(torch.cat([prompts[rows], tokens], dim=1)[:, :-1])[:, -T:]   # (b, T, V)
     token_loss = F.cross_entropy(logits.mT, tokens, reduction="none")           # (b, T)
@@ -169,17 +193,22 @@ def gradient(model, batch, rows):
 
 
 @torch.no_grad()
-def muon_step(matrix, momentum, rate):
+def muon_step(matrices, momentum, rate):
     """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
     Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
-    momentum.lerp_(matrix.grad, 0.05)
-    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
-    is_tall = len(matrix) > matrix.shape[1]
-    x = (x.T if is_tall else x) / (x.norm() + 1e-7)
+    gradient = torch.stack([matrix.grad for matrix in matrices]).squeeze(0)     # ([n,] r, c)
+    momentum.lerp_(gradient, 0.05)
+    x = gradient.lerp(momentum, 0.95)                   # Nesterov momentum
+    r, c = matrices[0].shape
+    x = (x.mT if r > c else x) / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):                                  # moves all singular values close to 1
-        gram = x @ x.T
+        gram = x @ x.mT
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
-    matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)
+    rate = rate * max(1, r / c) ** 0.5
+    if x.is_cuda:                       # where the rate may be a tensor, which alpha may not
+        x, rate = rate * x, 1.0
+    for matrix, step in zip(matrices, (x.mT if r > c else x).reshape(-1, r, c)):
+        matrix.sub_(step, alpha=rate)
 
 
 # ---- 3. the run ------------------------------------------------------------------------------

@@ -333,8 +333,8 @@ def main(argv=None, config_class=Config, update=update):
     run.begin()
     reference = copy.deepcopy(policy)
     critic = Critic(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    critic_optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
     num_pretrain_steps = 0 if run.resumed else cfg.critic_pretrain_steps
     for i in tqdm(range(num_pretrain_steps), "critic", leave=False, disable=None):
         batch = sample_batch(policy, task, cfg, f"critic {i}")

@@ -155,7 +155,7 @@ def main(argv=None):
     run.begin()
     reference = copy.deepcopy(policy)
     sampler = Sampler(policy, cfg.sampler_lag)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
     run.start(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler)
     for step in range(run.step, cfg.max_steps):

@@ -144,7 +144,7 @@ def main(argv=None):
     run = plumbing.Run(cfg, task, policy, grpo.COLUMNS | {"turns": "turns/mean"})
     run.begin()
     reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
     run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):

@@ -1,12 +1,14 @@
-"""Faster versions of two functions for CUDA. The scripts use them if the device can run them.
+"""Faster versions of three functions for CUDA. The scripts use them if the device can run them.
 
 logprob.py    computes log-probabilities, ratios and entropies from logits, in Triton
 decode.py     samples rollouts, and replays a CUDA graph for each step
+recorded.py   replays a CUDA graph for each batch of the base
 
 The functions imported here are those that the scripts and common.py call. `make bench` measures
 how fast they are.
 """
 from kernels.decode import rollout
 from kernels.logprob import NEEDS, applies, can_run, logprobs
+from kernels.recorded import recorded
 
-__all__ = ["NEEDS", "applies", "can_run", "logprobs", "rollout"]
+__all__ = ["NEEDS", "applies", "can_run", "logprobs", "recorded", "rollout"]

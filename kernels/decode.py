@@ -177,6 +177,7 @@ def capture(function, device):
     """Call function() once, then record a call without running it.
     -> a function that runs the recorded call; without CUDA, function itself"""
     if device.type != "cuda":
+        function()
         return function
     # Each graph gets its own stream. cuBLAS has a workspace for each stream (32 MiB on Hopper), and
     # torch 2.13 frees it with any graph recorded there, even if another graph still uses it.

@@ -369,6 +369,7 @@ class LogProb(torch.autograd.Function):
 
 # ---- 4. the functions that others call -------------------------------------------------------
 
+MIN_VOCAB = 1024    # below, Triton saves less than the 2 s that compiling takes; see docs/speed.md
 NEEDS = "triton, a GPU of compute capability 8.0, a C compiler and Python.h"
 
 
@@ -426,14 +427,14 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
 
 def applies(kernel, logits):
     """Whether Triton computes the log-probabilities of these logits: always with --kernel triton,
-    and on CUDA with auto. Raises ValueError if Triton cannot run here, or for a kernel that isn't
-    auto, torch or triton. -> bool"""
+    and with auto on CUDA, if V is at least MIN_VOCAB. Raises ValueError if Triton cannot run here,
+    or for a kernel that isn't auto, torch or triton. -> bool"""
     if kernel == "triton" and not can_run(logits.device):
         raise ValueError(f"--kernel triton: on {logits.device}: needs {NEEDS}; use torch")
     if kernel not in ("auto", "torch", "triton"):
         raise ValueError(f"--kernel {kernel}: must be auto, torch or triton")
     if kernel == "auto":
-        return logits.is_cuda and can_run(logits.device)
+        return logits.is_cuda and logits.shape[-1] >= MIN_VOCAB and can_run(logits.device)
     return kernel == "triton"
 
 

@@ -169,8 +169,9 @@ class Warnings:
             self.printed.add(message)
 
     def start(self, run):
+        is_large = hasattr(run.cfg, "model")        # a vocabulary for which auto means Triton
         is_auto = run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels
-        if is_auto and not common.kernels.can_run("cuda"):
+        if is_large and is_auto and not common.kernels.can_run("cuda"):
             self.warn(f"using torch instead of Triton, which needs {common.kernels.NEEDS}")
 
     def evaluate(self, run, scores):

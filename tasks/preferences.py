@@ -19,6 +19,7 @@ from torch import nn
 from tqdm import tqdm
 
 import common
+import plumbing
 from tasks.rewards import Rewards
 
 MISTAKES = 0.1                  # share of pairs that are swapped, as a person makes mistakes
@@ -77,7 +78,7 @@ def fit(model, sample, seed):
     if not any(len(chosen) > 0 for chosen, _ in train):
         common.fail("--reward model: no group of the base has both a right and a wrong completion; "
                     "use a base that is right sometimes (--base_steps)", code=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = plumbing.AdamW(model.parameters(), lr=1e-3)
     for batch, (chosen, rejected) in zip(batches, train):
         if len(chosen) > 0:
             margin = model(batch, chosen) - model(batch, rejected)  # (N,)

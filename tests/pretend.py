@@ -168,7 +168,7 @@ STAND_INS = [
         lambda x, device=torch.Tensor.device: CUDA if type(x) is Tensor else device.__get__(x))}),
     (torch._C._nn, {"pad_sequence": pad_sequence}),
     (logprob.LogProb, {"apply": apply_kernel}),
-    (decode, {"capture": lambda step, device: step})]
+    (decode, {"capture": lambda step, device: step() or step})]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
 """The base policy: which runs share a base, and which changes require a new one. Its warm start:
 the gradient, the learning rates, and the step of Muon."""
+import contextlib
+import functools
 import sys
 from pathlib import Path
 
+import pretend
 import pytest
 import torch
 from conftest import ROOT, close, every_script
@@ -15,10 +18,12 @@ from small_runs import (
     policy_of,
     read_summary,
 )
+from test_decode import Recording
 
 import common
 import grpo
 import plumbing
+from kernels import decode
 
 FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
 
@@ -64,7 +69,7 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("grpo.py", "# ---- 6. the policy", "# my policy", False),          # then the whole file counts
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
     ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
-    ("plumbing.py", "gram = x @ x.T", "gram = x.T @ x", False),
+    ("plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
     ("plumbing.py", "held out:", "not seen:", True),
     ("tasks/countdown.py", "def verify", "def  verify", False),         # the task of this test
     ("tasks/lookup.py", "def verify", "def  verify", True)])
@@ -116,9 +121,9 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
         gradients = [weight.grad.norm() for weight in policy.parameters()]
         norms.append(torch.stack(gradients).norm().item())
         others.update({name: optimizer.defaults[name] for name in ("betas", "weight_decay")})
-    monkeypatch.setattr(plumbing, "muon_step", lambda matrix, momentum, rate: (
-        rates["matrices"].setdefault(matrix, []).append(rate)))
-    monkeypatch.setattr(torch.optim.AdamW, "step", remember)
+    monkeypatch.setattr(plumbing, "muon_step", lambda matrices, momentum, rate: (
+        rates["matrices"].setdefault(*matrices, []).append(rate)))
+    monkeypatch.setattr(plumbing.AdamW, "step", remember)
     cfg = config(base_steps=80, base_batch_size=2, base_learning_rate=0.01)
     policy = grpo.GPT(cfg)
     plumbing.warm_start(policy, load_task(cfg), cfg)
@@ -129,6 +134,24 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
     assert len(rates["matrices"]) == 2 * 7
     for found in rates["matrices"].values():
         assert found == pytest.approx([5 * rate for rate in expected])
+
+
+def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(monkeypatch):
+    gradients = torch.randn(4, 3, 5).unbind()
+
+    def train(make):
+        weight = torch.nn.Parameter(torch.ones(3, 5))
+        optimizer = make([weight], lr=0.01)
+        for gradient in gradients:
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad()
+            weight.grad = gradient.clone()
+            optimizer.step()
+        return weight, str(optimizer.state_dict())
+    expected = train(functools.partial(torch.optim.AdamW, weight_decay=0.0))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)     # importing it fails from now on
+    weight, state = train(plumbing.AdamW)
+    assert torch.equal(weight, expected[0]) and state == expected[1]
 
 
 @pytest.mark.parametrize("num_steps, printed", [(9, [0, 3, 5, 7]), (2, [0, 1])])
@@ -143,6 +166,36 @@ def test_where_there_is_no_terminal_it_prints_a_line_before_it_begins_and_one_ea
     assert "step" not in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("task", ["arithmetic:3-5", "lookup"])
+def test_on_cuda_a_graph_for_each_width_makes_the_base_of_a_cpu(
+        config, load_task, double, monkeypatch, task):
+    recordings = []
+
+    def capture(function, device):
+        function()                                          # as kernels.decode.capture does
+        recording = Recording()
+        recordings.append(recording)
+
+        def replay():
+            if recording.calls:
+                torch.no_grad()(recording.replay)()
+            else:
+                with recording:
+                    function()
+        return replay
+    bases = []
+    for device in ("cpu", "cuda"):
+        with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
+            monkeypatch.setattr(decode, "capture", capture)
+            cfg = config(task=task, device=device, base_steps=30, base_batch_size=3)
+            policy = grpo.GPT(cfg).to(device)
+            plumbing.warm_start(policy, load_task(cfg), cfg)
+            bases.append([weight.detach().cpu() for weight in policy.parameters()])
+    assert 1 < len(recordings) < 10
+    torch.testing.assert_close(*bases, atol=1e-8, rtol=1e-8)
+
+
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (3, 8)])
 def test_the_step_of_muon_is_that_of_torch_but_for_its_bfloat16(shape, double, monkeypatch):
     """muon_step avoids bfloat16, which is slow on many CPUs. Here torch uses float64, too."""
@@ -155,7 +208,7 @@ def test_the_step_of_muon_is_that_of_torch_but_for_its_bfloat16(shape, double, m
     for _ in range(4):
         ours.grad = theirs.grad = torch.randn(shape)
         monkeypatch.setattr(torch.Tensor, "bfloat16", bfloat16)
-        plumbing.muon_step(ours, momentum, 0.02)
+        plumbing.muon_step([ours], momentum, 0.02)
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
         optimizer.step()
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)

@@ -125,9 +125,9 @@ def run(name, flags, *watched):
                 "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
                 "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
     with (mock.patch.dict(vars(script), replaced),
-          mock.patch.multiple("torch.optim", AdamW=Step, Adam=Step),
           mock.patch.object(common, "load_task", lambda *_: task),
-          mock.patch.multiple(plumbing, Run=lambda *_: run, parse_flags=lambda *_: cfg),
+          mock.patch.multiple(
+              plumbing, AdamW=Step, Run=lambda *_: run, parse_flags=lambda *_: cfg),
           Watch(script.__file__, *watched, gradient) as watch):
         script.main([])
     return watch.calls
