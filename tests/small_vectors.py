@@ -73,12 +73,13 @@ def token_losses(method, **given):
     found = [functools.partial(grpo.policy_loss, loss_type=kind, **bounds)]
     if method == "clip" and "delta" not in given:
         found += [functools.partial(ppo.policy_loss, **bounds)]
-    return [] if method == "cispo" and "epsilon_low" in given else found
+    return [] if method == "cispo" and given["epsilon_low"] < 1 else found
 
 
-def policy_loss(how, **given):
+def policy_loss(how, max_length=None, **given):
     return [lambda logps, old_logps, advantages, mask, loss=loss: grpo.aggregate(
-        loss(logps, old_logps, advantages, mask), mask, how) for loss in token_losses(**given)]
+        loss(logps, old_logps, advantages, mask), mask, how, max_length=max_length)
+        for loss in token_losses(**given)]
 
 
 def backward(script, logps, entropy, mask, A=None, pairs=(None, None), ref_logps=None, coef=None,

@@ -17,6 +17,7 @@ class Outcome(NamedTuple):
     errors: list            # sentences; none if the function is right
     skipped: str            # why the function was not called, or ""
     choice: str = ""        # the convention of the case's "also" by which the function is right
+    sign: float = None      # a number of the wrong results or gradients, by which a mistake shows
 
 
 def files():
@@ -207,29 +208,33 @@ def difference(what, found, right, inputs, relative, absolute):
     return sentences
 
 
-def compare(case, results, gradients, names, limit, absolute):
-    """Compare results and gradients with the answers in a case. A scalar is compared with the mean
-    of a list. -> list of sentences"""
+def weighted(values):
+    """Add up the numbers of arrays or lists times 1, 2, 3, ... -> number"""
+    return sum(n * x for n, x in enumerate(flat([*values])[1], 1))
+
+
+def compare(case, results, gradients, names, relative, absolute):
+    """Compare results and gradients with the answers in a case. A scalar result is compared with
+    the mean of a list. -> list of sentences, the number of what is wrong or None"""
     given = {name: x for name, x in case["inputs"].items() if name in names}
+    bounds = (given, relative, absolute)
     errors = []
-    scale = 1
-    for name, right in case["right"].items():
-        if name in results:
-            size = flat(right)[0]
-            if len(size) == 1 and not flat(results[name])[0]:
-                scale = 1 / size[0]
-                right = sum(right) * scale
-            errors += difference(name, results[name], right, given, limit, absolute)
-    for name, leaves in (gradients or {}).items():
-        for leaf, found in leaves.items():
-            right = scaled(case["gradient"][name][leaf], scale)
-            errors += difference(f"the gradient of {name} in {leaf}", found, right, given, limit,
-                                 absolute)
-    return errors
-
-
-def scaled(x, factor):
-    return [scaled(part, factor) for part in x] if isinstance(x, list) else x * factor
+    size = 1
+    for name in case["right"].keys() & results.keys():
+        right = case["right"][name]
+        if isinstance(right, list) and not flat(results[name])[0]:
+            size = len(right)
+            right = sum(right) / size
+        errors += difference(name, results[name], right, *bounds)
+    slopes = [(name, leaf, x) for name, found in (gradients or {}).items()
+              for leaf, x in found.items()]
+    sign = weighted(results.values()) if errors else sum(weighted([x]) for *_, x in slopes)
+    for name, leaf, x in slopes:
+        right = case["gradient"][name][leaf]
+        if size > 1:
+            right = [slope / size for slope in right]
+        errors += difference(f"the gradient of {name} in {leaf}", x, right, *bounds)
+    return errors, sign if size == 1 else None
 
 
 def unfit(function, case, fixed):
@@ -252,22 +257,19 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
     why, names = unfit(function, case, fixed)
     if why:
         return Outcome(case, [], why)
-    results = None
-    found = []
-    for choice, answer in {"": {}, **case.get("also", {})}.items():
-        one = case | answer
-        own = {} if tolerance else one.get("tolerance", {})
-        limit = tolerance or own.get(dtype, TOLERANCE[dtype])
-        if isinstance(limit, str):
-            return Outcome(case, [], f"{dtype}: {limit}")
-        if results is None:
-            try:
-                results, gradients = call(function, case, content, tool, dtype, names)
-            except NotImplementedError as error:
-                return Outcome(case, [], str(error) or "not implemented")
-            except Exception as error:
-                return Outcome(case, [f"{type(error).__name__}: {error}"], "")
-        found.append(compare(one, results, gradients, names, limit, own.get("absolute", limit)))
-        if not found[-1]:
+    own = {} if tolerance else case.get("tolerance", {})
+    limit = tolerance or own.get(dtype, TOLERANCE[dtype])
+    if isinstance(limit, str):
+        return Outcome(case, [], f"{dtype}: {limit}")
+    try:
+        found = call(function, case, content, tool, dtype, names)
+    except NotImplementedError as error:
+        return Outcome(case, [], str(error) or "not implemented")
+    except Exception as error:
+        return Outcome(case, [f"{type(error).__name__}: {error}"], "")
+    bounds = (names, limit, own.get("absolute", limit))
+    errors, sign = compare(case, *found, *bounds)
+    for choice, answer in case.get("also", {}).items() if errors else ():
+        if not compare(case | answer, *found, *bounds)[0]:
             return Outcome(case, [], "", choice)
-    return Outcome(case, found[0], "")
+    return Outcome(case, errors, "", "", sign)

@@ -1,8 +1,7 @@
 """Check your functions against the test vectors, files of inputs and right answers.
 
   python -m vectors                                            list the files
-  python -m vectors MODULE:FUNCTION --recipe grpo              all that a loss of GRPO can be
-                                                               checked on, or its advantages
+  python -m vectors MODULE:FUNCTION --recipe grpo              check all that fits the function
   python -m vectors MODULE[:FUNCTION] [FILE] [NAME=VALUE ...]  check, for example:
   python -m vectors mylosses:grpo_loss policy_loss method=clip how=token_mean
 
@@ -31,10 +30,9 @@ RECIPES = {                             # method of policy_loss, average, method
     "grpo": ("clip", "sequence_mean", "grpo"), "dr_grpo": ("clip", "constant", "mean"),
     "dapo": ("clip", "token_mean", "grpo"), "gspo": ("gspo", "sequence_mean", "grpo"),
     "cispo": ("cispo", "token_mean", "grpo"), "ppo": ("clip", "token_mean", "given"),
-    "rloo": ("reinforce", "sequence_sum", "rloo")}
-MUST_TELL = {                           # flags of policy_loss, recipe and pair_loss
-    "min_max", "not_clipped", "weight_not_clipped", "mask_ignored", "padding", "mean_over_slots",
-    "mean_of_means", "old_has_gradient", "weight_not_detached", "reference_has_gradient"}
+    "rloo": ("reinforce", "sequence_sum", "rloo"), "dpo": ("dpo", "", "")}
+MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
+             "other_mean", "old_grad", "weight_grad"}
 NO_GRADIENTS = "numpy computes no gradients: only values are checked"
 
 
@@ -42,25 +40,53 @@ class Problem(Exception):
     """A sentence for the user."""
 
 
-def selected(recipe, function):
-    """Find the file of a recipe whose inputs a function takes. -> name, {parameter: value}"""
-    if recipe == "dpo":
-        found = {"preference_loss": {"method": "dpo"},
-                 "pair_loss": {"method": "dpo", "averaged": "False"}}
-    elif recipe in RECIPES:
-        method, how, advantage = RECIPES[recipe]
-        found = {"policy_loss": {"method": method, "how": how}, "advantages": {"method": advantage},
-                 "recipe": {"method": method, "how": how, "advantage": advantage},
-                 "gae": {}, "value_loss": {}}
-    else:
-        raise Problem(f"there is no recipe {recipe}; the recipes are {', '.join(RECIPES)}, dpo")
+def of_recipe(recipe, function):
+    """Find the file of a recipe that has most inputs of a function. -> name, {parameter: value}"""
+    if recipe not in RECIPES:
+        raise Problem(f"there is no recipe {recipe}; the recipes are {', '.join(RECIPES)}")
+    method, how, advantage = RECIPES[recipe]
+    found = {
+        "policy_loss": {"method": method, "how": how}, "advantages": {"method": advantage},
+        "recipe": {"method": method, "how": how, "advantage": advantage}, "gae": {},
+        "value_loss": {}, "preference_loss": {"method": "dpo"},
+        "pair_loss": {"method": "dpo", "averaged": "False"}}
     names = inspect.signature(function).parameters.keys()
     name = max(found, key=lambda name: len(names & read(name)["inputs"].keys()))
     return name, found[name]
 
 
-def describe(name, case, errors, mistakes, flags, has_gradient):
-    """Print a wrong case: its parameters, the differences, and the mistakes that it catches."""
+def explained(outcome, mistakes):
+    """Tell how well mistakes explain a wrong case: 1 if they give its number, 0.1 if the case
+    catches them, but the number is unknown, such as nan. -> {flag: number}"""
+    case, errors, _, _, sign = outcome
+    found = {}
+    for flag, number in case["slopes" if "gradient" in errors[0] else "flags"].items():
+        if number is None or sign is None:
+            if "nan" not in mistakes[flag] or "nan" in " ".join(errors):
+                found[flag] = 0.1
+        elif abs(sign - number) <= 0.01 * abs(number):
+            found[flag] = 1
+    return found
+
+
+def likely(wrong, passed, mistakes):
+    """Choose mistakes that explain the wrong cases, the best one first. -> at most three flags"""
+    left = [explained(outcome, mistakes) for outcome in wrong]
+    names = []
+    while len(names) < 3:
+        scores = Counter()
+        for found in left:
+            scores.update({flag: x for flag, x in found.items() if flag not in passed})
+        if not scores:
+            break
+        names.append(scores.most_common(1)[0][0])
+        left = [found for found in left if names[-1] not in found]
+    return names
+
+
+def describe(name, outcome, mistakes, has_gradient):
+    """Print a wrong case: its parameters, the differences, and the mistakes that give them."""
+    case, errors, *_ = outcome
     words = [f"{key} {json.dumps(value)}" for key, value in case["parameters"].items()]
     lines = [f"with {', '.join(words)}"] if words else []
     lines += errors
@@ -68,102 +94,79 @@ def describe(name, case, errors, mistakes, flags, has_gradient):
         lines.append("its gradient is not wrong")
     if "convention" in case:
         lines.append(f"a matter of convention: {case['convention']}")
-    lines += ["this case is known to catch:", *(f"- {mistakes[flag]}" for flag in flags)]
+    lines += [f"this comes out if {mistakes[flag]}"
+              for flag, x in explained(outcome, mistakes).items() if x == 1]
     source = f" ({case['source']})" if "source" in case else ""
     print(f"WRONG  {name}, case {case['id']}: {case['comment']}{source}")
     print(*(f"  {line}" for line in lines), sep="\n")
 
 
-def flags_of(case, has_gradient):
-    return case["flags"] + (case.get("gradient_flags", []) if has_gradient else [])
+def flags_of(outcomes, has_gradient):
+    """Collect the mistakes that cases catch. -> set"""
+    kinds = ("flags", "slopes") if has_gradient else ("flags",)
+    return {flag for one in outcomes for kind in kinds for flag in one.case[kind]}
 
 
-def explanations(wrong, right, mistakes, has_gradient):
-    """Rank the mistakes that no right case catches by the wrong cases that they explain. One that
-    changes only a gradient, or gives nan, explains only such an error. -> at most three flags"""
-    passed = {flag for case, _, _, choice in right if "convention" not in case and not choice
-              for flag in flags_of(case, has_gradient)}
-    explained = {}
-    for n, (case, errors, *_) in enumerate(wrong):
-        kind = "gradient_flags" if errors[0].startswith("the gradient") else "flags"
-        for flag in case.get(kind, []):
-            if "nan" not in mistakes[flag] or "nan" in " ".join(errors):
-                explained.setdefault(flag, set()).add(n)
-    fits = {flag: found for flag, found in explained.items() if flag not in passed}
-    whole = [flag for flag, found in fits.items() if len(found) == len(wrong)]
-    names = []
-    left = set() if whole else set(range(len(wrong)))
-    while left and len(names) < 3 and any(found & left for found in fits.values()):
-        names.append(max(fits, key=lambda flag: len(fits[flag] & left)))
-        left -= fits[names[-1]]
-    return whole[:3] or names
-
-
-def report(name, outcomes, mistakes, tool):
+def report(name, outcomes, mistakes, has_gradient):
     """Print the wrong cases of a file, a summary, and the mistakes that explain the wrong cases."""
-    has_gradient = tool != "numpy"
-    wrong = [outcome for outcome in outcomes if outcome.errors]
-    right = [outcome for outcome in outcomes if not outcome.errors and not outcome.skipped]
-    for case, errors, *_ in wrong:
-        describe(name, case, errors, mistakes, flags_of(case, has_gradient), has_gradient)
-    skipped = Counter(outcome.skipped for outcome in outcomes if outcome.skipped)
+    wrong = [one for one in outcomes if one.errors]
+    right = [one for one in outcomes if not one.errors and not one.skipped]
+    for outcome in wrong:
+        describe(name, outcome, mistakes, has_gradient)
+    skipped = Counter(one.skipped for one in outcomes if one.skipped)
     print(f"{name}: {len(right)} right, {len(wrong)} wrong, {sum(skipped.values())} skipped")
     for why, count in skipped.items():
         print(f"  {count} skipped: {why}")
-    for case, _, _, choice in right:
-        if choice:
-            print(f"  {case['id']} is right if {choice}: {case['convention']}")
-    names = explanations(wrong, right, mistakes, has_gradient)
+    for one in right:
+        if one.choice:
+            print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
+    passed = flags_of([one for one in right if "convention" not in one.case], has_gradient)
+    names = likely(wrong, passed, mistakes)
     if names:
         print("most likely, because no case that is right catches it:")
         print(*(f"- {mistakes[flag]}" for flag in names), sep="\n")
 
 
-def cannot_tell(outcomes, tool):
-    """List the mistakes in MUST_TELL that only cases which did not run can catch."""
-    caught = [{flag for outcome in part for flag in flags_of(outcome.case, tool != "numpy")}
-              for part in (outcomes, [one for one in outcomes if not one.skipped])]
-    return sorted((caught[0] - caught[1]) & MUST_TELL)
-
-
 def loaded(target):
     """Import a module by its name or path."""
-    sys.path.insert(0, str(Path(target).parent) if target.endswith(".py") else "")
+    path = Path(target)
+    sys.path.insert(0, str(path.parent) if path.suffix == ".py" else "")
     try:
-        return importlib.import_module(Path(target).stem if target.endswith(".py") else target)
+        return importlib.import_module(path.stem if path.suffix == ".py" else target)
     except Exception as error:
         raise Problem(f"cannot import {target}: {type(error).__name__}: {error}") from None
 
 
-def check(module, function, name, chosen, options):
+def member(module, name):
+    if not callable(getattr(module, name, None)):
+        raise Problem(f"{module.__name__} has no function {name or 'without a name'}")
+    return getattr(module, name)
+
+
+def check(function, name, chosen, options):
     """Check a function on the cases of a file that have the chosen parameters. -> outcomes"""
     if name not in files():
         raise Problem(f"there is no file {name}; the files are {', '.join(files())}")
-    if not callable(getattr(module, function, None)):
-        raise Problem(f"{module.__name__} has no function {function}")
     content = read(name)
-    cases = [case for case in content["cases"]
-             if all(str((case | case["parameters"]).get(key)) == value
-                    for key, value in chosen.items())]
-    if not cases:
-        known = {key: {str((case | case["parameters"]).get(key)) for case in content["cases"]}
-                 for key in chosen}
-        raise Problem(f"no case of {name} has " + ", ".join(
-            f"{key}={value} (there are {', '.join(sorted(known[key]))})"
-            for key, value in chosen.items()))
-    tool = library(module)
-    outcomes = [check_case(getattr(module, function), content, case, tool, fixed=chosen, **options)
-                for case in cases]
-    report(name, outcomes, content["mistakes"], tool)
+    cases = content["cases"]
+    for key, value in chosen.items():
+        known = {str((case | case["parameters"]).get(key)) for case in cases}
+        cases = [case for case in cases if str((case | case["parameters"]).get(key)) == value]
+        if not cases:
+            raise Problem(f"{name} has no case with {key}={value}, but {', '.join(sorted(known))}")
+    outcomes = [check_case(function, content, case, fixed=chosen, **options) for case in cases]
+    report(name, outcomes, content["mistakes"], options["tool"] != "numpy")
+    methods = sorted({case["parameters"].get("method", "") for case in cases})
+    if len(methods) > 1 and all("method" in one.skipped for one in outcomes):
+        print(f"  choose one, which the function need not take: method={', '.join(methods)}")
     return outcomes
 
 
 def run(argv):
-    """Run the command. -> exit code: 1 if a case is wrong or none was checked"""
-    options = {"dtype": "float32" if "--float32" in argv else "float64"}
+    """Run the command. -> exit code: 1 if a case is wrong, if none ran, or if the cases of a recipe
+    that ran leave a mistake unseen"""
     values = {flag: argv.pop(argv.index(flag) + 1) for flag in ("--tolerance", "--recipe")
               if flag in argv[:-1]}
-    options["tolerance"] = float(values.get("--tolerance", 0))
     words = [word for word in argv if not word.startswith("--") and "=" not in word]
     chosen = dict(word.split("=", 1) for word in argv if "=" in word)
     if not words:
@@ -173,28 +176,29 @@ def run(argv):
         return 0
     target, _, function = words[0].rpartition(":") if ":" in words[0] else (words[0], "", "")
     module = loaded(target)
-    tool = library(module)
-    recipe = values.get("--recipe")
-    if tool == "numpy":
-        print(NO_GRADIENTS)
+    options = {"tool": library(module), "dtype": "float32" if "--float32" in argv else "float64",
+               "tolerance": float(values.get("--tolerance", 0))}
+    has_gradient = options["tool"] != "numpy"
     names = words[1:2] or [function] if function else [
         name for name in files() if hasattr(module, name)]
+    recipe = values.get("--recipe")
     if recipe:
-        if not callable(getattr(module, function, None)):
-            raise Problem(f"{target} has no function {function}: name one, as MODULE:FUNCTION")
-        name, more = selected(recipe, getattr(module, function))
+        name, more = of_recipe(recipe, member(module, function))
         names, chosen = [name], more | chosen
-    outcomes = [outcome for name in names
-                for outcome in check(module, function or name, name, chosen, options)]
-    ran = [outcome for outcome in outcomes if not outcome.skipped]
-    unseen = cannot_tell(outcomes, tool) if recipe else []
-    if recipe:
-        print(f"{recipe}: {len(ran)} of {len(outcomes)} cases of {names[0]} ran")
-        mistakes = read(names[0])["mistakes"]
-        print(*(f"  they cannot tell if {mistakes[flag]}" for flag in unseen), sep="\n", end="")
-    if tool == "numpy":
+    if not has_gradient:
         print(NO_GRADIENTS)
-    return int(not ran or bool(unseen) or any(outcome.errors for outcome in ran))
+    outcomes = [outcome for name in names
+                for outcome in check(member(module, function or name), name, chosen, options)]
+    ran = [one for one in outcomes if not one.skipped]
+    unseen = set()
+    if recipe:
+        unseen = MUST_TELL & flags_of(outcomes, has_gradient) - flags_of(ran, has_gradient)
+        print(f"{recipe}: {len(ran)} of {len(outcomes)} cases of {name} ran")
+        for flag in sorted(unseen):
+            print(f"  they cannot tell if {read(name)['mistakes'][flag]}")
+    if not has_gradient:
+        print(NO_GRADIENTS)
+    return int(not ran or bool(unseen) or any(one.errors for one in ran))
 
 
 def main(argv):

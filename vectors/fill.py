@@ -2,12 +2,13 @@
 
 To add a case, write it into its file, with any number in place of each result and each gradient.
 Its inputs are taken as the float64 numbers that a program reads from the file. mistakes.txt plants
-mistakes in the reference: a case gets those as flags whose answer differs from the right one, and
-a name in its "also", a convention, gets the answer. Other flags stay as they are written.
+mistakes in the reference: a case gets those whose answer differs from the right one, with a number
+that shows them, and a name in its "also", a convention, gets the answer. Other flags stay.
 """
 import functools
 import inspect
 import json
+import math
 import re
 import sys
 import types
@@ -15,7 +16,7 @@ from itertools import count
 
 from mpmath import mp, mpf
 
-from vectors import FOLDER, files, flat, reference
+from vectors import FOLDER, files, reference, weighted
 from vectors.reference import STEP
 
 SOURCE = inspect.getsource(reference)
@@ -89,81 +90,63 @@ def answer(content, case, module=reference):
     return convert(found, rounded)
 
 
-def differs(a, b):
-    """Compare two answers, by more than rounding. -> bool"""
-    if isinstance(b, dict):
-        return any(differs(a[name], b[name]) for name in b)
-    if isinstance(b, list):
-        return len(a) != len(b) or any(map(differs, a, b))
-    return a != b and not abs(a - b) <= 1e-9 * max(1, abs(b))
-
-
 def shifted(x, step, numbers):
     """Add step times 1, 2, 3, ... to the numbers of a list or table that are finite."""
     if isinstance(x, list):
         return [shifted(v, step, numbers) for v in x]
-    return x + step * next(numbers) if mp.isfinite(x) else x + 0 * next(numbers)
+    n = next(numbers)
+    return x + step * n if mp.isfinite(x) else x
 
 
-def caught(content, case, right, module):
-    """Tell what shows a mistake in a case: "flags", "gradient_flags" (only the gradient) or None.
-    Of a gradient, this compares the slope in one direction."""
-    def slope(result, leaf):
-        up, down = (total(results(**{leaf: shifted(known[leaf], step, count(1))})[result])
-                    for step in (STEP, -STEP))
-        return 0 if leaf in module.DATA else float((up - down) / (2 * STEP))
-
-    try:
-        known, results = prepared(content, case, module)
-        if differs(convert(results(), float), right["right"]):
-            return "flags"
-        for result, leaves in right.get("gradient", {}).items():
-            for leaf, gradient in leaves.items():
-                along = sum(n * x for n, x in enumerate(flat(gradient)[1], 1))
-                if differs(slope(result, leaf), along):
-                    return "gradient_flags"
-    except (ArithmeticError, AssertionError, TypeError, ValueError):
-        return "flags"
-    return None
+def signs(content, case, module):
+    """Show an answer by two numbers: the sum of its numbers times 1, 2, 3, ..., and the slope of
+    the results in this direction of their inputs."""
+    known, results = prepared(content, case, module)
+    slope = 0
+    for result, leaves in case.get("gradient", {}).items():
+        for leaf in leaves.keys() - module.DATA:
+            up, down = (total(results(**{leaf: shifted(known[leaf], step, count(1))})[result])
+                        for step in (STEP, -STEP))
+            slope += float((up - down) / (2 * STEP))
+    return weighted(convert(results(), float).values()), slope
 
 
 def filled(name, content, case):
     """Compute all that is computed of a case. -> dict"""
-    right = answer(content, case)
     modules = planted().get(name, {})
-    flags = {"flags": [flag for flag in case["flags"] if flag not in modules],
-             "gradient_flags": []}
-    for flag in content["mistakes"].keys() & modules.keys():
-        flags.get(caught(content, case, right, modules[flag]), []).append(flag)
-    order = list(content["mistakes"])
-    flags = {key: sorted(found, key=order.index) for key, found in flags.items() if found}
+    found = {"flags": {flag: None for flag in case["flags"] if flag not in modules}, "slopes": {}}
+    right = signs(content, case, reference)
+    for flag in [flag for flag in content["mistakes"] if flag in modules]:
+        try:
+            wrong = signs(content, case, modules[flag])
+        except (ArithmeticError, AssertionError, TypeError, ValueError):
+            wrong = (math.nan, 0)
+        for kind, a, b in zip(found, wrong, right):
+            if not abs(a - b) <= 1e-9 * max(1, abs(b)):
+                found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else None
+                break
     also = {choice: answer(content, case, modules[choice]) for choice in case.get("also", {})}
-    return flags | right | ({"also": also} if also else {})
+    return found | answer(content, case) | ({"also": also} if also else {})
 
 
 def text(x):
-    """Write JSON with short lists of numbers. -> str"""
+    """Write JSON in which 0.0 and 1.0 in lists are short. -> str"""
     if isinstance(x, dict):
-        return f"{{{', '.join(f'{json.dumps(key)}: {text(value)}' for key, value in x.items())}}}"
+        return f"{{{','.join(f'{json.dumps(key)}:{text(value)}' for key, value in x.items())}}}"
     if isinstance(x, list):
         return f"[{','.join(str(int(v)) if v in (0, 1) else text(v) for v in x)}]"
     return json.dumps(x)
 
 
 def layout(content):
-    """Write a file, with a line for each entry of its dicts and two for each case. -> str"""
-    def lines(known, pad):
-        return f",\n{pad}".join(f"{json.dumps(key)}: {text(x)}" for key, x in known.items())
+    """Write a file, with a line for each entry of its dicts and each case. -> str"""
+    def lines(x):
+        dumped = [f"{json.dumps(key)}: {text(v)}" for key, v in x.items()]
+        return "{\n  " + ",\n  ".join(dumped) + "}"
 
-    def two_lines(case):
-        first, second = ({key: x for key, x in case.items() if (key in answers) == is_second}
-                         for is_second in (False, True))
-        return f"{text(first)[:-1]},\n   {text(second)[1:]}"
-
-    answers = ("right", "gradient", "also")
-    cases = ",\n  ".join(map(two_lines, content["cases"]))
-    blocks = {key: f"{{\n  {lines(x, '  ')}}}" if isinstance(x, dict) and x else text(x)
-              for key, x in content.items()} | {"cases": f"[\n  {cases}]"}
+    blocks = {key: lines(x) if isinstance(x, dict) and x else text(x)
+              for key, x in content.items()}
+    blocks["cases"] = "[\n  " + ",\n  ".join(map(text, content["cases"])) + "]"
     return "{" + ",\n ".join(f'"{key}": {block}' for key, block in blocks.items()) + "}\n"
 
 
@@ -172,7 +155,6 @@ def main(names):
         path = FOLDER / f"{name}.json"
         content = json.loads(path.read_text("utf-8"))
         for case in content["cases"]:
-            case.pop("gradient_flags", None)
             case |= filled(name, content, case)
         path.write_text(layout(content), "utf-8")
 
