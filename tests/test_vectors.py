@@ -50,8 +50,9 @@ def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(
     fill = importlib.import_module("vectors.fill")
     weighted = vectors.weighted
     for case in content["cases"]:
-        slopes = [x for found in case.get("gradient", {}).values() for x in found.values()]
-        signs = weighted(case["right"].values()), sum(weighted([x]) for x in slopes)
+        slope = sum(k * weighted([[x]]) for found in case.get("gradient", {}).values()
+                    for k, x in enumerate(found.values(), 1))
+        signs = weighted(case["right"].values()), slope
         assert fill.signs(content, case, fill.reference) == pytest.approx(signs, 1e-9, 1e-12)
         if len(content["cases"]) < 6 or case["id"] == "clip":
             assert all(case[key] == x for key, x in fill.filled(file, content, case).items())

@@ -209,13 +209,14 @@ def difference(what, found, right, inputs, relative, absolute):
 
 
 def weighted(values):
-    """Add up the numbers of arrays or lists times 1, 2, 3, ... -> number"""
-    return sum(n * x for n, x in enumerate(flat([*values])[1], 1))
+    """Add up the numbers of arrays or lists times 1, 2, 3, ..., but of one list just so."""
+    shape, numbers = flat([*values])
+    return sum(numbers) if len(shape) == 2 else sum(n * x for n, x in enumerate(numbers, 1))
 
 
 def compare(case, results, gradients, names, relative, absolute):
     """Compare results and gradients with the answers in a case. A scalar result is compared with
-    the mean of a list. -> list of sentences, the number of what is wrong or None"""
+    the mean of a list. -> list of sentences, a number of the wrong results or gradients"""
     given = {name: x for name, x in case["inputs"].items() if name in names}
     bounds = (given, relative, absolute)
     errors = []
@@ -228,13 +229,15 @@ def compare(case, results, gradients, names, relative, absolute):
         errors += difference(name, results[name], right, *bounds)
     slopes = [(name, leaf, x) for name, found in (gradients or {}).items()
               for leaf, x in found.items()]
-    sign = weighted(results.values()) if errors else sum(weighted([x]) for *_, x in slopes)
+    sign = weighted(results.values()) if errors else sum(
+        k * weighted([[x]]) for found in (gradients or {}).values()
+        for k, x in enumerate(found.values(), 1))
     for name, leaf, x in slopes:
         right = case["gradient"][name][leaf]
         if size > 1:
             right = [slope / size for slope in right]
         errors += difference(f"the gradient of {name} in {leaf}", x, right, *bounds)
-    return errors, sign if size == 1 else None
+    return errors, sign * size
 
 
 def unfit(function, case, fixed):

@@ -100,14 +100,16 @@ def shifted(x, step, numbers):
 
 def signs(content, case, module):
     """Show an answer by two numbers: the sum of its numbers times 1, 2, 3, ..., and the slope of
-    the results in this direction of their inputs."""
+    the results in this direction of their inputs, the second input's twice, and so on."""
     known, results = prepared(content, case, module)
     slope = 0
     for result, leaves in case.get("gradient", {}).items():
-        for leaf in leaves.keys() - module.DATA:
+        for k, leaf in enumerate(leaves, 1):
+            if leaf in module.DATA:
+                continue
             up, down = (total(results(**{leaf: shifted(known[leaf], step, count(1))})[result])
                         for step in (STEP, -STEP))
-            slope += float((up - down) / (2 * STEP))
+            slope += k * float((up - down) / (2 * STEP))
     return weighted(convert(results(), float).values()), slope
 
 

@@ -7,6 +7,7 @@ the tables of docs/conformance.md. To compare more, add a case to a file of vect
 also needs a row in a table of theirs.py, such as TRL_LOSSES.
 """
 import copy
+from collections import Counter
 
 import torch
 from torch.nn.utils import parameters_to_vector as flat
@@ -76,8 +77,11 @@ def tables(content):
             row.append(f"{sum(right)} of {len(right)}" if right else "")
         if found:
             counts.append(row)
-    summary = " ".join(f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for "
-                       "which it has a function." for trainer, right in shares.items())
+    wrongs = Counter(trainer for trainer, *_ in wrong)
+    summary = " ".join(
+        f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has a "
+        f"function; of the others, {len(right) - sum(right) - wrongs[trainer]} are conventions and "
+        f"{wrongs[trainer]} are wrong numbers." for trainer, right in shares.items())
     steps = [[step["ours"], step["theirs"], step["steps"], f"{step['moved']:.0e}",
               f"{step['difference']:.0e}"] for step in content["steps"]]
     return {
