@@ -215,10 +215,13 @@ OURS = {
     "adaptive_kl": lambda method, coefficient, target, **_: [lambda kl: [
         ppo.adapt_coefficient(coefficient, one.item(), target) for one in kl]],
     "value_loss": lambda cliprange: [lambda values, old_values, returns, mask: ppo.aggregate(
-        ppo.value_loss(values, old_values, returns, mask, cliprange), mask, "token_mean")],
+        ppo.value_loss(values, old_values.detach(), returns.detach(), mask, cliprange), mask,
+        "token_mean")],
     "distillation": distillation, "preferences": lambda: [dpo.preferences],
-    "preference_loss": lambda method, **given: [functools.partial(
-        dpo.dpo_loss, loss_type={"dpo": "sigmoid"}.get(method, method), **given)],
+    "preference_loss": lambda method, **given: [
+        lambda chosen, rejected, ref_chosen, ref_rejected: dpo.dpo_loss(
+            chosen, rejected, ref_chosen.detach(), ref_rejected.detach(),
+            loss_type={"dpo": "sigmoid"}.get(method, method), **given)],
     "pair_loss": pair_loss,
     "importance_weights": lambda mode, cap: [
         functools.partial(lag.importance_weights, correction=mode, cap=cap)],

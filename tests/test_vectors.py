@@ -122,15 +122,16 @@ PLANTED = {                             # right and wrong code -> the mistake th
 
 @pytest.mark.parametrize("change", PLANTED)
 def test_a_wrong_loss_fails_its_recipe_and_is_told_the_mistake(answer, change):
-    assert answer(RIGHT, ":grpo_loss", "--recipe", "dapo")[0] == 0
     code, text = answer(RIGHT.replace(*change), ":grpo_loss", "--recipe", "dapo")
-    names = text.partition("catches it:
-- ")[2].split("
-- ")
+    names = text.partition("catches it:\n- ")[2].split("\n- ")
     assert code == 1 and names[0].startswith(PLANTED[change]) and len(names) <= 3
-    code, text = answer(RIGHT.replace("return ", "return 0.123 + 0 * "), ":grpo_loss", "--recipe",
-                        "dapo")
-    assert code == 1 and "most likely" not in text      # nothing explains it
+
+
+def test_a_loss_that_no_mistake_explains_gets_no_names(answer):
+    assert answer(RIGHT, ":grpo_loss", "--recipe", "dapo")[0] == 0
+    other = RIGHT.replace("return ", "return 0.123 + 0.7 * ")
+    code, text = answer(other, ":grpo_loss", "--recipe", "dapo")
+    assert code == 1 and "most likely" not in text
 
 
 def test_losses_of_tokens_are_averaged_and_a_recipe_of_few_cases_is_not_passed(answer):
@@ -138,7 +139,7 @@ def test_losses_of_tokens_are_averaged_and_a_recipe_of_few_cases_is_not_passed(a
     for recipe in ("grpo", "dr_grpo", "dapo"):
         assert answer(tokens, ":grpo_loss", "--recipe", recipe)[0] == 0
     code, text = answer(RIGHT, ":grpo_loss", "--recipe", "dapo", "id=clip, first step")
-    assert code == 1 and "1 of 1 cases of policy_loss ran" in text
+    assert code == 1 and "they cannot tell if the ratio is not clipped" in text
 
 
 def test_what_cannot_be_called_is_told_in_a_line(answer):
@@ -148,8 +149,7 @@ def test_what_cannot_be_called_is_told_in_a_line(answer):
     for words in ((":nothing", "policy_loss"), (":grpo_loss", "no_file"),
                   (":grpo_loss", "policy_loss", "method=group"), (":grpo_loss", "--recipe", "no")):
         code, text = answer(RIGHT, *words)
-        assert code == 2 and text.count("
-") == 1
+        assert code == 2 and text.count("\n") == 1
     assert "dppo_tv" in answer(RIGHT, ":grpo_loss", "policy_loss", "method=group")[1]
     assert command.main(["no_such_module:loss"]) == 2
 
@@ -177,18 +177,14 @@ def logprobs(logits, tokens, temperature):
 
 @pytest.mark.parametrize("source, tool", [
     ("import jax.numpy as jnp", "jax"), ("from torch.nn import functional as F", "torch"),
-    ("from torch import exp", "torch"), ("import numpy as np
-import math", "numpy"),
-    ("def f(x):
-    import jax
-    return jax.numpy.exp(x)", "jax"),
+    ("from torch import exp", "torch"), ("import numpy as np\nimport math", "numpy"),
+    ("def f(x):\n    import jax\n    return jax.numpy.exp(x)", "jax"),
     ("from vectors_of_torch import g", "torch")])
 def test_the_library_is_that_of_the_objects_of_a_module(source, tool, monkeypatch):
     if source.startswith("import jax"):
         pytest.importorskip("jax", reason="JAX is not installed")
     other = types.ModuleType("vectors_of_torch")
-    exec("import torch
-def g(x): return x", vars(other))
+    exec("import torch\ndef g(x): return x", vars(other))
     monkeypatch.setitem(sys.modules, "vectors_of_torch", other)
     module = types.ModuleType("mine")
     exec(source, vars(module))
@@ -196,9 +192,7 @@ def g(x): return x", vars(other))
 
 
 def test_numpy_is_told_first_and_last_that_gradients_are_not_checked(answer):
-    code, text = answer("import numpy as np
-def kl(logps, ref_logps, estimator):
-"
+    code, text = answer("import numpy as np\ndef kl(logps, ref_logps, estimator):\n"
                         "    return ref_logps - logps", "", "estimator=k1")
     lines = text.splitlines()
     assert code == 1 and lines[0] == lines[-1] == command.NO_GRADIENTS
@@ -206,9 +200,8 @@ def kl(logps, ref_logps, estimator):
 
 
 def test_a_convention_of_others_is_right_and_a_mistake_is_not(answer):
-    source = "import torch
-def preference_loss(chosen, rejected, beta, gamma, method):
-"         "    return torch.nn.functional.softplus(gamma * GAMMA - beta * (chosen - rejected))"
+    source = "import torch\ndef preference_loss(chosen, rejected, beta, gamma, method):\n" \
+        "    return torch.nn.functional.softplus(gamma * GAMMA - beta * (chosen - rejected))"
     for gamma, right in (("1", True), ("beta", True), ("-1", False)):
         code, text = answer(source.replace("GAMMA", gamma), "", "method=simpo")
         assert (code == 0) == right and ("right if" in text) == (gamma == "beta")

@@ -69,14 +69,18 @@ def explained(outcome, mistakes):
     return found
 
 
-def likely(wrong, passed, mistakes):
-    """Choose mistakes that explain the wrong cases, the best one first. -> at most three flags"""
+def likely(wrong, passed, mistakes, has_gradient):
+    """Choose mistakes that explain the wrong cases, the best one first. Each explains at least half
+    of the wrong cases that catch it, and no right case catches it. -> at most three flags"""
     left = [explained(outcome, mistakes) for outcome in wrong]
+    caught = Counter(flag for one in wrong for flag in flags_of([one.case], has_gradient))
+    hits = Counter(flag for found in left for flag in found)
+    fits = {flag for flag in hits if 2 * hits[flag] >= caught[flag]} - passed
     names = []
     while len(names) < 3:
         scores = Counter()
         for found in left:
-            scores.update({flag: x for flag, x in found.items() if flag not in passed})
+            scores.update({flag: x for flag, x in found.items() if flag in fits})
         if not scores:
             break
         names.append(scores.most_common(1)[0][0])
@@ -101,10 +105,20 @@ def describe(name, outcome, mistakes, has_gradient):
     print(*(f"  {line}" for line in lines), sep="\n")
 
 
-def flags_of(outcomes, has_gradient):
+def flags_of(cases, has_gradient):
     """Collect the mistakes that cases catch. -> set"""
     kinds = ("flags", "slopes") if has_gradient else ("flags",)
-    return {flag for one in outcomes for kind in kinds for flag in one.case[kind]}
+    return {flag for case in cases for kind in kinds for flag in case[kind]}
+
+
+def values_of(case, name):
+    return str((case | case["parameters"]).get(name))
+
+
+def chosen_of(cases, chosen):
+    """List the cases that have all chosen parameters."""
+    return [case for case in cases if all(values_of(case, name) == value
+                                          for name, value in chosen.items())]
 
 
 def report(name, outcomes, mistakes, has_gradient):
@@ -120,8 +134,8 @@ def report(name, outcomes, mistakes, has_gradient):
     for one in right:
         if one.choice:
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
-    passed = flags_of([one for one in right if "convention" not in one.case], has_gradient)
-    names = likely(wrong, passed, mistakes)
+    passed = flags_of([one.case for one in right if "convention" not in one.case], has_gradient)
+    names = likely(wrong, passed, mistakes, has_gradient)
     if names:
         print("most likely, because no case that is right catches it:")
         print(*(f"- {mistakes[flag]}" for flag in names), sep="\n")
@@ -148,15 +162,14 @@ def check(function, name, chosen, options):
     if name not in files():
         raise Problem(f"there is no file {name}; the files are {', '.join(files())}")
     content = read(name)
-    cases = content["cases"]
-    for key, value in chosen.items():
-        known = {str((case | case["parameters"]).get(key)) for case in cases}
-        cases = [case for case in cases if str((case | case["parameters"]).get(key)) == value]
-        if not cases:
-            raise Problem(f"{name} has no case with {key}={value}, but {', '.join(sorted(known))}")
+    cases = chosen_of(content["cases"], chosen)
+    if not cases:
+        raise Problem(f"{name} has no such case; it has " + "; ".join(
+            f"{key} {', '.join(sorted({values_of(case, key) for case in content['cases']}))}"
+            for key in chosen))
     outcomes = [check_case(function, content, case, fixed=chosen, **options) for case in cases]
     report(name, outcomes, content["mistakes"], options["tool"] != "numpy")
-    methods = sorted({case["parameters"].get("method", "") for case in cases})
+    methods = sorted({values_of(case, "method") for case in cases})
     if len(methods) > 1 and all("method" in one.skipped for one in outcomes):
         print(f"  choose one, which the function need not take: method={', '.join(methods)}")
     return outcomes
@@ -192,8 +205,10 @@ def run(argv):
     ran = [one for one in outcomes if not one.skipped]
     unseen = set()
     if recipe:
-        unseen = MUST_TELL & flags_of(outcomes, has_gradient) - flags_of(ran, has_gradient)
-        print(f"{recipe}: {len(ran)} of {len(outcomes)} cases of {name} ran")
+        cases = chosen_of(read(name)["cases"], more)
+        unseen = MUST_TELL & flags_of(cases, has_gradient) - flags_of(
+            [one.case for one in ran], has_gradient)
+        print(f"{recipe}: {len(ran)} of {len(cases)} cases of {name} ran")
         for flag in sorted(unseen):
             print(f"  they cannot tell if {read(name)['mistakes'][flag]}")
     if not has_gradient:
