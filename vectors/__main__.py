@@ -71,11 +71,12 @@ def explained(outcome, mistakes):
 
 def likely(wrong, passed, mistakes, has_gradient):
     """Choose mistakes that explain the wrong cases, the best one first. Each explains at least half
-    of the wrong cases that catch it, and no right case catches it. -> at most three flags"""
+    of the cases that catch it, or is caught by just the wrong ones. -> at most three flags"""
     left = [explained(outcome, mistakes) for outcome in wrong]
     caught = Counter(flag for one in wrong for flag in flags_of([one.case], has_gradient))
     hits = Counter(flag for found in left for flag in found)
-    fits = {flag for flag in hits if 2 * hits[flag] >= caught[flag]} - passed
+    fits = {flag for flag in hits.keys() - passed
+            if 2 * hits[flag] >= caught[flag] or caught[flag] == len(wrong)}
     names = []
     while len(names) < 3:
         scores = Counter()
