@@ -19,25 +19,30 @@ from mpmath import mp, mpf
 from vectors import FOLDER, files, reference, weighted
 from vectors.reference import STEP
 
-SOURCE = inspect.getsource(reference)
-
 
 @functools.cache
 def planted():
-    """Read mistakes.txt. -> {file: {name: the reference with this mistake}}"""
+    """Read mistakes.txt. -> {file: {name: pairs of old and new text}}"""
     found = {}
-    text = (FOLDER / "mistakes.txt").read_text("utf-8")
-    for part in re.split(r"^== ", text, flags=re.M)[1:]:
+    for part in re.split(r"^== ", (FOLDER / "mistakes.txt").read_text("utf-8"), flags=re.M)[1:]:
         heading, _, body = part.partition("\n")
         for name, changes in re.findall(r"^(\w.*)\n((?:[-+] .*\n)+)", body, re.M):
-            source = SOURCE
-            for old, new in re.findall(r"^- (.*)\n\+ (.*)", changes, re.M):
-                assert source.count(old) == 1, f"{name}: {old}"
-                source = source.replace(old, new)
             for file in heading.split():
-                module = found.setdefault(file, {})[name] = types.ModuleType(name)
-                exec(source, vars(module))
+                pairs = re.findall(r"^- (.*)\n\+ (.*)", changes, re.M)
+                found.setdefault(file, {})[name] = tuple(pairs)
     return found
+
+
+@functools.cache
+def mistaken(pairs):
+    """Make the reference with a mistake. -> module"""
+    source = inspect.getsource(reference)
+    for old, new in pairs:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    module = types.ModuleType("mistaken")
+    exec(source, vars(module))
+    return module
 
 
 def convert(x, kind, integers=()):
@@ -115,19 +120,20 @@ def signs(content, case, module):
 
 def filled(name, content, case):
     """Compute all that is computed of a case. -> dict"""
-    modules = planted().get(name, {})
-    found = {"flags": {flag: None for flag in case["flags"] if flag not in modules}, "slopes": {}}
+    changes = planted().get(name, {})
+    found = {"flags": {flag: None for flag in case["flags"] if flag not in changes}, "slopes": {}}
     right = signs(content, case, reference)
-    for flag in [flag for flag in content["mistakes"] if flag in modules]:
+    for flag in [flag for flag in content["mistakes"] if flag in changes]:
         try:
-            wrong = signs(content, case, modules[flag])
+            wrong = signs(content, case, mistaken(changes[flag]))
         except (ArithmeticError, AssertionError, TypeError, ValueError):
             wrong = (math.nan, 0)
         for kind, a, b in zip(found, wrong, right):
             if not abs(a - b) <= 1e-9 * max(1, abs(b)):
                 found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else None
                 break
-    also = {choice: answer(content, case, modules[choice]) for choice in case.get("also", {})}
+    also = {choice: answer(content, case, mistaken(changes[choice]))
+            for choice in case.get("also", {})}
     return found | answer(content, case) | ({"also": also} if also else {})
 
 
