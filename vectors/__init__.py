@@ -33,34 +33,20 @@ def read(name):
     return content
 
 
-def origins(module):
-    """List the modules that the objects of a module are made in, and those that its functions
-    import. -> set of names"""
-    found = set()
-    for name, thing in vars(module).items():
-        if name.startswith("__"):
-            continue
+def library(module, depth=1):
+    """Find the library of a module's arrays, by what its objects are, by what its functions import,
+    and by the modules that its objects come from: "torch", "jax" or "numpy"."""
+    names = set()
+    for thing in [thing for name, thing in vars(module).items() if not name.startswith("__")]:
         kinds = thing.__mro__ if isinstance(thing, type) else (thing, type(thing))
-        found |= {getattr(kind, "__module__", None) for kind in kinds}
-        if isinstance(thing, types.ModuleType):
-            found.add(thing.__name__)
-        found |= {*getattr(getattr(thing, "__code__", None), "co_names", ())} & {"torch", "jax"}
-    return {name for name in found if isinstance(name, str)}
-
-
-def library(module):
-    """Find the library of a module's arrays, by its objects, and by the modules that they come
-    from: "torch", "jax" or "numpy"."""
-    names = origins(module)
-    for _ in range(2):
-        roots = {name.partition(".")[0] for name in names}
-        for tool in ("torch", "jax"):
-            if tool in roots:
-                return tool
-        inner = [sys.modules[name] for name in names if name in sys.modules
-                 and name.partition(".")[0] not in {"numpy", *sys.stdlib_module_names}]
-        names = set().union(*map(origins, inner))
-    return "numpy"
+        names |= {str(getattr(kind, "__module__", "")) for kind in kinds}
+        names |= {*getattr(getattr(thing, "__code__", None), "co_names", ())} & {"torch", "jax"}
+        names |= {thing.__name__} if isinstance(thing, types.ModuleType) else set()
+    roots = {name.partition(".")[0] for name in names}
+    inner = [sys.modules[name] for name in sorted(names & sys.modules.keys()) if depth
+             and name.partition(".")[0] not in {"torch", "jax", "numpy", *sys.stdlib_module_names}]
+    found = roots | {library(other, depth - 1) for other in inner}
+    return next((tool for tool in ("torch", "jax") if tool in found), "numpy")
 
 
 # ---- 1. calling a function -------------------------------------------------------------------
@@ -93,18 +79,15 @@ def arrays(case, integers, tool, dtype):
 
 def average(x, case, tool):
     """Average the losses of tokens (B, T) that a function returns, as the case says. -> scalar"""
+    mask = case["inputs"]["mask"]
+    counts = [sum(row) for row in mask]
+    B, length = len(mask), case["parameters"].get("max_length", len(mask[0]))
+    divisors = {"sequence_mean": [B * max(1, n) for n in counts],
+                "token_mean": [max(1, sum(counts))] * B, "sequence_sum": [B] * B,
+                "constant": [B * length] * B}[case["parameters"]["how"]]
     module = module_of(tool)
-    rows = case["inputs"]["mask"]
-    there = [sum(row) for row in rows]
-    how = case["parameters"]["how"]
-    length = case["parameters"].get("max_length", len(rows[0]))
-    divisors = {"sequence_mean": [len(rows) * max(1, n) for n in there],
-                "token_mean": [max(1, sum(there))] * len(rows),
-                "sequence_sum": [len(rows)] * len(rows),
-                "constant": [len(rows) * length] * len(rows)}[how]
-    weights = [[m / d for m in row] for row, d in zip(rows, divisors)]
     make = module.tensor if tool == "torch" else module.array
-    weights = make(weights, dtype=x.dtype)
+    weights = make([[m / d for m in row] for row, d in zip(mask, divisors)], dtype=x.dtype)
     return (module.where(weights > 0, x, 0.0) * weights).sum()
 
 
@@ -120,7 +103,7 @@ def call(function, case, content, tool, dtype, names):
         if isinstance(found, dict):
             return found
         found = found if isinstance(found, tuple) else [found]
-        if "how" in case["parameters"] and is_table(found[0]) and "x" not in names:
+        if content["function"] == "policy_loss" and len(getattr(found[0], "shape", ())) == 2:
             found = [average(found[0], case, tool)]
         return dict(zip(content["results"], found))
 
@@ -152,10 +135,6 @@ def call(function, case, content, tool, dtype, names):
 
 
 # ---- 2. comparing ----------------------------------------------------------------------------
-
-def is_table(x):
-    return len(getattr(x, "shape", ())) == 2
-
 
 def flat(value):
     """Flatten an array or nested lists. -> shape, list of numbers"""
