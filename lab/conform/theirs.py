@@ -160,7 +160,7 @@ def trl_flags(method, how, epsilon_high=None, **given):
 
 
 def trl_policy_loss(mask, advantages, **given):
-    if advantages.dim() == 2 or not mask[:, -1].any():
+    if advantages.dim() == 2 or len(mask) < 2 or not mask[:, -1].any():
         missing()       # GRPOTrainer has an advantage for each output, and no slot that all lack
     x, parameters = parted(mask, given)
     return sampled(x, A=advantages, **trl_flags(**parameters))[0]
@@ -205,7 +205,7 @@ def trl_pair_loss(chosen, rejected, ref_chosen, ref_rejected, mask_chosen, mask_
         logps = torch.where(x.mask > 0, torch.cat(logps), 0.0)
         return lambda **_: Some(log_probs=logps, entropy=zeros, mean_logits=zeros,
                                 is_top1=zeros > 0)
-    made.ref_model = model(ref_chosen, ref_rejected)
+    made.ref_model = model(ref_chosen.detach(), ref_rejected.detach())
     slots = F.pad(x.slots, (1, 0), value=1.0)
     return made._compute_loss(model(chosen, rejected), {
         "input_ids": slots.long(), "attention_mask": slots,
@@ -456,7 +456,8 @@ VERL = {
                             global_batch_size=num_sequences, loss_scale_factor=max_length),
     "kl": verl_kl, "adaptive_kl": verl_adaptive_kl,
     "value_loss": lambda values, old_values, returns, mask, cliprange:
-        core_algos.compute_value_loss(values, returns, old_values, mask, cliprange)[0],
+        core_algos.compute_value_loss(
+            values, returns.detach(), old_values.detach(), mask, cliprange)[0],
     "importance_weights": verl_importance_weights, "distillation": verl_distillation}
 
 
