@@ -16,7 +16,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
 MOST_OF_A_FOLDER = {".": 3800, "tasks": 1850, "kernels": 720, "examples": 1200, "vectors": 1160,
-                    "report": 780, "pretrained": 1820, "learn": 3540, "lab": 4100, "tests": 10800}
+                    "report": 780, "pretrained": 1820, "learn": 3540, "lab": 4100, "tests": 10860}
 
 
 @pytest.mark.parametrize("name", SOURCES)
