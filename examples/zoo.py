@@ -197,7 +197,7 @@ def mean_of_output(x, mask):
 
 def covariance(logps, A, mask):
     """What each token contributes to the covariance of A and log pi. (B, T) each -> (B, T)"""
-    logps = logps.detach()
+    logps = torch.where(mask > 0, logps.detach(), 0.0)
     num_tokens = mask.sum().clamp(min=1)
     mean_A = (A * mask).sum() / num_tokens
     mean_logp = (logps * mask).sum() / num_tokens

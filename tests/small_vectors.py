@@ -73,12 +73,13 @@ def token_losses(method, **given):
     found = [functools.partial(grpo.policy_loss, loss_type=kind, **bounds)]
     if method == "clip" and "delta" not in given:
         found += [functools.partial(ppo.policy_loss, **bounds)]
-    return [] if method == "cispo" and "epsilon_low" in given else found
+    return [] if method == "cispo" and given["epsilon_low"] < 1 else found
 
 
-def policy_loss(how, **given):
+def policy_loss(how, max_length=None, **given):
     return [lambda logps, old_logps, advantages, mask, loss=loss: grpo.aggregate(
-        loss(logps, old_logps, advantages, mask), mask, how) for loss in token_losses(**given)]
+        loss(logps, old_logps, advantages, mask), mask, how, max_length=max_length)
+        for loss in token_losses(**given)]
 
 
 def backward(script, logps, entropy, mask, A=None, pairs=(None, None), ref_logps=None, coef=None,
@@ -214,10 +215,13 @@ OURS = {
     "adaptive_kl": lambda method, coefficient, target, **_: [lambda kl: [
         ppo.adapt_coefficient(coefficient, one.item(), target) for one in kl]],
     "value_loss": lambda cliprange: [lambda values, old_values, returns, mask: ppo.aggregate(
-        ppo.value_loss(values, old_values, returns, mask, cliprange), mask, "token_mean")],
+        ppo.value_loss(values, old_values.detach(), returns.detach(), mask, cliprange), mask,
+        "token_mean")],
     "distillation": distillation, "preferences": lambda: [dpo.preferences],
-    "preference_loss": lambda method, **given: [functools.partial(
-        dpo.dpo_loss, loss_type={"dpo": "sigmoid"}.get(method, method), **given)],
+    "preference_loss": lambda method, **given: [
+        lambda chosen, rejected, ref_chosen, ref_rejected: dpo.dpo_loss(
+            chosen, rejected, ref_chosen.detach(), ref_rejected.detach(),
+            loss_type={"dpo": "sigmoid"}.get(method, method), **given)],
     "pair_loss": pair_loss,
     "importance_weights": lambda mode, cap: [
         functools.partial(lag.importance_weights, correction=mode, cap=cap)],

@@ -2,6 +2,8 @@
 and test the command that does this for everybody's functions."""
 import importlib
 import re
+import sys
+import types
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ CASES = {f"{name}: {case['id']}": (name, case)
          for name, content in FILES.items() for case in content["cases"]}
 # Cases for whose convention there is no function of ours.
 NOT_OURS = {"completion_mask: two ends", "advantages: grpo, ddof 0",
-            "policy_loss: cispo, lower bound", "adaptive_kl: horizon"}
+            "policy_loss: cispo, lower bound", "adaptive_kl: horizon"} | {
+            name for name, (file, _) in CASES.items() if file == "truncated_logps"}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -45,13 +48,24 @@ def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(
     content = FILES[file]
     pytest.importorskip("mpmath")
     fill = importlib.import_module("vectors.fill")
+    weighted = vectors.weighted
     for case in content["cases"]:
-        assert fill.answer(content, case) == {
-            name: case[name] for name in ("right", "gradient") if name in case}
+        slope = sum(k * weighted([[x]]) for found in case.get("gradient", {}).values()
+                    for k, x in enumerate(found.values(), 1))
+        signs = weighted(case["right"].values()), slope
+        assert fill.signs(content, case, fill.reference) == pytest.approx(signs, 1e-9, 1e-12)
+        if len(content["cases"]) < 6:
+            assert all(case[key] == x for key, x in fill.filled(file, content, case).items())
     ids = [case["id"] for case in content["cases"]]
-    assert len(set(ids)) == len(ids) and content["version"] == 1
-    flags = {flag for case in content["cases"] for flag in case["flags"]}
-    assert flags == content["mistakes"].keys() and all(case["flags"] for case in content["cases"])
+    assert len(set(ids)) == len(ids) and content["version"] in (1, 2)
+    flags = {flag for case in content["cases"] for flag in (*case["flags"], *case["slopes"])}
+    assert flags == content["mistakes"].keys()
+    assert all(case["flags"] or case["slopes"] for case in content["cases"])
+
+
+def test_the_files_are_small():
+    assert len(CASES) <= 200
+    assert sum(path.stat().st_size for path in vectors.FOLDER.glob("*.json")) <= 150_000
 
 
 @pytest.fixture
@@ -78,17 +92,141 @@ def test_a_loss_is_told_its_first_wrong_number_and_the_mistakes_that_explain_it(
     shown = PAGE.partition("WRONG")[2].partition("```")[0]
     assert all(line in text for line in shown.splitlines() if line.strip() != "...")
     likely = text.partition("most likely")[2]
-    assert "old_logps get a gradient" in likely and "the max instead of the min" not in likely
+    assert "- old_logps get a gradient" in likely and likely.count("\n- ") == 3
     text = answer(TRL.replace("mask.sum()", "mask.numel()"), *words, "id=clip")[1]
     assert "each of the 6 wrong numbers is 0.625 times the right one" in text
     assert "0 right, 1 wrong, 0 skipped" in text
     text = answer(TRL.replace("exp(logps", "exp(logps.detach()"), *words)[1]
     assert "no gradient arrives there" in text
-    text = answer(TRL.replace(".sum() / mask.sum()", ""), *words)[1]
-    assert "has the shape (4, 4), should have ()" in text
-    text = TRL.replace("logps - old_logps", "torch.where(mask > 0, logps - old_logps.detach(), 0)")
-    code, text = answer(text.replace(" * mask)", "[mask > 0])"), *words, "id=clip, wild")
-    assert code == 0 and "1 right, 0 wrong" in text
+    text = answer(TRL.replace("-(", "torch.stack([-(") + "] * 3)", *words)[1]
+    assert "has the shape (3,), should have ()" in text
+
+
+RIGHT = """
+from torch.nn import functional as F
+from torch import exp, min, where
+
+def grpo_loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    A = advantages.view(len(mask), -1)
+    ratio = exp(where(mask > 0, logps - old_logps.detach(), 0).clamp(max=80))
+    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    return -(min(ratio * A, clipped * A) * mask).sum() / mask.sum()
+"""
+PLANTED = {                             # right and wrong code -> the mistake that is named first
+    ("-(min", "-(__import__('torch').max"): "the clip takes the max",
+    ("clipped * A", "ratio * A"): "the ratio is not clipped",
+    (" * mask)", ")"): "masked slots have a loss",
+    ("mask.sum()", "mask.numel()"): "the loss is divided by the number of slots",
+    (".detach()", ""): "old_logps get a gradient", ("-(min", "(min"): "the policy is pushed away"}
+
+
+@pytest.mark.parametrize("change", PLANTED)
+def test_a_wrong_loss_fails_its_recipe_and_is_told_the_mistake(answer, change):
+    code, text = answer(RIGHT.replace(*change), ":grpo_loss", "--recipe", "dapo")
+    names = text.partition("catches it:\n- ")[2].split("\n- ")
+    assert code == 1 and names[0].startswith(PLANTED[change]) and len(names) <= 3
+
+
+def test_a_loss_that_no_mistake_explains_gets_no_names(answer):
+    assert answer(RIGHT, ":grpo_loss", "--recipe", "dapo")[0] == 0
+    other = RIGHT.replace("return ", "return 0.123 + 0.7 * ")
+    code, text = answer(other, ":grpo_loss", "--recipe", "dapo")
+    assert code == 1 and "most likely" not in text
+
+
+def test_losses_of_tokens_are_averaged_and_a_recipe_of_few_cases_is_not_passed(answer):
+    tokens = RIGHT.replace("(min(", "min(").replace(" * mask).sum() / mask.sum()", "")
+    for recipe in ("grpo", "dr_grpo", "dapo"):
+        assert answer(tokens, ":grpo_loss", "--recipe", recipe)[0] == 0
+    code, text = answer(RIGHT, ":grpo_loss", "--recipe", "dapo", "id=clip, first step")
+    assert code == 1 and "they cannot tell if the ratio is not clipped" in text
+
+
+def test_what_cannot_be_called_is_told_in_a_line(answer):
+    needy = RIGHT.replace("epsilon_high)", "epsilon_high, temperature)", 1)
+    code, text = answer(needy, ":grpo_loss", "--recipe", "dapo")
+    assert code == 1 and "skipped: the function needs temperature" in text and "WRONG" not in text
+    for words in ((":nothing", "policy_loss"), (":grpo_loss", "no_file"),
+                  (":grpo_loss", "policy_loss", "method=group"), (":grpo_loss", "--recipe", "no")):
+        code, text = answer(RIGHT, *words)
+        assert code == 2 and text.count("\n") == 1
+    assert "dppo_tv" in answer(RIGHT, ":grpo_loss", "policy_loss", "method=group")[1]
+    assert command.main(["no_such_module:loss"]) == 2
+
+
+def test_a_backward_pass_may_free_what_it_saved(answer):
+    source = """
+import torch
+
+class Once(torch.autograd.Function):
+    def forward(ctx, x):
+        ctx.saved = torch.ones_like(x)
+        return x.clone()
+
+    def backward(ctx, slope):
+        slope = slope * ctx.saved
+        ctx.saved.zero_()
+        return slope
+
+def logprobs(logits, tokens, temperature):
+    log_p = (Once.apply(logits) / temperature).log_softmax(-1)
+    return log_p.gather(-1, tokens[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)
+"""
+    assert answer(source, "", "id=temperature")[0] == 0
+
+
+@pytest.mark.parametrize("source, tool", [
+    ("import jax.numpy as jnp", "jax"), ("from torch.nn import functional as F", "torch"),
+    ("from torch import exp", "torch"), ("import numpy as np\nimport math", "numpy"),
+    ("def f(x):\n    import jax\n    return jax.numpy.exp(x)", "jax"),
+    ("from vectors_of_torch import g", "torch")])
+def test_the_library_is_that_of_the_objects_of_a_module(source, tool, monkeypatch):
+    if source.startswith("import jax"):
+        pytest.importorskip("jax", reason="JAX is not installed")
+    other = types.ModuleType("vectors_of_torch")
+    exec("import torch\ndef g(x): return x", vars(other))
+    monkeypatch.setitem(sys.modules, "vectors_of_torch", other)
+    module = types.ModuleType("mine")
+    exec(source, vars(module))
+    assert vectors.library(module) == tool
+
+
+def test_numpy_is_told_first_and_last_that_gradients_are_not_checked(answer):
+    code, text = answer("import numpy as np\ndef kl(logps, ref_logps, estimator):\n"
+                        "    return ref_logps - logps", "", "estimator=k1")
+    lines = text.splitlines()
+    assert code == 1 and lines[0] == lines[-1] == command.NO_GRADIENTS
+    assert "gradient" not in " ".join(lines[1:-1])
+
+
+def test_a_convention_of_others_is_right_and_a_mistake_is_not(answer):
+    source = "import torch\ndef preference_loss(chosen, rejected, beta, gamma, method):\n" \
+        "    return torch.nn.functional.softplus(gamma * GAMMA - beta * (chosen - rejected))"
+    for gamma, right in (("1", True), ("beta", True), ("-1", False)):
+        code, text = answer(source.replace("GAMMA", gamma), "", "method=simpo")
+        assert (code == 0) == right and ("right if" in text) == (gamma == "beta")
+
+
+def test_a_sampler_that_keeps_few_tokens_is_scored_over_these(answer):
+    source = """
+import torch
+def truncated_logps(logits, sampler_logits, tokens, temperature, top_k, top_p):
+    y = sampler_logits / temperature
+    least = y.topk(top_k or y.shape[-1]).values[..., -1:]
+    p, order = y.masked_fill(y < least, -torch.inf).softmax(-1).sort(descending=True)
+    kept = torch.zeros_like(y).scatter(-1, order, (p.cumsum(-1) - p < top_p).to(y)) > 0
+    kept &= y >= least
+    log_p = (logits / temperature).masked_fill(~kept, -torch.inf).log_softmax(-1)
+    mass = (sampler_logits.softmax(-1) * kept).sum(-1)
+    return log_p.gather(-1, tokens[..., None])[..., 0], mass
+"""
+    assert answer(source, "")[0] == 0
+    for old, new, name in (
+            ("(logits / temperature)", "logits", "temperature is left out"),
+            (".masked_fill(~kept, -torch.inf)", "", "among all tokens"),
+            ("y = sampler_logits", "y = logits", "those of the new policy")):
+        code, text = answer(source.replace(old, new), "")
+        assert code == 1 and name in text.partition("most likely")[2].splitlines()[1]
 
 
 def test_a_convention_is_explained_and_what_a_function_lacks_is_skipped(answer):
@@ -97,7 +235,7 @@ def test_a_convention_is_explained_and_what_a_function_lacks_is_skipped(answer):
         "    return (rewards - rewards.mean(1, keepdims=True)) / (eps + rewards.std(" \
         "1, ddof=DDOF, keepdims=True))"
     code, text = answer(numpy.replace("DDOF", "ddof"), "", "id=grpo")
-    assert (code, text) == (0, "advantages: 1 right, 0 wrong, 0 skipped\n")
+    assert code == 0 and text.splitlines()[1:-1] == ["advantages: 1 right, 0 wrong, 0 skipped"]
     code, text = answer(numpy.replace("DDOF", "0"), "")
     assert code == 1 and "each of the 7 wrong numbers is 1.155 times the right one" in text
     assert "the std divides by G instead" in text.partition("most likely")[2]

@@ -3,6 +3,8 @@ import importlib
 import inspect
 import json
 import math
+import sys
+import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ class Outcome(NamedTuple):
     case: dict
     errors: list            # sentences; none if the function is right
     skipped: str            # why the function was not called, or ""
+    choice: str = ""        # the convention of the case's "also" by which the function is right
+    sign: float = None      # a number of the wrong results or gradients, by which a mistake shows
 
 
 def files():
@@ -29,9 +33,20 @@ def read(name):
     return content
 
 
-def library(module):
-    """Find the library whose arrays a module uses: "torch", "jax" or "numpy"."""
-    return next((name for name in ("torch", "jax") if hasattr(module, name)), "numpy")
+def library(module, depth=1):
+    """Find the library of a module's arrays, by what its objects are, by what its functions import,
+    and by the modules that its objects come from: "torch", "jax" or "numpy"."""
+    names = set()
+    for thing in [thing for name, thing in vars(module).items() if not name.startswith("__")]:
+        kinds = thing.__mro__ if isinstance(thing, type) else (thing, type(thing))
+        names |= {str(getattr(kind, "__module__", "")) for kind in kinds}
+        names |= {*getattr(getattr(thing, "__code__", None), "co_names", ())} & {"torch", "jax"}
+        names |= {thing.__name__} if isinstance(thing, types.ModuleType) else set()
+    roots = {name.partition(".")[0] for name in names}
+    inner = [sys.modules[name] for name in sorted(names & sys.modules.keys()) if depth
+             and name.partition(".")[0] not in {"torch", "jax", "numpy", *sys.stdlib_module_names}]
+    found = roots | {library(other, depth - 1) for other in inner}
+    return next((tool for tool in ("torch", "jax") if tool in found), "numpy")
 
 
 # ---- 1. calling a function -------------------------------------------------------------------
@@ -41,11 +56,16 @@ def floats(x):
     return [floats(part) for part in x] if isinstance(x, list) else float(x)
 
 
-def arrays(case, integers, tool, dtype):
-    """Make arrays of a case's inputs; lists of texts stay lists. -> dict, its module"""
-    module = importlib.import_module({"jax": "jax.numpy"}.get(tool, tool))
+def module_of(tool):
+    """Import torch, jax.numpy in float64, or numpy."""
     if tool == "jax":
         importlib.import_module("jax").config.update("jax_enable_x64", True)
+    return importlib.import_module({"jax": "jax.numpy"}.get(tool, tool))
+
+
+def arrays(case, integers, tool, dtype):
+    """Make arrays of a case's inputs; lists of texts stay lists. -> dict"""
+    module = module_of(tool)
     make = module.tensor if tool == "torch" else module.array
     found = {}
     for name, value in case["inputs"].items():
@@ -57,40 +77,60 @@ def arrays(case, integers, tool, dtype):
     return found
 
 
+def average(x, case, tool):
+    """Average the losses of tokens (B, T) that a function returns, as the case says. -> scalar"""
+    mask = case["inputs"]["mask"]
+    counts = [sum(row) for row in mask]
+    B, length = len(mask), case["parameters"].get("max_length", len(mask[0]))
+    divisors = {"sequence_mean": [B * max(1, n) for n in counts],
+                "token_mean": [max(1, sum(counts))] * B, "sequence_sum": [B] * B,
+                "constant": [B * length] * B}[case["parameters"]["how"]]
+    module = module_of(tool)
+    make = module.tensor if tool == "torch" else module.array
+    weights = make([[m / d for m in row] for row, d in zip(mask, divisors)], dtype=x.dtype)
+    return (module.where(weights > 0, x, 0.0) * weights).sum()
+
+
 def call(function, case, content, tool, dtype, names):
     """Call a function with those inputs and parameters of a case that are in `names`.
     -> {result: array}, {result: {input: gradient}} or None if numpy computes no gradients"""
-    inputs = arrays(case, content["integers"], tool, dtype)
-    known = {name: x for name, x in (inputs | case["parameters"]).items() if name in names}
-    slopes = {result: [leaf for leaf in leaves if leaf in known]
-              for result, leaves in case.get("gradient", {}).items()}
+    def given():
+        known = arrays(case, content["integers"], tool, dtype) | case["parameters"]
+        return {name: x for name, x in known.items() if name in names}
 
-    def run(**leaves):
-        found = function(**known | leaves)
+    def run(known):
+        found = function(**known)
         if isinstance(found, dict):
             return found
-        return dict(zip(content["results"], found if isinstance(found, tuple) else [found]))
+        found = found if isinstance(found, tuple) else [found]
+        if content["function"] == "policy_loss" and len(getattr(found[0], "shape", ())) == 2:
+            found = [average(found[0], case, tool)]
+        return dict(zip(content["results"], found))
 
+    slopes = {result: [leaf for leaf in leaves if leaf in names]
+              for result, leaves in case.get("gradient", {}).items()}
     if tool == "numpy":
-        return run(), None
+        return run(given()), None
     if tool == "jax":
         jax = importlib.import_module("jax")
-        return run(), {
-            result: jax.grad(lambda leaves: run(**leaves)[result].sum())(  # noqa: B023
-                {leaf: known[leaf] for leaf in leaves}) for result, leaves in slopes.items()}
+        return run(given()), {
+            result: jax.grad(lambda leaves: run(given() | leaves)[result].sum())(  # noqa: B023
+                {leaf: given()[leaf] for leaf in leaves}) for result, leaves in slopes.items()}
     torch = importlib.import_module("torch")
-    for leaf in sum(slopes.values(), []):
-        known[leaf].requires_grad_()
-    results = run()
+    results = None
     gradients = {}
-    for result, leaves in slopes.items():
-        sum_of_all = torch.as_tensor(results[result]).sum()
-        found = [None] * len(leaves)
-        if sum_of_all.requires_grad:
-            found = torch.autograd.grad(sum_of_all, [known[leaf] for leaf in leaves],
-                                        retain_graph=True, allow_unused=True)
-        gradients[result] = {leaf: torch.zeros_like(known[leaf]) if x is None else x
-                             for leaf, x in zip(leaves, found)}
+    for result, leaves in (slopes or {"": []}).items():     # a backward pass may free what it used
+        known = given()
+        for leaf in leaves:
+            known[leaf].requires_grad_()
+        found = run(known)
+        results = results or {name: x.detach() if torch.is_tensor(x) else x
+                              for name, x in found.items()}
+        gradients[result] = {leaf: torch.zeros_like(known[leaf]) for leaf in leaves}
+        total = torch.as_tensor(found.get(result, 0)).sum()
+        if total.requires_grad:
+            slope = torch.autograd.grad(total, [known[leaf] for leaf in leaves], allow_unused=True)
+            gradients[result] |= {leaf: x for leaf, x in zip(leaves, slope) if x is not None}
     return results, gradients
 
 
@@ -147,34 +187,71 @@ def difference(what, found, right, inputs, relative, absolute):
     return sentences
 
 
-def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=()):
-    """Call a function for a case, and compare. fixed: names of parameters that it need not take.
-    -> Outcome"""
-    own = case.get("tolerance", {})
-    limit = tolerance or own.get(dtype, TOLERANCE[dtype])
-    if isinstance(limit, str):
-        return Outcome(case, [], f"{dtype}: {limit}")
+def weighted(values):
+    """Add up the numbers of arrays or lists times 1, 2, 3, ..., but of one list just so."""
+    shape, numbers = flat([*values])
+    return sum(numbers) if len(shape) == 2 else sum(n * x for n, x in enumerate(numbers, 1))
+
+
+def compare(case, results, gradients, names, relative, absolute):
+    """Compare results and gradients with the answers in a case. A scalar result is compared with
+    the mean of a list. -> list of sentences, a number of the wrong results or gradients"""
+    given = {name: x for name, x in case["inputs"].items() if name in names}
+    bounds = (given, relative, absolute)
+    errors = []
+    size = 1
+    for name in case["right"].keys() & results.keys():
+        right = case["right"][name]
+        if isinstance(right, list) and not flat(results[name])[0]:
+            size = len(right)
+            right = sum(right) / size
+        errors += difference(name, results[name], right, *bounds)
+    slopes = [(name, leaf, x) for name, found in (gradients or {}).items()
+              for leaf, x in found.items()]
+    sign = weighted(results.values()) if errors else sum(
+        k * weighted([[x]]) for found in (gradients or {}).values()
+        for k, x in enumerate(found.values(), 1))
+    for name, leaf, x in slopes:
+        right = case["gradient"][name][leaf]
+        if size > 1:
+            right = [slope / size for slope in right]
+        errors += difference(f"the gradient of {name} in {leaf}", x, right, *bounds)
+    return errors, sign * size
+
+
+def unfit(function, case, fixed):
+    """Tell why a function cannot be called for a case, or "". -> sentence, names it can get"""
     parameters = inspect.signature(function).parameters
     names = case["inputs"].keys() | case["parameters"].keys()
     if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         names &= parameters.keys()
-    missing = case["parameters"].keys() - names - set(fixed)
+    missing = case["parameters"].keys() - names - {*fixed, *case.get("optional", ())}
     if missing:
-        return Outcome(case, [], f"the function does not take {', '.join(sorted(missing))}")
+        return f"the function does not take {', '.join(sorted(missing))}", names
+    needed = [one.name for one in parameters.values() if one.default is one.empty
+              and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and one.name not in names]
+    return f"the function needs {', '.join(needed)}" if needed else "", names
+
+
+def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=()):
+    """Call a function for a case, and compare. fixed: names of parameters that it need not take.
+    -> Outcome"""
+    why, names = unfit(function, case, fixed)
+    if why:
+        return Outcome(case, [], why)
+    own = {} if tolerance else case.get("tolerance", {})
+    limit = tolerance or own.get(dtype, TOLERANCE[dtype])
+    if isinstance(limit, str):
+        return Outcome(case, [], f"{dtype}: {limit}")
     try:
-        results, gradients = call(function, case, content, tool, dtype, names)
+        found = call(function, case, content, tool, dtype, names)
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
     except Exception as error:
         return Outcome(case, [f"{type(error).__name__}: {error}"], "")
-    given = {name: x for name, x in case["inputs"].items() if name in names}
-    bounds = (given, limit, own.get("absolute", limit))
-    errors = []
-    for name, right in case["right"].items():
-        if name in results:
-            errors += difference(name, results[name], right, *bounds)
-    for name, leaves in (gradients or {}).items():
-        for leaf, found in leaves.items():
-            errors += difference(f"the gradient of {name} in {leaf}", found,
-                                 case["gradient"][name][leaf], *bounds)
-    return Outcome(case, errors, "")
+    bounds = (names, limit, own.get("absolute", limit))
+    errors, sign = compare(case, *found, *bounds)
+    for choice, answer in case.get("also", {}).items() if errors else ():
+        if not compare(case | answer, *found, *bounds)[0]:
+            return Outcome(case, [], "", choice)
+    return Outcome(case, errors, "", "", sign)

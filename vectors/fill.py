@@ -1,34 +1,73 @@
-"""Compute the right answers in the files with reference.py: python -m vectors.fill
+"""Compute the right answers in the files with reference.py: python -m vectors.fill [FILE ...]
 
 To add a case, write it into its file, with any number in place of each result and each gradient.
-Its inputs are taken as the float64 numbers that a program reads from the file.
+Its inputs are taken as the float64 numbers that a program reads from the file. mistakes.txt plants
+mistakes in the reference: a case gets those whose answer differs from the right one, with a number
+that shows them, and a name in its "also", a convention, gets the answer. Other flags stay.
 """
+import functools
 import inspect
 import json
+import math
+import re
+import sys
+import types
+from itertools import count
 
-from mpmath import mpf
+from mpmath import mp, mpf
 
-from vectors import FOLDER, files, reference
+from vectors import FOLDER, files, reference, weighted
+from vectors.reference import STEP
 
 
-def convert(x, kind):
-    """Turn the numbers in lists and dicts that are not integers into mpf or float."""
+@functools.cache
+def planted():
+    """Read mistakes.txt. -> {file: {name: pairs of old and new text}}"""
+    found = {}
+    for part in re.split(r"^== ", (FOLDER / "mistakes.txt").read_text("utf-8"), flags=re.M)[1:]:
+        heading, _, body = part.partition("\n")
+        for name, changes in re.findall(r"^(\w.*)\n((?:[-+] .*\n)+)", body, re.M):
+            for file in heading.split():
+                pairs = re.findall(r"^- (.*)\n\+ (.*)", changes, re.M)
+                found.setdefault(file, {})[name] = tuple(pairs)
+    return found
+
+
+@functools.cache
+def mistaken(pairs):
+    """Make the reference with a mistake. -> module"""
+    source = inspect.getsource(reference)
+    for old, new in pairs:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    module = types.ModuleType("mistaken")
+    exec(source, vars(module))
+    return module
+
+
+def convert(x, kind, integers=()):
+    """Turn the numbers of a dict, and of its lists, into mpf or float, but not integers."""
     if isinstance(x, dict):
-        return {name: convert(value, kind) for name, value in x.items()}
+        return {name: value if name in integers or isinstance(value, int) else convert(value, kind)
+                for name, value in x.items()}
     if isinstance(x, list):
         return [convert(value, kind) for value in x]
-    return kind(x) if isinstance(x, (float, mpf)) or x in ("inf", "-inf") else x
+    return kind(x) if isinstance(x, (int, float, mpf)) or x in ("inf", "-inf") else x
+
+
+def rounded(x):
+    return float(f"{float(x):.13g}")
 
 
 def total(x):
     return sum(map(total, x), mpf(0)) if isinstance(x, list) else x
 
 
-def answer(content, case):
-    """Compute the results and gradients of a case. -> dict"""
-    function = getattr(reference, content["function"])
+def prepared(content, case, module):
+    """Find the inputs of a case, and the function of changed inputs that computes its results."""
+    function = getattr(module, content["function"])
     known = content["batches"].get(case.get("batch"), {}) | case.get("inputs", {})
-    known = convert(known | case["parameters"], mpf)
+    known = convert(known | case["parameters"], mpf, content["integers"])
     names = inspect.signature(function).parameters
 
     def results(**moved):
@@ -37,9 +76,15 @@ def answer(content, case):
                  if name in names or "constants" in names and name in case["parameters"]}
         found = function(**given)
         return found if isinstance(found, dict) else {next(iter(content["results"])): found}
+    return known, results
+
+
+def answer(content, case, module=reference):
+    """Compute the results and gradients of a case. -> dict"""
+    known, results = prepared(content, case, module)
 
     def slopes(result, leaf):
-        if leaf in ("old_logps", "teacher_logits"):     # they have no gradient in any equation
+        if leaf in module.DATA:
             return reference.gradient(lambda _: mpf(0), known[leaf])
         return reference.gradient(lambda x: total(results(**{leaf: x})[result]), known[leaf])
 
@@ -47,28 +92,80 @@ def answer(content, case):
     if "gradient" in case:
         found["gradient"] = {result: {leaf: slopes(result, leaf) for leaf in leaves}
                              for result, leaves in case["gradient"].items()}
-    return convert(found, float)
+    return convert(found, rounded)
+
+
+def shifted(x, step, numbers):
+    """Add step times 1, 2, 3, ... to the numbers of a list or table that are finite."""
+    if isinstance(x, list):
+        return [shifted(v, step, numbers) for v in x]
+    n = next(numbers)
+    return x + step * n if mp.isfinite(x) else x
+
+
+def signs(content, case, module):
+    """Show an answer by two numbers: the sum of its numbers times 1, 2, 3, ..., and the slope of
+    the results in this direction of their inputs, the second input's twice, and so on."""
+    known, results = prepared(content, case, module)
+    slope = 0
+    for result, leaves in case.get("gradient", {}).items():
+        for k, leaf in enumerate(leaves, 1):
+            if leaf in module.DATA:
+                continue
+            up, down = (total(results(**{leaf: shifted(known[leaf], step, count(1))})[result])
+                        for step in (STEP, -STEP))
+            slope += k * float((up - down) / (2 * STEP))
+    return weighted(convert(results(), float).values()), slope
+
+
+def filled(name, content, case):
+    """Compute all that is computed of a case. -> dict"""
+    changes = planted().get(name, {})
+    found = {"flags": {flag: None for flag in case["flags"] if flag not in changes}, "slopes": {}}
+    right = signs(content, case, reference)
+    for flag in [flag for flag in content["mistakes"] if flag in changes]:
+        try:
+            wrong = signs(content, case, mistaken(changes[flag]))
+        except (ArithmeticError, AssertionError, TypeError, ValueError):
+            wrong = (math.nan, 0)
+        for kind, a, b in zip(found, wrong, right):
+            if not abs(a - b) <= 1e-9 * max(1, abs(b)):
+                found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else None
+                break
+    also = {choice: answer(content, case, mistaken(changes[choice]))
+            for choice in case.get("also", {})}
+    return found | answer(content, case) | ({"also": also} if also else {})
+
+
+def text(x):
+    """Write JSON in which 0.0 and 1.0 in lists are short. -> str"""
+    if isinstance(x, dict):
+        return f"{{{','.join(f'{json.dumps(key)}:{text(value)}' for key, value in x.items())}}}"
+    if isinstance(x, list):
+        return f"[{','.join(str(int(v)) if v in (0, 1) else text(v) for v in x)}]"
+    return json.dumps(x)
 
 
 def layout(content):
-    """Write a file, with a line for each entry of its dicts and of its cases. -> str"""
-    def entries(known, pad):
-        return f",\n{pad}".join(f"{json.dumps(key)}: {json.dumps(x)}" for key, x in known.items())
-    blocks = {key: f"{{\n    {entries(x, '    ')}}}" if isinstance(x, dict) and x else json.dumps(x)
-              for key, x in content.items() if key != "cases"}
-    cases = ",\n    ".join(f"{{{entries(case, '     ')}}}" for case in content["cases"])
-    blocks["cases"] = f"[\n    {cases}]"
-    return "{" + ",\n ".join(f'"{key}": {text}' for key, text in blocks.items()) + "}\n"
+    """Write a file, with a line for each entry of its dicts and each case. -> str"""
+    def lines(x):
+        dumped = [f"{json.dumps(key)}: {text(v)}" for key, v in x.items()]
+        return "{\n  " + ",\n  ".join(dumped) + "}"
+
+    blocks = {key: lines(x) if isinstance(x, dict) and x else text(x)
+              for key, x in content.items()}
+    blocks["cases"] = "[\n  " + ",\n  ".join(map(text, content["cases"])) + "]"
+    return "{" + ",\n ".join(f'"{key}": {block}' for key, block in blocks.items()) + "}\n"
 
 
-def main():
-    for name in files():
+def main(names):
+    for name in names or files():
         path = FOLDER / f"{name}.json"
         content = json.loads(path.read_text("utf-8"))
         for case in content["cases"]:
-            case |= answer(content, case)
+            case |= filled(name, content, case)
         path.write_text(layout(content), "utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

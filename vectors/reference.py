@@ -12,6 +12,9 @@ from mpmath import exp, expm1, log, mp, mpf, sqrt
 mp.dps = 100
 STEP = mpf(10) ** -20                   # central differences are then exact to about 40 digits
 ZERO = mpf(0)
+# Data of the equations, without a gradient.
+DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_rejected",
+        "teacher_logits", "sampler_logits"}
 
 
 def gradient(function, x):
@@ -89,6 +92,22 @@ def sequence_logps(logits, tokens, prompt_width):
             for table, row in zip(logits, tokens)]
 
 
+def truncated_logps(logits, sampler_logits, tokens, temperature, top_k, top_p):
+    """The sampler keeps its top_k tokens (0: all), and of these the fewest that reach top_p. pi is
+    compared with it on the same tokens. mass: the mean of pi / mu over samples, at pi = mu's."""
+    logps, mass = zeros(tokens), zeros(tokens)
+    for i, row in enumerate(tokens):
+        for t, token in enumerate(row):
+            z, y = logits[i][t], sampler_logits[i][t]
+            order = sorted(range(len(y)), key=lambda v: -y[v])[:top_k or None]
+            p = [exp(v) for v in log_softmax([y[v] for v in order], temperature)]
+            kept = [v for n, v in enumerate(order) if sum(p[:n], ZERO) < top_p]
+            log_p = log_softmax([z[v] for v in kept], temperature)
+            logps[i][t] = log_p[kept.index(token)]
+            mass[i][t] = sum(exp(log_softmax(y, 1)[v]) for v in kept)
+    return {"logps": logps, "mass": mass}
+
+
 # ---- advantages ------------------------------------------------------------------------------
 
 def advantages(rewards, method, eps=ZERO, ddof=1, sq_grad_norms=None, lengths=None,
@@ -123,7 +142,7 @@ def advantages(rewards, method, eps=ZERO, ddof=1, sq_grad_norms=None, lengths=No
             b = [max(R[:g] + R[g + 1:]) if r == max(R) else r for g, r in enumerate(R)]
         else:
             assert method in ("grpo", "batch_std", "mean", "maxrl"), method
-            b = [mean(R)] * G
+            b = [mean(R)] * G           # of the group
         A = [r - c for r, c in zip(R, b)]
         is_equal = len(set(R)) == 1
         if is_equal and method not in ("none", "batch_mean", "remax"):
@@ -246,7 +265,7 @@ def token_loss(method, a, x, x_sg, old, sequence, constants):
         is_stale = a < 0 and log_s_sg < -c["threshold"]
         return ZERO if is_stale else surrogate(exp(log_r), a, **others)
     assert method == "dro", method
-    return -a * x + c["beta"] / 2 * log_r ** 2
+    return c["beta"] / 2 * log_r ** 2 - a * x
 
 
 def chosen_tokens(method, x, old, A, there, ratio, lb=ZERO, epsilon_low=ZERO, epsilon_high=ZERO):
@@ -298,16 +317,16 @@ def average(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
         return sum((v / (B * len(rows[i])) for (i, _), v in x.items()), ZERO)
     total = sum(x.values(), ZERO)
     if how == "token_mean":
-        return total / (num_tokens or max(1, len(x)))
+        return total / (num_tokens or max(1, sum(map(len, rows))))
     if how == "sequence_sum":
         return total / B
     assert how == "constant", how
     return total / (B * (max_length or len(mask[0])))
 
 
-def policy_loss(logps, sg, old_logps, advantages, mask, method, how, **constants):
+def policy_loss(logps, sg, old_logps, advantages, mask, method, how, max_length=None, **constants):
     losses = token_losses(logps, sg, old_logps, advantages, mask, method, constants)
-    return average(losses, mask, how)
+    return average(losses, mask, how, max_length=max_length)
 
 
 def kl_of_token(estimator, x, ref, old):
@@ -335,13 +354,13 @@ def adaptive_kl(kl, coefficient, target, method, horizon=None, num_outputs=None)
 
 
 def value_loss(values, old_values, returns, mask, cliprange):
-    L = {}
+    errors = {}
     for i, row in enumerate(places(mask)):
         for t in row:
             V, old, R = values[i][t], old_values[i][t], returns[i][t]
             near = clip(V, old - cliprange, old + cliprange)
-            L[i, t] = max((V - R) ** 2, (near - R) ** 2) / 2
-    return average(L, mask, "token_mean")
+            errors[i, t] = max((V - R) ** 2, (near - R) ** 2) / 2
+    return average(errors, mask, "token_mean")
 
 
 def recipe(rewards, logps, sg, old_logps, ref_logps, entropy, mask, truncated, is_correct, method,

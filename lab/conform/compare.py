@@ -6,6 +6,8 @@ docs/conformance.json, which the tests read, and the tables of docs/conformance.
 add a case to a file of vectors; a new method also needs a row in a table of theirs.py, such as
 TRL_LOSSES.
 """
+from collections import Counter
+
 import torch
 
 import vectors
@@ -41,8 +43,11 @@ def tables(content):
             row.append(f"{sum(right)} of {len(right)}" if right else "")
         if found:
             counts.append(row)
-    summary = " ".join(f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for "
-                       "which it has a function." for trainer, right in shares.items())
+    wrongs = Counter(trainer for trainer, *_ in wrong)
+    summary = " ".join(
+        f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has a "
+        f"function; of the others, {len(right) - sum(right) - wrongs[trainer]} are conventions and "
+        f"{wrongs[trainer]} are wrong numbers." for trainer, right in shares.items())
     return {
         "vectors": f"{summary}\n\n" + table(["file", *TRAINERS], counts),
         "conventions": table(["case", *TRAINERS, "who does what"], disputed),
