@@ -7,8 +7,10 @@ import sys
 
 import pytest
 from conftest import ROOT
+from small_runs import SMALL, arguments, at_work
 from test_pages import PAGES
 
+from learn.practice import hunt
 from report.check import check, read
 
 FLAGS = {"num_iterations": 1, "num_mini_batches": 2}
@@ -34,7 +36,7 @@ def run(folder, samples=(), **changes):
     ("", {}), ("no-gradient", {"grad_norm": [0.0, 0.0]}),
     ("no-gradient", {"max_log_ratio": [0.0, 0.0]}), ("unused", {"kl": [-1e-9, 1e-9]}),
     ("rate", {"reward": [0.5, 0.2]}), ("rate", {"entropy": [0.2, 0.5]}),
-    ("rate", {"grad_norm": [1.0, 2.5]}), ("", {"reward": [0.5, 0.48]}),
+    ("rate", {"grad_norm": [1.0, 12.0]}), ("", {"reward": [0.5, 0.48]}),
     ("temperature", {"sampling/surprise": [0.1, 0.1]}), ("held-out", {"eval/greedy": [0.8, 0.5]}),
     ("stale", {"sampling/sampling_logp_difference/mean": [0.0, 0.1]}),
     ("groups", {"frac_reward_zero_std": [0.5, 1.0]}), ("", {"eval/greedy": [0.8, 0.9]})])
@@ -49,6 +51,14 @@ def test_masks_show_an_end_that_is_not_learned_or_a_tool_that_is(mask, calls, an
     completion = {"tokens": ["a", "b", "<|eos|>"], "mask": mask}
     samples = [{"completions": [completion, {"tokens": [], "mask": []}]}]
     assert run(tmp_path, samples, **{"tools/call_frequency": [calls, calls]}) == anchors
+
+
+def test_a_planted_mistake_is_found_in_its_run(tmp_path):
+    with at_work(tmp_path):
+        flags = SMALL | {"max_steps": 4, "num_mini_batches": 2, "output_dir": "run"}
+        hunt.run("old not detached", *arguments(flags))
+        assert "logps - logps" in (tmp_path / "run/grpo.py").read_text("utf-8")
+        assert any("no-gradient" in text for text in check(*read("run")))
 
 
 def test_a_run_of_trl_is_read_and_each_anchor_is_on_the_page():

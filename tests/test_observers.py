@@ -71,7 +71,8 @@ def test_the_ends_of_the_best_and_the_worst_are_printed_without_control_characte
     assert len(best) == 80 and best.isascii() and best.isprintable()
 
 
-GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entropy": 0.2}
+GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1,
+        "entropy": 0.2}
 
 
 @pytest.mark.parametrize("metrics, said", [

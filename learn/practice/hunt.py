@@ -6,7 +6,9 @@ each mistake of learn/practice/mistakes.txt with which the reward still rises.
 import importlib
 import json
 import re
+import sys
 import textwrap
+import types
 from pathlib import Path
 
 import numpy
@@ -85,16 +87,16 @@ def run(name, *flags):
         common.fail(f"{name}: no mistake of mistakes.txt or bugs.txt has this name")
     file = found[-1].file
     text, *_ = planted((ROOT / file).read_text("utf-8"), found[-1])
-    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
     if "/" in file:
+        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         exec(compile(text, file, "exec"), vars(module))
-        module = importlib.import_module("grpo")
-    else:
-        path = Path("hunt/planted", file)
-        plumbing.write(path, text)          # the run copies its script into its folder
-        module.__file__ = str(path)
-        exec(compile(text, path, "exec"), vars(module))
-    module.main(list(flags))
+        file, text = "grpo.py", (ROOT / "grpo.py").read_text("utf-8")
+    path = Path("hunt/planted", file)
+    plumbing.write(path, text)              # the run copies its script into its folder
+    script = sys.modules["planted"] = types.ModuleType("planted")
+    script.__file__ = str(path)
+    exec(compile(text, path, "exec"), vars(script))
+    script.main(list(flags))
 
 
 def begin(name="grpo", level="1"):
