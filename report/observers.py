@@ -42,7 +42,8 @@ class Metrics:
     wrong, mixed, or all right."""
 
     def step(self, run, batch, advantages, metrics):
-        if batch.entropy.any():             # else the sampler does not report it
+        # some samplers report no entropy, and examples/lag.py replaces the log-probabilities
+        if batch.entropy.any() and getattr(run.cfg, "sampler_lag", 0) == 0:
             surprise = -(batch.logps * batch.mask).sum() / batch.mask.sum()
             metrics["sampling/surprise"] = surprise.item()
         by_level = {}
