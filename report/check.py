@@ -69,13 +69,13 @@ def mean(records, name):
 
 def trends(cfg, steps, records):
     """Yield what only several steps together show."""
-    norms, ratios, kls = (column(steps[1:], name) for name in ("grad_norm", "max_log_ratio", "kl"))
+    live = [one for one in steps[1:] if one.get("frac_reward_zero_std", 0) < 1]
+    norms, ratios, kls = (column(live, name) for name in ("grad_norm", "max_log_ratio", "kl"))
     num_updates = getattr(cfg, "num_iterations", 1) * getattr(cfg, "num_mini_batches", 1)
-    if mean(steps, "frac_reward_zero_std") < 1:
-        if norms and max(norms) < NOTHING or num_updates > 1 and ratios and max(ratios) == 0:
-            yield "groups differ, but the policy gets no gradient (#no-gradient)"
-        elif kls and max(map(abs, kls)) < NOTHING:
-            yield "the KL stays 0: is the reference the policy itself? (#unused)"
+    if norms and max(norms) < NOTHING or num_updates > 1 and ratios and max(ratios) == 0:
+        yield "groups differ, but the policy gets no gradient (#no-gradient)"
+    elif kls and max(map(abs, kls)) < NOTHING:
+        yield "the KL stays 0: is the reference the policy itself? (#unused)"
     first, last = steps[:WINDOW], steps[-WINDOW:]
     before, after = mean(first, "reward"), mean(last, "reward")
     if after < min(FALL * before, before - 0.05):

@@ -186,7 +186,7 @@ class Warnings:
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics, run.cfg):
-            self.warn(message)
+            self.warn(message.replace("(#", "(docs/why.md#"))
 
 
 class Report:
