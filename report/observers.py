@@ -18,6 +18,7 @@ import torch
 import common
 import plumbing
 from report import command, escape
+from report.check import warnings
 from report.logs import finite, read_log
 from report.page import write_report
 from tasks import pass_rates
@@ -37,9 +38,14 @@ def observers(cfg):
 # ---- 1. metrics ------------------------------------------------------------------------------
 
 class Metrics:
-    """Adds, for each difficulty, the shares of groups that are all wrong, mixed, or all right."""
+    """Adds the surprise of the samples and, for each difficulty, the shares of groups that are all
+    wrong, mixed, or all right."""
 
     def step(self, run, batch, advantages, metrics):
+        # some samplers report no entropy, and examples/lag.py replaces the log-probabilities
+        if batch.entropy.any() and getattr(run.cfg, "sampler_lag", 0) == 0:
+            surprise = -(batch.logps * batch.mask).sum() / batch.mask.sum()
+            metrics["sampling/surprise"] = surprise.item()
         by_level = {}
         for problem, rate in pass_rates(batch):
             if part_of(run.task, problem).is_judged:
@@ -181,34 +187,7 @@ class Warnings:
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics, run.cfg):
-            self.warn(message)
-
-
-def warnings(metrics, cfg):
-    """Yield a warning for each metric of a step that shows why learning cannot work."""
-    # a teacher rewards each token, so it needs no group with signal
-    has_no_signal = metrics["signal"] == 0 and "teacher_kl" not in metrics
-    if has_no_signal and metrics.get("accuracy", 0) < 0.5:
-        yield "no group has signal: raise --num_generations, or use a better base"
-    if metrics["completions/clipped_ratio"] > 0.5:
-        yield "most completions are truncated: raise --max_completion_length"
-    if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
-        bonus = "--beta" if hasattr(cfg, "model") else "--entropy_coef"
-        yield f"entropy has collapsed: lower --learning_rate, or raise {bonus}"
-    if metrics.get("rewards/chosen", 0) < 0:
-        yield "chosen answers become less likely, too: try a lower --learning_rate"
-    if getattr(cfg, "sampler_lag", 0) > 0:          # samples come from older weights on purpose
-        return
-    is_corrected = "sampling/importance_sampling_ratio/mean" in metrics
-    difference = metrics.get("sampling/sampling_logp_difference/mean", 0)
-    if not is_corrected and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
-        yield "the first ratio is not 1: try --kernel torch"
-    if not is_corrected and difference > 0.01:
-        yield "sampler and trainer differ: try --importance_sampling_correction truncate"
-    rounding = 0.02 if getattr(cfg, "dtype", "float32") == "float32" else 0.1
-    if is_corrected and difference > rounding:
-        yield (f"sampler and trainer differ by {difference:.2g} nats per token, more than rounding "
-               "explains: try --engine transformers, or --dtype float32")
+            self.warn(message.replace("(#", "(docs/why.md#"))
 
 
 class Report:

@@ -71,12 +71,25 @@ def test_the_ends_of_the_best_and_the_worst_are_printed_without_control_characte
     assert len(best) == 80 and best.isascii() and best.isprintable()
 
 
-GOOD = {"signal": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entropy": 0.2}
+def test_the_surprise_is_that_of_sampled_tokens_and_needs_an_entropy():
+    batch = make_batch("a", "b", "c", "d")
+    batch.logps[:, 0] = -7.0                                    # inserted
+    metrics = {}
+    observers.Metrics().step(FakeRun(), batch, None, metrics)
+    assert metrics == {}
+    batch.entropy = batch.mask
+    observers.Metrics().step(FakeRun(), batch, None, metrics)
+    assert metrics == {"sampling/surprise": -2.0}
+
+
+GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1,
+        "entropy": 0.2}
 
 
 @pytest.mark.parametrize("metrics, said", [
     ({}, ""),
-    ({"signal": 0.0}, "--num_generations"), ({"signal": 0.0, "accuracy": 1.0}, ""),
+    ({"frac_reward_zero_std": 1.0}, "--num_generations"),
+    ({"frac_reward_zero_std": 1.0, "accuracy": 1.0}, ""),
     ({"completions/clipped_ratio": 0.6}, "--max_completion_length"),
     ({"entropy": 0.001}, "--entropy_coef"), ({"rewards/chosen": -0.1}, "--learning_rate"),
     ({"sampling/sampling_logp_difference/max": 0.01}, "--kernel torch"),

@@ -8,6 +8,8 @@
   python -m learn.practice hunt grpo 1      writes hunt/grpo_1.py, with one mistake; levels 1 to 3
   python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? (or in a function)
   python -m learn.practice answer hunt/grpo_1.py        shows the mistake, and the tests that fail
+  python -m learn.practice plant "cold sampler" --max_steps 10      trains with a mistake of
+                                            mistakes.txt, or of the lab's bugs.txt
 """
 import contextlib
 import os
@@ -122,6 +124,8 @@ def main():
             hunt.begin(*words)
         case ["answer", word, *guess] if len(guess) <= 1:
             hunt.answer(word, *guess)
+        case ["plant", name, *flags]:
+            hunt.run(name, *flags)
         case _:
             common.fail(f"unknown command; for a list run: {command('learn.practice', '--help')}")
 

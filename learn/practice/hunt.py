@@ -3,9 +3,12 @@
 hunts.json stores the measured runs (make hunts): five correct runs of each script, and one run for
 each mistake of learn/practice/mistakes.txt with which the reward still rises.
 """
+import importlib
 import json
 import re
+import sys
 import textwrap
+import types
 from pathlib import Path
 
 import numpy
@@ -14,6 +17,7 @@ import common
 import plumbing
 from common import HERE as ROOT
 from learn.practice.exercise import mutants
+from learn.practice.mistakes import MISTAKES, parse
 from report import command
 
 MEASURED = Path(__file__).with_name("hunts.json")
@@ -72,6 +76,27 @@ def plant(name, hunt):
         common.fail(f"{name}.py has changed in the lines of this mistake; make hunts measures the "
                     "hunts again")
     return mutant, *planted(source, mutant)
+
+
+def run(name, *flags):
+    """Run the script, or grpo.py if it has none, in which the mistake of this name is planted. The
+    name may be cut short."""
+    found = [mutant for path in (MISTAKES, ROOT / "lab/claims/bugs.txt")
+             for mutant in parse(path.read_text("utf-8")) if mutant.name.startswith(name)]
+    if not found:
+        common.fail(f"{name}: no mistake of mistakes.txt or bugs.txt has this name")
+    file = found[-1].file
+    text, *_ = planted((ROOT / file).read_text("utf-8"), found[-1])
+    if "/" in file:
+        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+        exec(compile(text, file, "exec"), vars(module))
+        file, text = "grpo.py", (ROOT / "grpo.py").read_text("utf-8")
+    path = Path("hunt/planted", file)
+    plumbing.write(path, text)              # the run copies its script into its folder
+    script = sys.modules["planted"] = types.ModuleType("planted")
+    script.__file__ = str(path)
+    exec(compile(text, path, "exec"), vars(script))
+    script.main(list(flags))
 
 
 def begin(name="grpo", level="1"):
