@@ -105,7 +105,7 @@ zoo: $(READY)            ## draw the losses and tabulate the advantages of examp
 	$(PY) -m lab.zoo
 
 race: $(READY)           ## make race ENTRY=mine.py:train: its sampled tokens until 95%; SHORT=1: two runs
-	$(PY) -m lab.race $(ENTRY) $(if $(SHORT),--bases 0)
+	$(PY) -m lab.race $(ENTRY) $(if $(SHORT),--bases 3)
 
 bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.measure kernels
