@@ -10,7 +10,8 @@ from kernels import decode
 def recorded(function, device):
     """Return a function that does what function(*inputs) does. The inputs are numbers and tensors
     of the CPU; function gets copies of them on the device, as tensors. It returns nothing, changes
-    tensors in place, and must not wait for the device. Inputs of new shapes are recorded."""
+    tensors in place, and must not wait for the device. Inputs of new shapes are recorded; if that
+    fails, function itself is called."""
     graphs = {}                         # shapes -> (the copies, replay)
 
     def run(*inputs):
@@ -24,5 +25,9 @@ def recorded(function, device):
         else:
             copies = [x.to(device) for x in inputs]
             step = functools.partial(function, *copies)
-            graphs[shapes] = copies, decode.capture(step, copies[0].device)     # this calls it once
+            try:
+                graphs[shapes] = copies, decode.capture(step, copies[0].device)     # calls it once
+            except RuntimeError as error:
+                print(f"warning: the base is made without CUDA graphs: {error}")
+                graphs[shapes] = copies, step
     return run

@@ -167,15 +167,18 @@ def test_where_there_is_no_terminal_it_prints_a_line_before_it_begins_and_one_ea
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("task", ["arithmetic:3-5", "lookup"])
-def test_on_cuda_a_graph_for_each_width_makes_the_base_of_a_cpu(
-        config, load_task, double, monkeypatch, task):
+@pytest.mark.parametrize("task, fails", [("arithmetic:3-5", False), ("lookup", False),
+                                         ("arithmetic:3-5", True)])
+def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
+        config, load_task, double, monkeypatch, task, fails):
     recordings = []
 
     def capture(function, device):
         function()                                          # as kernels.decode.capture does
         recording = Recording()
         recordings.append(recording)
+        if fails:
+            raise RuntimeError("cannot be recorded")
 
         def replay():
             if recording.calls:
