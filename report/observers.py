@@ -42,8 +42,10 @@ class Metrics:
     wrong, mixed, or all right."""
 
     def step(self, run, batch, advantages, metrics):
-        # some samplers report no entropy, and examples/lag.py replaces the log-probabilities
-        if batch.entropy.any() and getattr(run.cfg, "sampler_lag", 0) == 0:
+        # some samplers report no entropy, dynamic sampling chooses among samples by their rewards,
+        # and examples/lag.py replaces the log-probabilities
+        is_plain = batch.sampled is None and getattr(run.cfg, "sampler_lag", 0) == 0
+        if batch.entropy.any() and is_plain:
             surprise = -(batch.logps * batch.mask).sum() / batch.mask.sum()
             metrics["sampling/surprise"] = surprise.item()
         by_level = {}
