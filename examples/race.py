@@ -21,7 +21,7 @@ def adamw(policy, step_done, learning_rate):
     return optimizer
 
 
-def train_reinforce(policy, sample, step_done, learning_rate=5e-4):
+def train_reinforce(policy, sample, step_done, learning_rate=1e-3):
     cfg = reinforce.Config()
     optimizer = adamw(policy, step_done, learning_rate)
     for step in itertools.count():
@@ -30,7 +30,7 @@ def train_reinforce(policy, sample, step_done, learning_rate=5e-4):
         reinforce.update(policy, optimizer, batch, A, cfg, step)
 
 
-def train_grpo(policy, sample, step_done, learning_rate=5e-4, script=grpo):
+def train_grpo(policy, sample, step_done, learning_rate=1e-3, script=grpo):
     cfg = script.Config()
     optimizer = adamw(policy, step_done, learning_rate)
     for step in itertools.count():
@@ -39,11 +39,11 @@ def train_grpo(policy, sample, step_done, learning_rate=5e-4, script=grpo):
         script.update(policy, None, optimizer, batch, A, cfg, step)
 
 
-def train_gspo(policy, sample, step_done, learning_rate=5e-4):
+def train_gspo(policy, sample, step_done, learning_rate=2e-3):
     train_grpo(policy, sample, step_done, learning_rate, script=gspo)
 
 
-def train_ppo(policy, sample, step_done, learning_rate=5e-4):
+def train_ppo(policy, sample, step_done, learning_rate=1e-3):
     cfg = ppo.Config()
     optimizer = adamw(policy, step_done, learning_rate)
     task = common.Arithmetic(verify=None)               # puts rewards on last tokens
@@ -58,7 +58,7 @@ def train_ppo(policy, sample, step_done, learning_rate=5e-4):
         ppo.update(policy, optimizer, batch, A, cfg, step, cfg.penalty_coef)
 
 
-def train_dpo(policy, sample, step_done, learning_rate=5e-4):
+def train_dpo(policy, sample, step_done, learning_rate=1e-3):
     cfg = dpo.Config()
     optimizer = adamw(policy, step_done, learning_rate)
     reference = copy.deepcopy(policy)
