@@ -97,7 +97,10 @@ def main(argv=None):
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     flags.add_argument("--options", type=json.loads, default={}, help="arguments of FUNCTION, JSON")
     args = flags.parse_args(argv)
-    if word := FORBIDDEN.search(Path(args.entry.split(":")[0]).read_text("utf-8")):
+    path, _, function = args.entry.partition(":")
+    if not function or not Path(path).is_file():
+        common.fail(f"{args.entry}: must be FILE.py:FUNCTION")
+    if word := FORBIDDEN.search(Path(path).read_text("utf-8")):
         common.fail(f"{args.entry}: may not contain the word {word[0]}")
     torch.set_num_threads(1)
     tokens = []

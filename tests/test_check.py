@@ -1,5 +1,5 @@
-"""report.check names what is wrong in a run, and nothing in a correct one. tests/trl is from a run
-of TRL 1.16 with a constant reward and a model of random weights."""
+"""report.check names what is wrong in a run, and nothing in a correct one. tests/trainer is from a
+run of TRL 1.16 with a constant reward and a model of random weights."""
 import re
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ def test_a_planted_mistake_is_found_in_its_run(tmp_path):
 
 
 def test_a_run_of_trl_is_read_and_each_anchor_is_on_the_page():
-    found = [text.partition(":")[0] for text in check(*read(ROOT / "tests/trl"))]
+    found = [text.partition(":")[0] for text in check(*read(ROOT / "tests/trainer"))]
     assert found == ["no group has signal", "most completions are truncated"]
     named = set(re.findall(r"\(#([\w-]+)\)", (ROOT / "report/check.py").read_text("utf-8")))
     headings = re.findall("^## (.*)", PAGES["docs/why.md"], re.M)
