@@ -186,7 +186,7 @@ def test_the_library_is_that_of_the_objects_of_a_module(source, tool, monkeypatc
     other = types.ModuleType("vectors_of_torch")
     exec("import torch\ndef g(x): return x", vars(other))
     monkeypatch.setitem(sys.modules, "vectors_of_torch", other)
-    module = types.ModuleType("mine")
+    module = types.ModuleType("vectors_of_a_user")
     exec(source, vars(module))
     assert vectors.library(module) == tool
 
