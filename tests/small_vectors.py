@@ -70,6 +70,8 @@ def token_losses(method, **given):
         level = "sequence_token" if kind == "token" else "sequence"
         kind = kind if kind in gspo.LOSS_TYPES else "grpo"
         return [functools.partial(gspo.policy_loss, loss_type=kind, level=level, **bounds)]
+    if method == "cispo":
+        del bounds["epsilon"]           # it has no effect, so not even its default has one
     found = [functools.partial(grpo.policy_loss, loss_type=kind, **bounds)]
     if method == "clip" and "delta" not in given:
         found += [functools.partial(ppo.policy_loss, **bounds)]
