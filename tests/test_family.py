@@ -37,6 +37,12 @@ def test_a_name_that_nobody_wrote_is_not_taken_for_another_one(script, monkeypat
             call()
 
 
+@pytest.mark.parametrize("how, mean", [("sequence_sum", 1.0), ("sequence_mean", 0.5)])
+def test_an_output_without_tokens_is_one_of_the_outputs(how, mean):
+    for script in SCRIPTS[:4]:
+        assert script.aggregate(f64([[1, 1], [1, 1]]), f64([[1, 1], [0, 0]]), how) == mean
+
+
 def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():
     log_rho = torch.linspace(-0.5, 0.5, 41).double().expand(3, -1)              # (3, 41)
     A = f64([1.5, -2.0, 0.0])
