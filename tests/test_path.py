@@ -20,9 +20,7 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     monkeypatch.setattr(nano, "P", 4)
     monkeypatch.setattr(nano, "HELD_OUT", 9)
-    monkeypatch.setattr(nano, "T", 12)
     source = NANO.replace("P = 32 ", "P = 4 ").replace("HELD_OUT = 500 ", "HELD_OUT = 9 ")
-    source = source.replace("T = 38 ", "T = 12 ")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         nano.main(seed=3, base_steps=4, steps=2)
     for _ in range(2):                                      # the second run reads the stored base
