@@ -149,6 +149,13 @@ def test_without_a_c_compiler_torch_stands_in_for_triton_and_says_so(monkeypatch
     assert warning in capsys.readouterr().out
 
 
+def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):
+    monkeypatch.setattr(logprob, "can_run", lambda device: True)
+    logits = [types.SimpleNamespace(is_cuda=True, device="cuda", shape=(2, 3, V))
+              for V in (320, 1023, 1024)]
+    assert [logprob.applies("auto", x) for x in logits] == [False, False, True]
+
+
 def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():
     torch.set_float32_matmul_precision("high")
     train("cpu", "grpo --max_steps 0", "one")

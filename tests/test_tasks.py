@@ -98,6 +98,10 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     assert common.held_out_problems(load(name), 200) == problems
 
 
+def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
+    assert len(common.held_out_problems(load("arithmetic:2"), 20)) == 20
+
+
 # ---- hostile texts ---------------------------------------------------------------------------
 
 PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
