@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds compare levers \
         hunts zoo lab race bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
@@ -36,9 +36,6 @@ practice: $(READY)       ## make practice A=grpo: write its equations yourself; 
 
 read: $(READY)           ## rebuild the reading pages of all scripts: docs/read/
 	$(PY) -m learn.read
-
-film: $(READY)           ## make film RUN=runs/a: draw what that run learned: docs/learning.svg
-	$(PY) -m learn.film $(if $(RUN),"$(RUN)")
 
 play: $(READY)           ## make play RUN=runs/a: its policies answer in a browser: docs/play.html
 	$(PY) -m learn.play $(if $(RUN),"$(RUN)")

@@ -1,16 +1,14 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
-reads it. So it is in the moving picture of a run, which the tests read as XML."""
+reads it."""
 import dataclasses
 import json
 import re
 import shlex
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 import gspo
 import plumbing
-from learn import film
 from report.logs import read_log
 from report.page import command, write_report
 
@@ -120,17 +118,3 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
     assert not faults
-
-
-def test_hostile_texts_stay_texts_in_the_moving_picture_of_a_run(run):
-    folder = run("<b>", task=HOSTILE)
-    answers = [{"prompt": HOSTILE, "answer": "14", "text": f"{step}{HOSTILE}", "right": step == 2}
-               for step in range(3)]
-    write_log(folder, "evaluation", {"prompt": HOSTILE, "base": answers[0], "trained": answers[2]})
-    write_log(folder, "greedy", *({"step": step, "examples": [one]}
-                                  for step, one in enumerate(answers)))
-    write_log(folder, "metrics", {"step": 1, "eval/greedy": 0.25})
-    root = ElementTree.fromstring(film.render(*film.read_run(folder)))
-    styles = [one.get("class") for one in root.iter()]
-    assert (styles.count("wrong verdict"), styles.count("right verdict")) == (2, 1)
-    assert not {"script", "img"} & {one.tag.rpartition("}")[2] for one in root.iter()}
