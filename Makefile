@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab race bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+        zoo lab race bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -94,9 +94,6 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 
 lab-%: $(READY)
 	$(PY) -m lab $*
-
-hunts: $(READY)          ## measure how planted mistakes show in the metrics, for practice.md
-	$(PY) -m lab.hunts
 
 zoo: $(READY)            ## draw the losses and tabulate the advantages of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo

@@ -1,15 +1,9 @@
-"""Run scripts, or parts of them, in this process, for experiments that need their batches, policies
-or prefixes, or that plant a mistake in a script."""
-import contextlib
+"""Run parts of the scripts in this process, for experiments that need their batches, policies or
+prefixes."""
 import copy
 import dataclasses
-import io
 import itertools
 import shlex
-import sys
-import tempfile
-from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -17,21 +11,6 @@ import common
 import grpo
 import plumbing
 import ppo
-from lab.docs import ROOT
-from report.logs import read_log
-
-
-def run_text(script, text, base, flags):
-    """Run the text of a script, in which a mistake may be planted, from a base, without printing.
-    -> its metrics, a dict for each step"""
-    module = sys.modules["planted"] = ModuleType("planted")
-    module.__file__ = str(ROOT / script)
-    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-            contextlib.redirect_stderr(io.StringIO()):
-        plumbing.write(Path(work, "checkpoint.pt"), {"policy": base.state_dict()})
-        exec(compile(text, script, "exec"), vars(module))
-        module.main([*flags.split(), "--init_from", work, "--output_dir", f"{work}/run"])
-        return read_log(f"{work}/run", "metrics")
 
 
 def load_base(script, flags=""):

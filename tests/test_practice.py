@@ -13,7 +13,6 @@ import mutants
 import pytest
 from conftest import ROOT
 
-from lab import hunts as measure
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import Exercise
@@ -184,29 +183,54 @@ def test_a_file_that_never_ends_is_ended_and_does_not_count_as_right(
 
 # ---- bug hunts -------------------------------------------------------------------------------
 
+@pytest.fixture
+def measured(monkeypatch):
+    """Runs of a hunt in which the wrong script's entropy is too high."""
+    def run(file, text, flags, base=None):
+        is_right = text == (ROOT / file).read_text("utf-8")
+        seed = int(flags.split()[-1])
+        return [{"step": step, "entropy": 0.1 * seed + 2 * (not is_right), "reward": 0.5}
+                for step in range(20)]
+    monkeypatch.setattr(hunt, "run_text", run)
+
+
 @pytest.mark.parametrize("name", hunt.FLAGS)
-def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
+def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, name):
     source = (ROOT / f"{name}.py").read_text()
-    hunts = hunt.load(name)["hunts"]
-    assert {one["level"] for one in hunts} == {1, 2, 3}
-    for number, one in enumerate(hunts, start=1):
-        code, said = run("hunt", name, one["level"])
+    hunts = hunt.hunts_of(name)
+    assert {level for level, *_ in hunts} == {"1", "2", "3"}
+    for number, (level, *_) in enumerate(hunts, start=1):
+        code, said = run("hunt", name, level)
         path = tmp_path / f"hunt/{name}_{number}.py"
         text = path.read_text()
-        assert f"answer hunt/{name}_{number}.py" in said and measure.is_fair(source, text)
-        assert ("too " in said) == (one["level"] < 3)
+        assert f"answer hunt/{name}_{number}.py" in said and said.count("2 too high") == 2
+        comments = [[(line.find("  # "), line.partition("  # ")[2]) for line in one.split("\n")
+                     if "  # " in line] for one in (source, text)]
+        assert comments[0] == comments[1] and max(map(len, text.split("\n"))) <= 100
         _, told = run("answer", path)
+        assert "entropy too high in the first 5 steps" in told
         line = int(re.search(r"line (\d+): ", told)[1])
         assert text.split("\n")[line - 1] != source.split("\n")[line - 1]
         guess = re.search("in (.*?): ", told)[1] if number % 2 else line
         assert run("answer", path, guess) == (0, f"Yes. {told}")
         assert run("answer", path, 1) == (1, "No, the mistake is not in line 1.\n")
     path.write_text("mine")
-    code, said = run("hunt", name, one["level"])
+    code, said = run("hunt", name, level)
     assert code == 2 and path.read_text() == "mine"
 
 
-def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path):
+def test_a_hunt_shows_what_its_run_logged(tmp_path, monkeypatch):
+    """The two steps of a planted run, once made, are read from hunt/."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hunt, "SHORT", hunt.SHORT.replace("max_steps 20", "max_steps 2"))
+    *_, text, _, _ = hunt.plant("dpo", hunt.hunts_of("dpo")[0])
+    found = hunt.measure("dpo", text)
+    assert len(found["entropy"]) == len(found["rewards/chosen"]) == 2
+    monkeypatch.setattr(hunt, "run_text", None)
+    assert hunt.measure("dpo", text) == found
+
+
+def test_the_tests_that_catch_a_hunt_run_on_its_file(run, measured, tmp_path):
     run("hunt", "grpo", 1)
     command = run("answer", "hunt/grpo_1.py")[1].partition("Tests that catch it: ")[2].strip()
     assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1

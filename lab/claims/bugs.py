@@ -11,8 +11,8 @@ import numpy
 import grpo
 from lab.bench import OURS, UNSCORED, Claim, student
 from lab.docs import ROOT, table
-from lab.training import load_base, run_text
-from learn.practice.hunt import planted
+from lab.training import load_base
+from learn.practice.hunt import planted, run_text
 from learn.practice.mistakes import parse
 from report import chart
 
@@ -40,7 +40,7 @@ def measure(case, seed):
     """Run the script, with or without a mistake, from the base of the correct script."""
     *_, base = load_base(grpo)
     seed += 100 * (case == CONTROL)
-    log = run_text("grpo.py", text_with(case), base, f"{FLAGS} --seed {seed}")
+    log = run_text("grpo.py", text_with(case), f"{FLAGS} --seed {seed}", base)
     return {metric: [line[metric] for line in log] for metric in METRICS}
 
 

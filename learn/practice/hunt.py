@@ -1,14 +1,18 @@
 """Bug hunts: a script with one planted mistake, and its run next to five correct runs.
 
-hunts.json stores the measured runs (make hunts): five correct runs of each script, and one run for
-each mistake of learn/practice/mistakes.txt with which the reward still rises.
+hunts.txt lists mistakes with which the reward still rises. Both kinds of runs are made when a hunt
+begins, and stored in hunt/.
 """
+import contextlib
 import importlib
+import io
 import json
 import re
 import sys
+import tempfile
 import textwrap
 import types
+import zlib
 from pathlib import Path
 
 import numpy
@@ -19,15 +23,16 @@ from common import HERE as ROOT
 from learn.practice.exercise import mutants
 from learn.practice.mistakes import MISTAKES, parse
 from report import command
+from report.logs import read_log
 
-MEASURED = Path(__file__).with_name("hunts.json")
+HUNTS = Path(__file__).with_name("hunts.txt")
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 "
          "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
          "dpo": "--online --label_smoothing 0.1"}
-# Level -> least distance of some metric from the range of correct runs, in widths of this range.
-LEVELS = {1: 4.0, 2: 1.0, 3: 0.0}
+NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
+                          "coef|margins|reward_std|approx_kl")
 WINDOWS = {"first 5 steps": slice(5), "last 5 steps": slice(-5, None)}
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -63,18 +68,55 @@ def distances(found, right):
     return ways
 
 
-def load(name):
-    """Load the measured runs of a script. -> {"right": {metric: rows}, "hunts": list of dicts}"""
-    return json.loads(MEASURED.read_text("utf-8"))[f"{name}.py"]
+def hunts_of(name):
+    """List the hunts of a script. -> list of (level, file, name of the mistake)"""
+    rows = [line.split(" | ") for line in HUNTS.read_text("utf-8").splitlines()]
+    return [(head[-1], file, mistake) for head, file, mistake in rows[1:]
+            if head.split()[0] == name]
+
+
+def run_text(file, text, flags, base=None):
+    """Run the text of a script, in which a mistake may be planted, without printing. base: a policy
+    to begin with. -> its metrics, a dict for each step"""
+    script = sys.modules["planted"] = types.ModuleType("planted")
+    script.__file__ = str(ROOT / file)
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
+            contextlib.redirect_stderr(io.StringIO()):
+        if base is not None:
+            plumbing.write(Path(work, "checkpoint.pt"), {"policy": base.state_dict()})
+            flags = f"{flags} --init_from {work}"
+        exec(compile(text, file, "exec"), vars(script))
+        script.main([*flags.split(), "--output_dir", f"{work}/run"])
+        return read_log(f"{work}/run", "metrics")
+
+
+def measure(name, text, seed=0):
+    """Run a text of a script, unless hunt/ contains this run. -> {metric: number of each step}"""
+    flags = f"{FLAGS[name]} {SHORT} --seed {seed}"
+    path = Path("hunt", f"{name}_{zlib.crc32((text + flags).encode()):08x}.json")
+    if not path.exists():
+        log = run_text(f"{name}.py", text, flags)
+        names = [one for one in log[0] if not NOT_COMPARED.search(one)
+                 and all(isinstance(line.get(one), (int, float)) for line in log)]
+        plumbing.write(path, json.dumps({one: [line[one] for line in log] for one in names}))
+    return json.loads(path.read_text("utf-8"))
+
+
+def compare(name, text):
+    """Run a text with a mistake, and the script with five seeds.
+    -> {metric: (steps,)}, {metric: (5, steps)}"""
+    source = (ROOT / f"{name}.py").read_text("utf-8")
+    run, *right = measure(name, text), *(measure(name, source, seed) for seed in range(5))
+    return run, {metric: [one[metric] for one in right] for metric in right[0] if metric in run}
 
 
 def plant(name, hunt):
     """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
-    [mutant] = [mutant for mutant in mutants(hunt["file"]) if mutant.name == hunt["mistake"]]
+    _, file, mistake = hunt
+    [mutant] = [mutant for mutant in mutants(file) if mutant.name == mistake]
     source = (ROOT / f"{name}.py").read_text("utf-8")
     if source.count("\n".join(mutant.old)) != 1:
-        common.fail(f"{name}.py has changed in the lines of this mistake; make hunts measures the "
-                    "hunts again")
+        common.fail(f"{name}.py has changed in the lines of this mistake: remove it from {HUNTS}")
     return mutant, *planted(source, mutant)
 
 
@@ -103,16 +145,17 @@ def begin(name="grpo", level="1"):
     """Write the next hunt of a script and a level into the current folder, and show its run."""
     if name not in FLAGS or level not in ("1", "2", "3"):
         common.fail(f"hunt {name} {level}: name one of {', '.join(FLAGS)}, and a level from 1 to 3")
-    measured = load(name)
-    for number, hunt in enumerate(measured["hunts"], start=1):
+    for number, hunt in enumerate(hunts_of(name), start=1):
         path = Path("hunt", f"{name}_{number}.py")
-        if hunt["level"] == int(level) and not path.exists():
+        if hunt[0] == level and not path.exists():
             break
     else:
         common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat")
-    plumbing.write(path, plant(name, hunt)[1])
-    print(f"{path} contains one mistake. Its run, next to five correct runs:\n")
-    show(hunt["run"], measured["right"])
+    text = plant(name, hunt)[1]
+    plumbing.write(path, text)
+    print(f"{path} contains one mistake, which you can look for now. 20 steps with it, and five "
+          "correct runs, take a minute or two:\n", flush=True)
+    show(*compare(name, text))
     flags = textwrap.fill(f"{FLAGS[name]} {SHORT}", 90, break_on_hyphens=False).split("\n")
     print("\nRead the file, and try it out. This command makes the 20 steps above:")
     print(f"  {command(f'hunt.{path.stem}')}", *flags, sep=" \\\n    ")
@@ -150,12 +193,11 @@ def answer(word, guess=None):
     line is compared as text, because a learner's edits may have moved it."""
     path = Path(word)
     name, _, number = path.stem.partition("_")
-    hunts = load(name)["hunts"] if name in FLAGS else []
+    hunts = hunts_of(name)
     if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
         common.fail(f"{word}: there is no such hunt; to write hunt/grpo_1.py, run: "
                     f"{command('learn.practice', 'hunt', 'grpo', 1)}")
-    hunt = hunts[int(number) - 1]
-    mutant, text, first, last = plant(name, hunt)
+    mutant, text, first, last = plant(name, hunts[int(number) - 1])
     lines = text.split("\n")
     right = (ROOT / f"{name}.py").read_text("utf-8").split("\n")
     wrong_lines = lines[first - 1:last]
@@ -167,14 +209,13 @@ def answer(word, guess=None):
     if guess not in (None, place) and not (is_line and own[int(guess) - 1] in wrong_lines):
         print(f"No, the mistake is not in {'line ' * guess.isdecimal()}{guess}.")
         raise SystemExit(1)
-    print(f"{'Yes. ' * (guess is not None)}The mistake, in {place}: {hunt['mistake']}.")
+    print(f"{'Yes. ' * (guess is not None)}The mistake, in {place}: {mutant.name}.")
     for number, line in enumerate(wrong_lines, start=first):
         print(f"  line {number}:  {line.strip()}")
     for line in right_lines:
         print(f"  right:     {line.strip()}")
-    ways = distances(hunt["run"], load(name)["right"])
     signs = [f"{metric} {side(way)} in the {window}"
-             for (metric, window), way in ways.items() if side(way)]
+             for (metric, window), way in distances(*compare(name, text)).items() if side(way)]
     tests = [ROOT / file for file in mutant.files]
     print(f"Metrics that show it: {'; '.join(signs) or 'none'}\nTests that catch it: "
           f"{command('pytest', '-p', f'hunt.{path.stem}', *tests, '-k', mutant.words or 'test')}")
