@@ -95,7 +95,7 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-zoo: $(READY)            ## draw the losses and tabulate the advantages of examples/zoo.py: zoo.md
+zoo: $(READY)            ## draw how much a token counts in the losses of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
 
 race: $(READY)           ## make race ENTRY=mine.py:train: its sampled tokens until 95%; SHORT=1: two runs

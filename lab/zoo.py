@@ -1,6 +1,5 @@
-"""Draw how each loss treats a token whose ratio has moved, and tabulate which outputs each
-advantage credits: python -m lab.zoo (make zoo), for docs/zoo.md. The functions themselves compute
-both.
+"""Draw how each loss treats a token whose ratio has moved, as its own function computes it:
+python -m lab.zoo (make zoo), for docs/zoo.md.
 
 A panel of docs/zoo.svg shows the gradient of a loss in log pi of one token, for all ratios up to
 2.5, divided by the gradient of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient.
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 import grpo
-from lab.docs import DOCS, put, table
+from lab.docs import DOCS
 from report import chart, parser, start
 
 zoo = importlib.import_module("examples.zoo")
@@ -21,8 +20,6 @@ zoo = importlib.import_module("examples.zoo")
 N = 8                                       # tokens of a whole output
 RATIOS = torch.arange(0.005, 2.5, 0.01)     # between the numbers at which losses have edges
 
-
-# ---- 1. how a loss treats a token ------------------------------------------------------------
 
 class Panel(NamedTuple):
     """A caption, a loss, pi_old of the tokens, and how many tokens the output has."""
@@ -88,38 +85,9 @@ def draw(path):
         figure.supylabel("how much it counts", fontsize=10.5)
 
 
-# ---- 2. which outputs an advantage credits ---------------------------------------------------
-
-REWARDS = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0]])      # a hard prompt, and an easy one
-LENGTHS = torch.tensor([[4.0, 2, 1, 1], [4, 2, 4, 2]])
-FORMAT = torch.tensor([[1.0, 0, 1, 0], [1, 1, 1, 1]])       # a second reward, for gdpo
-GREEDY = torch.tensor([[0.0], [1.0]])
-
-
-def credit_table():
-    """Tabulate the advantages of the last tokens, for the outputs of two groups. -> str"""
-    mask = (torch.arange(4) < LENGTHS.view(8, 1)).float()
-    last = (LENGTHS.view(8, 1) - 1).long()
-    credits = {
-        "group": grpo.advantages(REWARDS),
-        "group, --scale_rewards none": grpo.advantages(REWARDS, "none"),
-        "gdpo, with a reward for the format": zoo.gdpo([REWARDS, FORMAT]),
-        "passk": zoo.passk(REWARDS),
-        "rpp": zoo.rpp(REWARDS, mask).gather(1, last),
-        "rpp_baseline": zoo.rpp(REWARDS, mask, has_baseline=True).gather(1, last),
-        "opo": zoo.opo(REWARDS, LENGTHS),
-        "otb, last token": zoo.otb(REWARDS, mask, mask).gather(1, last),
-        "remax": REWARDS - GREEDY}
-    outputs = [f"{int(r)}, {int(n)}" for r, n in zip(REWARDS.flatten(), LENGTHS.flatten())]
-    rows = [[name, *(f"{a + 0.0:+.2f}" for a in A.flatten().tolist())]
-            for name, A in credits.items()]
-    return table(["reward, length", *outputs], rows)
-
-
 def main():
     parser(__doc__).parse_args()
     draw(DOCS / "zoo.svg")
-    put("credit", credit_table(), "zoo")
 
 
 if __name__ == "__main__":
