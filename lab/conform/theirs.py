@@ -24,16 +24,13 @@ import verl
 from datasets import Dataset
 from tensordict import TensorDict
 from trl.experimental.cpo import CPOTrainer
-from trl.experimental.sdpo import SDPOTrainer
-from trl.experimental.server_distillation import ServerDistillationTrainer
 from trl.rewards import get_soft_overlong_punishment
-from trl.trainer import distillation_trainer, utils
+from trl.trainer import utils
 from verl.plugin.platform.platform_cuda import PlatformCUDA
-from verl.trainer.distillation import losses
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils import torch_functional
 from verl.utils.tensordict_utils import assign_non_tensor
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig, distillation
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 import grpo
@@ -220,35 +217,12 @@ def trl_preference_loss(chosen, rejected, method, beta, gamma=None, **_):
     return CPOTrainer.cpo_loss(stub, chosen, rejected)[0]
 
 
-def trl_distillation(logits, teacher_logits, mask, method, temperature, beta=1.0, k=None,
-                     rest=None, tokens=None, **_):
-    if method == "full":
-        one = torch.eye(logits.shape[-1])               # weights of a head that changes nothing
-        return distillation_trainer._chunked_divergence_loss(
-            logits, teacher_logits, one, one, mask, beta, temperature=temperature)[0]
-    x, of_teacher = logits / temperature, teacher_logits / temperature
-    if method == "topk" and beta == 0:
-        likely = of_teacher.log_softmax(dim=-1).topk(k)
-        server = ServerDistillationTrainer
-        stub = Some(loss_add_tail=rest, _reduce_divergence_loss=server._reduce_divergence_loss)
-        return server._compute_server_forward_kl_loss(
-            stub, {"topk_logprobs": likely.values, "topk_token_ids": likely.indices},
-            x.log_softmax(dim=-1), torch.where(mask > 0, 1, -100))
-    flags = Some(distillation_mode="topk_logits" if k else "sampled_token", distillation_topk=k,
-                 distillation_alpha=beta, distillation_add_tail=rest, distillation_is_clip=None)
-    stub = Some(args=flags, accelerator=Some(gather=abs),
-                _log_self_distillation_metric=lambda *_: None)
-    return SDPOTrainer._compute_self_distillation_loss(stub, Some(training=True), {}, Some(
-        student_logits=x, teacher_logits=of_teacher, completion_ids=tokens, loss_mask=mask))
-
-
 TRL = {
     "logprobs": lambda logits, tokens, temperature: (
         utils.selective_log_softmax(logits / temperature, tokens),
         utils.entropy_from_logits(logits / temperature)),
     "advantages": trl_advantages, "policy_loss": trl_policy_loss, "recipe": trl_recipe,
     "preference_loss": trl_preference_loss, "pair_loss": trl_pair_loss,
-    "distillation": trl_distillation,
     "overlong_penalty": lambda lengths, max_length, buffer: torch.tensor(
         get_soft_overlong_punishment(max_length, buffer)([[1] * int(n) for n in lengths]))}
 
@@ -410,37 +384,6 @@ def verl_importance_weights(old_logps, sampler_logps, mask, mode, cap):
         old_logps - sampler_logps, mask, level, bounds)[0]
 
 
-def verl_distillation(logits, teacher_logits, mask, method, temperature, beta=0.0, k=None,
-                      rest=False, tokens=None, old_logps=None):
-    """verl has the forward KL of the teacher's k most likely tokens, here all if k is None."""
-    if beta or rest:
-        missing()
-    B, T, V = logits.shape
-    is_sampled = method == "sampled"
-    loss = distillation.DistillationLossConfig(
-        loss_mode="k1" if is_sampled else "forward_kl_topk", use_policy_gradient=is_sampled,
-        loss_max_clamp=None, log_prob_min_clamp=None)
-    configs = (FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1),
-               distillation.DistillationConfig(distillation_loss=loss))
-    log_p = (logits / temperature).log_softmax(dim=-1)
-    log_t = teacher_logits.detach().log_softmax(dim=-1)         # its temperature is 1 in verl
-    ids = tokens[..., None] if is_sampled else log_t.topk(k or V).indices       # (B, T, k)
-
-    def flat(values):
-        return F.pad(values, (0, 0, 0, 1)).flatten(0, 1)        # (B, T, k) -> (B (T + 1), k)
-    of_teacher = [torch.nested.nested_tensor_from_jagged(flat(x), torch.arange(B + 1) * (T + 1))
-                  for x in (log_t.gather(-1, ids), ids)]
-    data = {"prompts": mask[:, :1], "responses": mask, "response_mask": mask, "dp_size": 1,
-            "attention_mask": torch.ones(B, T + 1).long(), "old_log_probs": old_logps,
-            "batch_num_tokens": mask.sum().item(), "global_batch_size": B,
-            "teacher_logprobs": of_teacher[0], "teacher_ids": of_teacher[1]}
-    output = {"log_probs": flat(log_p.gather(-1, ids))}
-    if not is_sampled:
-        output = losses.compute_topk_loss(*configs, data, flat(log_p)[None], "thd")
-    output = {name: x.flatten() for name, x in output.items()}
-    return losses.distillation_loss(*configs, output, data)[0]
-
-
 VERL = {
     "completion_mask": lambda tokens, eos: {
         "mask": torch_functional.get_response_mask(tokens, eos.tolist())},
@@ -458,7 +401,7 @@ VERL = {
     "value_loss": lambda values, old_values, returns, mask, cliprange:
         core_algos.compute_value_loss(
             values, returns.detach(), old_values.detach(), mask, cliprange)[0],
-    "importance_weights": verl_importance_weights, "distillation": verl_distillation}
+    "importance_weights": verl_importance_weights}
 
 
 # ---- 3. results ------------------------------------------------------------------------------
