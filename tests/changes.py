@@ -7,9 +7,6 @@ that killed each of them.
 
 A change can also hide a mistake in a file that it does not touch. Some of the other mistakes, drawn
 with the commit's hash, are therefore planted as well.
-
-Before that, the tests that the change touches run: the files of tests that it changes, and those
-that the mistakes in changed files name.
 """
 import os
 import random
@@ -47,26 +44,19 @@ def write_killed(killed):
 
 def choose(mutants, mistakes):
     """Choose the mistakes that the change since a commit could hide, and print why. The commit is
-    that of BASE or of tests/all-killed.txt. mistakes: the file that contains them.
-    -> list of mistakes, the files of tests to run before"""
+    that of BASE or of tests/all-killed.txt. mistakes: the file that contains them. -> list"""
     commit, killed = read_killed()
     name = os.environ.get("BASE") or commit
     base = (name and git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
-    if not base:
-        print(f"all {len(mutants)} mistakes are planted, because "
-              + (f"the history lacks the commit {name}" if name else f"there is no {KILLED}"))
-        return mutants, []
-    changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
-    changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
-    shared = sorted(filter(SHARED.fullmatch, changed))
-    first = sorted(file for file in changed if Path(file).match("tests/test_*.py")
-                   and Path(file).is_file())            # the change may remove it
-    for mutant in mutants:
-        first += mutant.files if shared or mutant.file in changed else []
-    first = list(dict.fromkeys(first))
-    if shared:
-        print(f"all {len(mutants)} mistakes are planted, because {shared[0]} changed", flush=True)
-        return mutants, first
+    reason = "" if base else f"the history lacks the commit {name!r} of {KILLED} or BASE"
+    if base:
+        changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
+        changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
+        shared = sorted(filter(SHARED.fullmatch, changed))
+        reason = f"{shared[0]} changed" if shared else ""
+    if reason:
+        print(f"all {len(mutants)} mistakes are planted, because {reason}", flush=True)
+        return mutants
     old = parse(git("show", f"{base}:{mistakes}") or "")
     chosen, others = [], []
     for mutant in mutants:
@@ -80,4 +70,4 @@ def choose(mutants, mistakes):
     drawn = random.Random(seed).sample(others, min(SAMPLE, len(others)))
     print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}, "
           f"and {len(drawn)} others, drawn with {seed[:9]}", flush=True)
-    return chosen + drawn, first
+    return chosen + drawn

@@ -1,7 +1,6 @@
 """Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
 tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
-With --changed, plant only those that a change could hide from the tests, once the tests of what
-has changed pass; see changes.py.
+With --changed, plant only those that a change could hide from the tests; see changes.py.
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
 run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
@@ -180,9 +179,8 @@ def main(words):
     mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
                if all(word in " ".join([*mutant[:2], *mutant.files])
                       for word in words if word != "--changed")]
-    first = []
     if "--changed" in words:
-        mutants, first = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
+        mutants = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
     _, killers = changes.read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
@@ -201,7 +199,6 @@ def main(words):
 
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
-        run_correct(pool, dict.fromkeys(first, ""))
         # First the test that killed a mistake last time; if it does not, all tests of the mistake.
         only = [[killers.get(f"{mutant.file}: {mutant.name}", "")] for mutant in mutants]
         tests = {test.partition("::")[0]: "" for [test] in only}

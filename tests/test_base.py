@@ -155,18 +155,6 @@ def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(mon
     assert torch.equal(weight, expected[0]) and state == expected[1]
 
 
-@pytest.mark.parametrize("num_steps, printed", [(9, [0, 3, 5, 7]), (2, [0, 1])])
-def test_where_there_is_no_terminal_it_prints_a_line_before_it_begins_and_one_each_quarter(
-        config, load_task, capsys, monkeypatch, num_steps, printed):
-    cfg = config(base_steps=num_steps, base_batch_size=2)
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
-    assert capsys.readouterr().err.splitlines() == [
-        f"making the base: step {step} of {num_steps}" for step in printed]
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)         # then there is a bar
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
-    assert "step" not in capsys.readouterr().err
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("task, fails", [("arithmetic:3-5", False), ("lookup", False),
                                          ("arithmetic:3-5", True)])

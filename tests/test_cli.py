@@ -34,7 +34,6 @@ from small_runs import (
 import common
 import grpo
 import plumbing
-from report import command
 
 
 @pytest.fixture(autouse=True)
@@ -231,20 +230,6 @@ def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd,
     Path("common.py").write_text("raise OSError('of the user')")
     text, code = run_printed(text, "report.ask")
     assert code == 0 and text.count("\n") == 1, text
-
-
-def test_a_command_in_the_clone_is_short(monkeypatch):
-    python = ROOT / ".venv/bin/python"
-    monkeypatch.setattr(sys, "executable", str(python))
-    assert command("report.ask", "a b") == f"PYTHONPATH={ROOT} {python} -m report.ask 'a b'"
-    monkeypatch.chdir(ROOT)
-    assert command("report.ask", "a b") == ".venv/bin/python -m report.ask 'a b'"
-    assert plumbing.command(ROOT / "grpo.py") == ".venv/bin/python grpo.py"
-    monkeypatch.setattr(shutil, "which", lambda name: str(python))
-    monkeypatch.delenv("UV", raising=False)
-    assert command("report.ask") == "python -m report.ask"
-    monkeypatch.setenv("UV", "/usr/bin/uv")                 # uv run's environment ends with it
-    assert command("report.ask") == ".venv/bin/python -m report.ask"
 
 
 def test_an_interpreter_without_torch_says_what_to_type(empty_folder):

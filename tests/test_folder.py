@@ -2,7 +2,6 @@
 import contextlib
 import fcntl
 import io
-import json
 import math
 import re
 import signal
@@ -52,18 +51,6 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
     assert (tmp_path / "far.jsonl").read_text() == far
     assert list(run.glob("*.tmp")) == [run / "notes.tmp"]
     assert [line["step"] for line in steps(run)] == [1]
-
-
-def test_runs_that_start_at_the_same_moment_have_a_folder_each(script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rates = [1e-3, 1e-4, 1e-5]
-    codes = children(*[lambda rate=rate: script.main(arguments(INSTANT | {"learning_rate": rate}))
-                       for rate in rates])
-    assert codes == [0, 0, 0]
-    folders = [path for path in Path("runs").iterdir() if path.name != "base"]
-    configs = [json.loads((path / "config.json").read_text())["config"] for path in folders]
-    assert sorted(config["learning_rate"] for config in configs) == sorted(rates)
-    assert all(len(steps(path)) == 1 for path in folders)
 
 
 def test_a_run_that_begins_and_ends_while_another_starts_keeps_its_folder(

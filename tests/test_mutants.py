@@ -17,13 +17,3 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     assert not wrong, "\n".join(wrong)
     count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in ALL)
     assert [mistake for mistake, times in count.items() if times > 1] == []
-
-
-def test_the_tests_of_what_changed_run_before_mistakes_are_planted(monkeypatch):
-    said = {"rev-parse": "a commit", "ls-files": "tests/test_ask.py", "show": "",
-            "diff": "docs/nano.md\ntests/test_gone.py\nkernels/logprob.py"}
-    monkeypatch.setattr(mutants.changes, "git", lambda command, *_: said[command])
-    monkeypatch.chdir(ROOT)
-    of_kernel = [one.files for one in ALL if one.file == "kernels/logprob.py"]
-    _, first = mutants.changes.choose(ALL, "mistakes.txt")
-    assert first == ["tests/test_ask.py", *dict.fromkeys(sum(of_kernel, []))]

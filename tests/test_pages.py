@@ -7,11 +7,8 @@ import doctest
 import html
 import importlib
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +18,8 @@ from small_runs import SMALL, arguments, steps
 
 import common
 import plumbing
+from lab import bench, measure
+from lab.conform import compare as conform
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -92,18 +91,20 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
     assert doctest.DocTestRunner().run(examples).failed == 0
 
 
-def test_the_interpreter_that_you_choose_replaces_the_one_of_the_environment(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "requirements.txt").touch()
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/installed").write_text("python3.10")
-    for name, is_made in (("python3.10", False), ("python3.99", True)):
-        done = subprocess.run(["make", "--dry-run", "run", f"PYTHON={name}"], cwd=tmp_path,
-                              env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, check=True)
-        assert done.stdout.startswith(b"python3.99 -m venv --clear .venv\n") == is_made
-
-
 # ---- tables ----------------------------------------------------------------------------------
+
+def test_the_tables_are_those_of_the_stored_numbers():
+    found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
+    tables = {f"conform: {name}": table for name, table in found.items()}
+    tables |= {"bench: logits": measure.kernel_tables()}
+    tables |= dict(zip(("lab: findings", "lab: experiments"), bench.overview()))
+    for name, table in tables.items():
+        [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
+        assert f"{name} -->\n{table}<!-- end" in page, name
+    readme = " ".join(PAGES["README.md"].split())
+    for right, all_cases in re.findall(r"in (\d+) of the (\d+) cases", found["vectors"]):
+        assert f"{right} of {all_cases}" in readme
+
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_map_has_every_equation_with_the_function_that_computes_it(name):

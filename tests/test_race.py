@@ -1,5 +1,4 @@
 """The race of lab/race.py: it counts each sampled token, and an entry cannot read its samples."""
-import pytest
 
 from lab import race
 
@@ -23,14 +22,3 @@ def test_each_token_counts_until_the_goal_is_reached(tmp_path, monkeypatch):
     (tmp_path / "entry.py").write_text(LOOP.replace("COUNTS", str(counts)))
     tokens = race.race(f"{tmp_path}/entry.py:train", {}, 0, 0)
     assert tokens == sum(map(int, counts.read_text().split())) < 3 * 2 * 3 * 24
-
-
-@pytest.mark.parametrize(("line", "message"), [
-    ("open('runs/base')", "may not contain the word open"),
-    ("policy.norm.weight.data += 1; sample()", "changed the policy"),
-    ("return", "returned or failed")])
-def test_an_entry_that_breaks_a_rule_is_refused(line, message, tmp_path, capsys):
-    (tmp_path / "entry.py").write_text(f"def train(policy, sample, step_done):\n    {line}\n")
-    with pytest.raises(SystemExit):
-        race.main([f"{tmp_path}/entry.py:train"])
-    assert message in capsys.readouterr().err
