@@ -69,20 +69,6 @@ def test_a_run_that_begins_and_ends_while_another_starts_keeps_its_folder(
     assert (first / "checkpoint.pt").stat().st_size == 0 and len(steps(f"{first}-2")) == 1
 
 
-@pytest.mark.parametrize("is_there", [False, True], ids=["new", "empty"])
-def test_of_runs_that_name_the_same_folder_one_gets_it_and_the_other_is_refused(
-        script, tmp_path, capfd, is_there):
-    folder = tmp_path / "mine"
-    if is_there:
-        folder.mkdir()
-    words = arguments(INSTANT | {"output_dir": folder})
-    codes = children(*[lambda: script.main(words)] * 3)
-    assert sorted(codes) == [0, 2, 2]
-    errors = capfd.readouterr().err.splitlines()
-    assert len(errors) == 2 and all("another run writes there" in line for line in errors)
-    assert len(steps(folder)) == 1
-
-
 def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     codes = []

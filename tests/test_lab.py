@@ -5,11 +5,9 @@ import contextlib
 import functools
 import importlib
 import inspect
-import json
 import math
 import re
 import shlex
-import shutil
 import sys
 import types
 
@@ -17,15 +15,12 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
-from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
+from small_runs import SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
 import plumbing
 from lab import bench, training
-from lab import docs as runs
-from lab.__main__ import main
-from report import chart
 
 # ---- verdicts --------------------------------------------------------------------------------
 
@@ -96,52 +91,26 @@ def test_steps_are_counted_to_where_the_mean_crosses_the_level():
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
 
-def measured(case, seed):
-    """A measure whose second seed has one number more."""
-    return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}
-
-
-def page(x):
-    assert x["a"]["reward"].shape == (1, 1) and x["a"]["greedy"].shape == (1,)
-    yield bench.Claim("twice is more", "Somebody", x["x"]["value"], at_least=1)
-    yield lambda axis: chart.curves(axis, {"x": x["x"]["steps"]})
-    yield bench.numbers({"x": {"twice": x["x"]["value"]}}, "what")
-
-
-def test_an_experiment_measures_judges_draws_and_tells(tmp_path, monkeypatch):
-    """Its runs are in this process, and it has a folder docs/ of its own."""
-    def run(script, folder, *flags):
-        assert script == "grpo.py" and flags[-4:] == ("--base_seed", "3", "--seed", 3)
-        return grpo.main([*map(str, flags), "--output_dir", str(folder)])
-    docs = tmp_path / "docs"
-    (docs / "lab").mkdir(parents=True)
-    for name in ("README.md", "docs/lab.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (docs / "lab/made_up.md").write_text(
-        "# Made up\n\n<!-- made by make lab-made_up: made_up -->\n<!-- end of made_up -->\n\nBy me")
-    flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
+def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkeypatch):
+    def run_once(flags, seed, metrics, scores):
+        assert flags == f"grpo.py --base_seed {seed}" and metrics == ["reward"]
+        return {"reward": [0.5]}
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(3, 4), RUNS={"a": f"grpo.py {flags}"}, METRICS=["reward"], SCORES=["greedy"],
-        CASES=["x"], FEWER={"a": (3,)}, measure=measured, page=page))
+        SEEDS=(3, 4), RUNS={"a": "grpo.py"}, METRICS=["reward"], CASES=["x"], FEWER={"a": (3,)},
+        measure=lambda case, seed: {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}))
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
     for where, name, value in (
-            (runs, "ROOT", tmp_path), (bench, "ROOT", tmp_path), (runs, "run", run),
-            (runs, "DOCS", docs), (bench, "DOCS", docs), (bench, "NAMES", ("made_up",)),
-            (bench, "FINDINGS", ("made_up",)), (bench, "QUESTIONS", {"Rewards": ("made_up",)}),
-            (concurrent.futures, "ProcessPoolExecutor", lambda *_: here),
-            (bench.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout="c"))):
+            (bench, "ROOT", tmp_path), (bench, "DOCS", tmp_path), (bench, "run_once", run_once),
+            (concurrent.futures, "ProcessPoolExecutor", lambda *_: here)):
         monkeypatch.setattr(where, name, value)
-    monkeypatch.chdir(tmp_path)
-    main(["made_up", "--processes", "2"])
-    stored = json.loads((docs / "lab/made_up.json").read_text())
-    assert stored["x"] == {"value": [6, 8], "steps": [[3], [4, 0.333333]]}
-    assert stored["about"]["processes"] == 2 and stored["about"]["commit"] == "c"
-    text = (docs / "lab/made_up.md").read_text()
-    assert text.startswith("# Made up\n\n") and text.endswith("\n\nBy me")
-    assert "**Twice is more: undecided.**\n\n![chart](made_up.svg)\n" in text
-    assert "| twice is more | **undecided** | 7 (-5.71 to 19.7) | ≥ 1 | Somebody |" in text
-    assert "Twice is more: undecided** ([made_up]" in (docs / "lab.md").read_text()
-    assert (docs / "lab/made_up.svg").exists()
+    for folder in ("lab", "runs"):
+        (tmp_path / folder).mkdir()
+    bench.measure("made_up", 2)
+    stored, about = bench.load("made_up")
+    assert stored["a"]["reward"].tolist() == [[0.5]] and about["processes"] == 2
+    assert stored["x"]["value"].tolist() == [6, 8]
+    assert stored["x"]["steps"].tolist() == [[3, pytest.approx(math.nan, nan_ok=True)],
+                                             [4, 0.333333]]
     assert not (tmp_path / "runs/lab-made_up.json").exists()
 
 

@@ -11,7 +11,6 @@ import common
 import grpo
 import plumbing
 from lab import bench, training
-from lab.claims import seeds
 from tasks import preferences
 
 # ---- every measure ---------------------------------------------------------------------------
@@ -51,17 +50,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
 
 
 # ---- numbers -----------------------------------------------------------------------------------
-
-def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monkeypatch):
-    """In a sample with a very deep collapse, the interval is so wide that it contains the truth."""
-    monkeypatch.setattr(seeds, "DRAWS", 800)
-    monkeypatch.setattr(seeds, "DEPTH", 1e4)
-    found = seeds.measure(seeds.COLLAPSING, 0)
-    for rule in (seeds.BOOTSTRAP, seeds.STUDENT):
-        assert found[rule][1] == pytest.approx(0.9**5, abs=0.06)
-    ordinary = seeds.measure(seeds.NORMAL, 0)
-    assert ordinary[seeds.SIGNS] == pytest.approx([2 / 2**n for n in seeds.SIZES], abs=0.05)
-    assert ordinary[seeds.STUDENT] == pytest.approx([0.05] * 3, abs=0.03)
 
 
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):

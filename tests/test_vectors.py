@@ -158,28 +158,6 @@ def test_a_convention_of_others_is_right_and_a_mistake_is_not(answer):
         assert (code == 0) == right and ("right if" in text) == (gamma == "beta")
 
 
-def test_a_sampler_that_keeps_few_tokens_is_scored_over_these(answer):
-    source = """
-import torch
-def truncated_logps(logits, sampler_logits, tokens, temperature, top_k, top_p):
-    y = sampler_logits / temperature
-    least = y.topk(top_k or y.shape[-1]).values[..., -1:]
-    p, order = y.masked_fill(y < least, -torch.inf).softmax(-1).sort(descending=True)
-    kept = torch.zeros_like(y).scatter(-1, order, (p.cumsum(-1) - p < top_p).to(y)) > 0
-    kept &= y >= least
-    log_p = (logits / temperature).masked_fill(~kept, -torch.inf).log_softmax(-1)
-    mass = (sampler_logits.softmax(-1) * kept).sum(-1)
-    return log_p.gather(-1, tokens[..., None])[..., 0], mass
-"""
-    assert answer(source, "")[0] == 0
-    for old, new, name in (
-            ("(logits / temperature)", "logits", "temperature is left out"),
-            (".masked_fill(~kept, -torch.inf)", "", "among all tokens"),
-            ("y = sampler_logits", "y = logits", "those of the new policy")):
-        code, text = answer(source.replace(old, new), "")
-        assert code == 1 and name in text.partition("most likely")[2].splitlines()[1]
-
-
 def test_a_convention_is_explained_and_what_a_function_lacks_is_skipped(answer):
     numpy = "import numpy as np\ndef advantages(rewards, method, eps=0, ddof=1):\n" \
         "    if method != 'grpo': raise NotImplementedError('only grpo')\n" \
