@@ -1,7 +1,9 @@
-"""The lab: verdicts, measurements, charts and pages, which all experiments share; that the pages
-tell what their files hold; and that the scripts accept what the lab asks of them."""
+"""The lab: verdicts, measurements and pages, which all experiments share; that each measure fills
+the columns of its file; that the scripts accept what the lab asks of them; and the race, which
+counts each sampled token."""
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -20,22 +22,10 @@ from small_runs import SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import bench, training
+from lab import bench, race, training
+from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n, quantile", [(2, math.tan(0.475 * math.pi)), (3, 0.95 / 0.04875 ** 0.5),
-                                         (5, 2.776445), (12, 2.200985), (101, 1.983972)])
-def test_the_interval_is_students(n, quantile):
-    values = torch.randn(n, generator=torch.Generator().manual_seed(n)).double()
-    low, high = bench.student(values.numpy())
-    assert (low + high) / 2 == pytest.approx(values.mean().item())
-    half = quantile * values.std().item() / n ** 0.5
-    assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
-    low, high = bench.student([0.0, 1.0, 2.0], comparisons=5)       # of 99%: 9.925 / sqrt(3)
-    assert (low, high) == pytest.approx((1 - 5.7301, 1 + 5.7301), rel=1e-3)
-
 
 FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
 
@@ -121,6 +111,42 @@ def test_the_page_follows_from_the_stored_numbers(name):
         ROOT / f"docs/lab/{name}.md").read_text("utf-8")
 
 
+# ---- every measure ---------------------------------------------------------------------------
+
+def untrained(script, flags):
+    """Replace load_base: make an untrained policy, and a task in which texts of odd length are
+    right. -> Config, task, policy"""
+    small = SMALL | {"hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
+                     "num_generations": 4, "num_eval_problems": 4, "num_eval_samples": 1}
+    del small["max_steps"]
+    cfg = plumbing.parse_flags(script.Config, [*arguments(small), *shlex.split(flags)])
+    task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
+    return cfg, task, script.GPT(cfg)
+
+
+@pytest.mark.parametrize("name, case, constants", [
+    ("credit", "walks", {"BATCHES": 1}),
+    ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
+    ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
+    ("kl", "on the way", {"WATCHED": [1, 2]}),
+    ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
+    ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
+    ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
+    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
+def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
+    module = bench.module(name)
+    monkeypatch.setattr(module, "load_base", untrained)
+    monkeypatch.setattr(preferences, "BATCHES", 1)
+    for constant, value in constants.items():
+        monkeypatch.setattr(module, constant, value)
+    found = module.measure(case, 0)
+    stored, _ = bench.load(name)
+    assert stored.keys() == {*getattr(module, "RUNS", ()), *module.CASES}
+    assert found.keys() == stored[case].keys()
+    for column, values in found.items():
+        assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
+
+
 # ---- runs ------------------------------------------------------------------------------------
 
 def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
@@ -151,3 +177,41 @@ def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_the_rates_of_t
             common.load_task(cfg, grpo.verify)
             assert name == "rates" or cfg.learning_rate in map(
                 float, re.findall(r"\d[\d.]*e-\d", stated[1])), f"{name}: {cfg}"
+
+
+def test_a_completion_goes_on_as_it_did(config, load_task, talker):
+    """Greedy decoding continues a completion identically from each of its prefixes."""
+    cfg = config()
+    policy = talker(cfg)
+    problems = common.sample_problems(load_task(cfg), 5, 0)
+    batch = grpo.complete(policy, load_task(cfg), cfg, problems)
+    for t in range(int(batch.lengths.min())):
+        rest = dataclasses.replace(cfg, max_completion_length=cfg.max_completion_length - t)
+        _, found, mask, texts = training.continued(
+            grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
+        assert texts == batch.texts
+        assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
+
+
+# ---- the race --------------------------------------------------------------------------------
+
+LOOP = """import torch, grpo
+def train(policy, sample, step_done):
+    while True:
+        batch = sample(num_prompts=2, num_generations=3, max_completion_length=24)
+        logps, _ = grpo.score(policy, batch.prompts, batch.tokens)
+        assert torch.allclose(logps * batch.mask, batch.logps, atol=1e-5)
+        print(int(batch.mask.sum()), file=open("COUNTS", "a"))
+        assert batch.problems is batch.texts is batch.verdicts is None
+        policy.embed.weight.data += 0.1 * torch.randn(policy.embed.weight.shape)
+        step_done()
+"""
+
+
+def test_each_token_counts_until_the_goal_is_reached(tmp_path, monkeypatch):
+    scores = iter([0.94, 0.94, 0.96])
+    monkeypatch.setattr(race.grpo, "evaluate", lambda *_, greedy: {"greedy": next(scores)})
+    counts = tmp_path / "counts.txt"
+    (tmp_path / "entry.py").write_text(LOOP.replace("COUNTS", str(counts)))
+    tokens = race.race(f"{tmp_path}/entry.py:train", {}, 0, 0)
+    assert tokens == sum(map(int, counts.read_text().split())) < 3 * 2 * 3 * 24

@@ -108,19 +108,6 @@ def grpo_loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     return -(min(ratio * A, clipped * A) * mask).sum() / mask.sum()
 """
-PLANTED = {                             # right and wrong code -> the mistake that is named first
-    ("-(min", "-(__import__('torch').max"): "the clip takes the max",
-    ("clipped * A", "ratio * A"): "the ratio is not clipped",
-    (" * mask)", ")"): "masked slots have a loss",
-    ("mask.sum()", "mask.numel()"): "the loss is divided by the number of slots",
-    (".detach()", ""): "old_logps get a gradient", ("-(min", "(min"): "the policy is pushed away"}
-
-
-@pytest.mark.parametrize("change", PLANTED)
-def test_a_wrong_loss_fails_its_recipe_and_is_told_the_mistake(answer, change):
-    code, text = answer(RIGHT.replace(*change), ":grpo_loss", "--recipe", "dapo")
-    names = text.partition("catches it:\n- ")[2].split("\n- ")
-    assert code == 1 and names[0].startswith(PLANTED[change]) and len(names) <= 3
 
 
 def test_a_loss_that_no_mistake_explains_gets_no_names(answer):
