@@ -4,12 +4,8 @@ A mistake is chosen if the change touches the mistake, the file in which it is p
 with the test that killed it last time. If the change touches what all tests share, all mistakes are
 chosen. tests/all-killed.txt names the last commit at which all mistakes were killed, and the test
 that killed each of them.
-
-A change can also hide a mistake in a file that it does not touch. Some of the other mistakes, drawn
-with the commit's hash, are therefore planted as well.
 """
 import os
-import random
 import re
 import subprocess
 from pathlib import Path
@@ -19,7 +15,6 @@ from mistakes import parse
 KILLED = "tests/all-killed.txt"
 # Versions of packages, and the helpers of the tests
 SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
-SAMPLE = 60                                             # number of others
 
 
 def git(*words):
@@ -43,31 +38,24 @@ def write_killed(killed):
 
 
 def choose(mutants, mistakes):
-    """Choose the mistakes that the change since a commit could hide, and print why. The commit is
-    that of BASE or of tests/all-killed.txt. mistakes: the file that contains them. -> list"""
+    """Choose the mistakes that the change since a commit could hide, and print how many. The commit
+    is that of BASE or of tests/all-killed.txt. mistakes: the file that contains them. -> list"""
     commit, killed = read_killed()
     name = os.environ.get("BASE") or commit
     base = (name and git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
-    reason = "" if base else f"the history lacks the commit {name!r} of {KILLED} or BASE"
-    if base:
-        changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
-        changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
-        shared = sorted(filter(SHARED.fullmatch, changed))
-        reason = f"{shared[0]} changed" if shared else ""
-    if reason:
-        print(f"all {len(mutants)} mistakes are planted, because {reason}", flush=True)
+    if not base:
+        print(f"all {len(mutants)} mistakes are planted, because the history lacks the commit")
         return mutants
-    old = parse(git("show", f"{base}:{mistakes}") or "")
-    chosen, others = [], []
+    changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
+    changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
+    old = [] if any(map(SHARED.fullmatch, changed)) else parse(
+        git("show", f"{base}:{mistakes}") or "")
+    chosen = []
     for mutant in mutants:
         killer, _, _ = killed.get(f"{mutant.file}: {mutant.name}", "").partition("::")
         of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
         if mutant not in old or changed & of_mutant:
             chosen.append(mutant)
-        else:
-            others.append(mutant)
-    seed = git("rev-parse", "HEAD").strip()
-    drawn = random.Random(seed).sample(others, min(SAMPLE, len(others)))
-    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}, "
-          f"and {len(drawn)} others, drawn with {seed[:9]}", flush=True)
-    return chosen + drawn
+    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}",
+          flush=True)
+    return chosen

@@ -9,15 +9,7 @@ import pretend
 import pytest
 import torch
 from conftest import ROOT, close, every_script
-from small_runs import (
-    SMALL,
-    arguments,
-    at_work,
-    changed_weights,
-    load,
-    policy_of,
-    read_summary,
-)
+from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
 from test_decode import Recording
 
 import common

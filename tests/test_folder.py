@@ -13,17 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import contents, scripts
-from small_runs import (
-    INSTANT,
-    SMALL,
-    arguments,
-    children,
-    difference,
-    load,
-    outcome,
-    resume,
-    steps,
-)
+from small_runs import INSTANT, SMALL, arguments, children, difference, load, outcome, resume, steps
 
 import plumbing
 import tasks

@@ -1,5 +1,4 @@
 """Test the tokenizer, the verifier of arithmetic on hostile text, and the arithmetic problems."""
-import random
 import re
 
 import pytest
@@ -10,22 +9,6 @@ import grpo
 from common import Problem
 
 # ---- tokenizer -------------------------------------------------------------------------------
-
-def random_character(rng):
-    """Draw an ASCII character, or any other that is not half of a surrogate pair."""
-    points = (rng.randrange(128), rng.randrange(0xd800), rng.randrange(0xe000, 0x110000))
-    return chr(rng.choice(points))
-
-
-def test_any_text_comes_back_as_it_was():
-    rng = random.Random(0)
-    texts = ["", "<think>3+4=7</think><answer>7</answer>", "<|eos|><|pad|>", "\x00\ufffd\x80\r\n"]
-    texts += ["".join(random_character(rng) for _ in range(rng.randrange(12))) for _ in range(2000)]
-    for text in texts:
-        as_bytes = common.TOKENIZER.encode_ordinary(text)
-        assert bytes(as_bytes) == text.encode()
-        with_special_tokens = common.TOKENIZER.encode(text, allowed_special="all")
-        assert grpo.decode(as_bytes) == grpo.decode(with_special_tokens) == text
 
 
 def test_half_a_surrogate_pair_does_not_raise():
