@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -119,42 +118,6 @@ def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
                          for line in re.findall(r"^\|.*", table, re.M)]
     number, function = heading.index(name), heading.index("function")
     assert {(row[number], row[function]) for row in rows if row[number]} == tagged
-
-
-OUTCOME = re.compile("## Outcome\n.*?(?=## )", re.S)
-# What is generated from numbers: the page of an experiment, except for its Outcome and for what
-# follows after its claim, and the marked blocks of other pages
-RESULTS = {path.stem: OUTCOME.sub("", PAGES[f"docs/lab/{path.name}"].partition("## Claim")[0])
-           for path in ROOT.glob("docs/lab/*.md")}
-RESULTS |= {name: "".join(block[2] for block in GENERATED.findall(PAGES[f"docs/{name}.md"]))
-            for name in ("lab", "lab-sceptic", "nano")}
-
-
-def numbers(text):
-    """Find the percentages and the numbers with decimals in a text. -> list of (as written, value,
-    half a unit of its last digit)"""
-    found = []
-    for written in re.findall(r"(?<![\w.])[\d,]+(?:\.\d+(?![\w.]*\d)%?|%)", text):
-        digits = written.strip("%")
-        scale = 100 if written.endswith("%") else 1
-        half = 0.5 * 10.0 ** -len(digits.partition(".")[2]) / scale
-        found.append((written, float(digits.replace(",", "")) / scale, half))
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_links(page):
-    """The Outcome of an experiment counts as a text that links its page."""
-    text = GENERATED.sub("", PAGES[page])
-    parts = re.split(r"\n\n|\n\|", text)
-    if page.startswith("docs/lab/"):
-        parts = [outcome + f"lab/{Path(page).name}" for outcome in OUTCOME.findall(text)]
-    for part in parts:
-        linked = re.findall(r"(?:docs|lab)/([\w-]+)\.(?:md|svg)", part)
-        shown = numbers("".join(RESULTS.get(name, "") for name in linked))
-        missing = [written for written, value, half in numbers(re.sub(r"\]\(.*?\)|`.*?`", "", part))
-                   if not any(abs(other - value) <= half + 1e-9 for _, other, _ in shown)]
-        assert not shown or not missing, linked
 
 
 # ---- links -----------------------------------------------------------------------------------
