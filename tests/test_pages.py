@@ -90,6 +90,28 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
     assert doctest.DocTestRunner().run(examples).failed == 0
 
 
+def applied(diff, text):
+    """Apply the hunks of a diff, between which there is an empty line. -> the new text"""
+    for hunk in diff.rstrip("\n").split("\n\n"):
+        lines = hunk.split("\n")
+        old = "\n".join(line[1:] for line in lines if line[0] in " -") + "\n"
+        new = "\n".join(line[1:] for line in lines if line[0] in " +") + "\n"
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
+    _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
+    diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
+    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "learn/practice/mistakes.txt")
+    for name, diff in zip(files, diffs, strict=True):
+        text = (ROOT / name).read_text("utf-8")
+        if "taper" not in text:                         # else somebody has followed the recipe
+            text = applied(diff, text)
+        assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
+
+
 # ---- tables ----------------------------------------------------------------------------------
 
 def test_the_tables_are_those_of_the_stored_numbers():
