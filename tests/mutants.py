@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,6 @@ import changes  # noqa: E402
 from mistakes import MISTAKES, parse  # noqa: E402
 
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
-SILENT = 20                             # seconds after which a line says how far we are
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
 WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> result; else BROKEN
@@ -128,18 +127,13 @@ def ask_with(mutant, number, only):
     return result
 
 
-def run_all(pool, what, function, *lists):
-    """Call a function as map does, and tell from time to time how many calls have ended.
-    -> iterator of (first argument, result) in the order in which the calls end"""
+def run_all(pool, function, *lists):
+    """Call a function as map does. -> iterator of (first argument, result) in the order in which
+    the calls end"""
     running = {pool.submit(function, *args): args[0] for args in zip(*lists)}
-    count = len(running)
     try:
-        while running:
-            ended, _ = wait(running, SILENT, FIRST_COMPLETED)
-            for call in ended:
-                yield running.pop(call), call.result()
-            if not ended:
-                print(f"{count - len(running)} of {count} {what}", flush=True)
+        for call in as_completed(running):
+            yield running[call], call.result()
     finally:
         for call in running:
             call.cancel()
@@ -151,8 +145,7 @@ def run_correct(pool, tests, only=None):
     known = {}
     files = [[file] for file in tests]
     for _, (code, failed, seconds) in run_all(
-            pool, "files of tests have run without a mistake", ask, files, tests.values(),
-            [only] * len(files)):
+            pool, ask, files, tests.values(), [only] * len(files)):
         known |= seconds
         if code not in (0, 5):
             print(f"without a mistake: {failed or 'no such test'}", flush=True)
@@ -168,7 +161,7 @@ def plant(pool, mutants, tests, only=None):
     chosen = [known] * len(mutants)
     if only is not None:
         chosen = [{test: known[test] for test in some if test in known} for some in only]
-    return run_all(pool, "mistakes are planted", ask_with, mutants, range(len(mutants)), chosen)
+    return run_all(pool, ask_with, mutants, range(len(mutants)), chosen)
 
 
 def main(words):

@@ -198,13 +198,10 @@ def test_rewards_become_floats_where_they_enter(script, kind, monkeypatch):
     (math.nan, 1, "step 1: not finite: .*'reward': nan"),
     (math.inf, 1, "step 1: not finite: .*'reward': inf"), (None, 2, "reward returned None")])
 def test_a_reward_that_is_not_finite_or_none_ends_the_run_in_one_line(
-        script, reward, code, words, tmp_path, monkeypatch, capsys):
+        script, reward, code, words, tmp_path, monkeypatch, stops):
     monkeypatch.setattr(script, "reward", lambda *_: reward)
-    with pytest.raises(SystemExit) as end:
-        script.main(arguments(INSTANT | {"output_dir": tmp_path / "run"}))
-    assert end.value.code == code
-    [line] = capsys.readouterr().err.splitlines()
-    assert re.match(f"error: {words}", line)
+    flags = arguments(INSTANT | {"output_dir": tmp_path / "run"})
+    assert re.match(f"error: {words}", stops("", script.main, flags, code=code))
 
 
 # ---- signals and threads ---------------------------------------------------------------------
