@@ -43,22 +43,6 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
     assert [line["step"] for line in steps(run)] == [1]
 
 
-def test_a_run_that_begins_and_ends_while_another_starts_keeps_its_folder(
-        script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first = Path("runs/grpo-arithmetic-s0")
-    mkdir = Path.mkdir
-
-    def late(path, *args, **options):
-        mkdir(path, *args, **options)
-        if path == first:
-            (path / "run.lock").touch()
-            (path / "checkpoint.pt").touch()
-    monkeypatch.setattr(Path, "mkdir", late)
-    script.main(arguments(INSTANT))
-    assert (first / "checkpoint.pt").stat().st_size == 0 and len(steps(f"{first}-2")) == 1
-
-
 def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     codes = []

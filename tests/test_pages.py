@@ -2,7 +2,6 @@
 the code and with the files that make targets wrote, and no link is dead. docs/start.ipynb runs from
 its first cell to its last. Its outputs are stored by: pip install nbclient ipykernel, then jupyter
 execute --inplace docs/start.ipynb"""
-import ast
 import doctest
 import html
 import importlib
@@ -125,21 +124,6 @@ def test_the_tables_are_those_of_the_stored_numbers():
     readme = " ".join(PAGES["README.md"].split())
     for right, all_cases in re.findall(r"in (\d+) of the (\d+) cases", found["vectors"]):
         assert f"{right} of {all_cases}" in readme
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
-    source = (ROOT / f"{name}.py").read_text("utf-8")
-    lines = source.splitlines()
-    tagged = {(number, node.name) for node in ast.parse(source).body
-              if isinstance(node, ast.FunctionDef)
-              for line in lines[node.lineno - 1:node.end_lineno]
-              for number in re.findall(r"eq\. \((\d+)\)", line)}
-    table = PAGES["docs/methods.md"].partition("## From math to code")[2].partition("\n## ")[0]
-    heading, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-                         for line in re.findall(r"^\|.*", table, re.M)]
-    number, function = heading.index(name), heading.index("function")
-    assert {(row[number], row[function]) for row in rows if row[number]} == tagged
 
 
 # ---- links -----------------------------------------------------------------------------------
