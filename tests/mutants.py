@@ -1,6 +1,9 @@
 """Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
 tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
-With --changed, plant only those that a change could hide from the tests; see changes.py.
+With --changed, plant only those that a change could hide from the tests: those that it touches, or
+whose file it touches, or the file with the test that killed them last time; and all if it touches
+what all tests share. tests/all-killed.txt names the last commit at which all mistakes were killed,
+and the test that killed each of them.
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
 run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
@@ -13,8 +16,10 @@ import gc
 import importlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +31,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Imported alone: its packages would stay imported, and hide those of each copy of the repository.
 sys.path.insert(0, str(ROOT / "learn/practice"))
-import changes  # noqa: E402
 from mistakes import MISTAKES, parse  # noqa: E402
 
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
@@ -38,6 +42,9 @@ WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> 
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
            "transformers.models.llama.modeling_llama", "transformers.generation.utils")
+KILLED = "tests/all-killed.txt"
+# Versions of packages, and the helpers of the tests
+SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 
 class Order:
@@ -74,7 +81,6 @@ def start(scratch):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     os.chdir(folder)
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "tests"]
-    del sys.modules["changes"]          # tests import the copy
     gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
@@ -164,6 +170,50 @@ def plant(pool, mutants, tests, only=None):
     return run_all(pool, ask_with, mutants, range(len(mutants)), chosen)
 
 
+def git(*words):
+    """Run git. -> what it prints; None if it fails"""
+    done = subprocess.run(["git", *words], text=True, capture_output=True)
+    return done.stdout if done.returncode == 0 else None
+
+
+def read_killed():
+    """Read tests/all-killed.txt. -> the commit, {mistake: the test that killed it}"""
+    commit, *rows = (Path(KILLED).read_text().splitlines() if Path(KILLED).exists() else [""])
+    return commit, dict(row.split(" | ", 1) for row in rows)
+
+
+def write_killed(killed):
+    """Store the tests that killed all mistakes, {mistake: test}, unless files are not committed."""
+    if git("status", "--porcelain", "--", ".", f":!{KILLED}") != "":
+        return print(f"{KILLED} is not written, because some changes are not committed")
+    rows = [f"{mistake} | {test}" for mistake, test in killed.items()]
+    Path(KILLED).write_text("\n".join([git("rev-parse", "HEAD").strip(), *rows, ""]))
+
+
+def choose(mutants, mistakes):
+    """Choose the mistakes that the change since a commit could hide, and print how many. The commit
+    is that of BASE or of tests/all-killed.txt. mistakes: the file that contains them. -> list"""
+    commit, killed = read_killed()
+    name = os.environ.get("BASE") or commit
+    base = (name and git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
+    if not base:
+        print(f"all {len(mutants)} mistakes are planted, because the history lacks the commit")
+        return mutants
+    changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
+    changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
+    old = [] if any(map(SHARED.fullmatch, changed)) else parse(
+        git("show", f"{base}:{mistakes}") or "")
+    chosen = []
+    for mutant in mutants:
+        killer, _, _ = killed.get(f"{mutant.file}: {mutant.name}", "").partition("::")
+        of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
+        if mutant not in old or changed & of_mutant:
+            chosen.append(mutant)
+    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}",
+          flush=True)
+    return chosen
+
+
 def main(words):
     """Plant the mistakes that have these words, and print a line for each. -> exit code: 1 if a
     mistake survives or cannot be planted, or if its tests fail without it"""
@@ -173,8 +223,8 @@ def main(words):
                if all(word in " ".join([*mutant[:2], *mutant.files])
                       for word in words if word != "--changed")]
     if "--changed" in words:
-        mutants = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
-    _, killers = changes.read_killed()
+        mutants = choose(mutants, str(MISTAKES.relative_to(ROOT)))
+    _, killers = read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
     for name in PRELOAD:
@@ -213,7 +263,7 @@ def main(words):
     if count["killed"] + count["skipped"] < len(mutants) or not mutants:
         return 1
     if not words:
-        changes.write_killed(killed)
+        write_killed(killed)
     return 0
 
 

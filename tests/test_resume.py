@@ -122,7 +122,7 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
 # ---- numbers that are not finite -------------------------------------------------------------
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
-        script, new_run, whole, stops, tmp_path, monkeypatch):
+        script, new_run, whole, capsys, tmp_path, monkeypatch):
     loss = script.policy_loss
     log = plumbing.Run.log
 
@@ -133,10 +133,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         log(run, *args)
         factor.append(math.nan if run.step >= 4 else 1)
     factor = [1]
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(plumbing.Run, "log", counted)
         patch.setattr(script, "policy_loss", failing)
-        assert re.search(r"step \d+: .*'loss': nan", stops("", new_run, code=1))
+        new_run()
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(r"step \d+: .*'loss': nan", error)
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run0")
     assert not difference(outcome(tmp_path / "run0"), outcome(whole))
