@@ -260,7 +260,8 @@ def main(words):
         for mutant, (code, failed, _) in plant(pool, left, tests):
             tell(mutant, code, failed)
     print(f"{count}, {time.perf_counter() - clock:.0f} s")
-    if count["killed"] + count["skipped"] < len(mutants) or not mutants:
+    is_empty = not mutants and "--changed" not in words     # a change may touch none
+    if count["killed"] + count["skipped"] < len(mutants) or is_empty:
         return 1
     if not words:
         write_killed(killed)
