@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,12 +272,3 @@ def bases_made_once(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plumbing, "load_base", load_shared)
         yield
-
-
-@pytest.fixture(autouse=True)
-def restored_handlers():
-    """Restore the handlers of Ctrl-C and SIGTERM after the test, because a run replaces them."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)

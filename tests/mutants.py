@@ -1,7 +1,9 @@
 """Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
 tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
-With --changed, plant only those that a change could hide from the tests, once the tests of what
-has changed pass; see changes.py.
+With --changed, plant only those that a change could hide from the tests: those that it touches, or
+whose file it touches, or the file with the test that killed them last time; and all if it touches
+what all tests share. tests/all-killed.txt names the last commit at which all mistakes were killed,
+and the test that killed each of them.
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
 run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
@@ -14,12 +16,14 @@ import gc
 import importlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
@@ -27,11 +31,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Imported alone: its packages would stay imported, and hide those of each copy of the repository.
 sys.path.insert(0, str(ROOT / "learn/practice"))
-import changes  # noqa: E402
 from mistakes import MISTAKES, parse  # noqa: E402
 
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
-SILENT = 20                             # seconds after which a line says how far we are
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
 WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> result; else BROKEN
@@ -40,6 +42,9 @@ WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> 
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
            "transformers.models.llama.modeling_llama", "transformers.generation.utils")
+KILLED = "tests/all-killed.txt"
+# Versions of packages, and the helpers of the tests
+SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 
 class Order:
@@ -76,7 +81,6 @@ def start(scratch):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     os.chdir(folder)
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "tests"]
-    del sys.modules["changes"]          # tests import the copy
     gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
@@ -129,18 +133,13 @@ def ask_with(mutant, number, only):
     return result
 
 
-def run_all(pool, what, function, *lists):
-    """Call a function as map does, and tell from time to time how many calls have ended.
-    -> iterator of (first argument, result) in the order in which the calls end"""
+def run_all(pool, function, *lists):
+    """Call a function as map does. -> iterator of (first argument, result) in the order in which
+    the calls end"""
     running = {pool.submit(function, *args): args[0] for args in zip(*lists)}
-    count = len(running)
     try:
-        while running:
-            ended, _ = wait(running, SILENT, FIRST_COMPLETED)
-            for call in ended:
-                yield running.pop(call), call.result()
-            if not ended:
-                print(f"{count - len(running)} of {count} {what}", flush=True)
+        for call in as_completed(running):
+            yield running[call], call.result()
     finally:
         for call in running:
             call.cancel()
@@ -152,8 +151,7 @@ def run_correct(pool, tests, only=None):
     known = {}
     files = [[file] for file in tests]
     for _, (code, failed, seconds) in run_all(
-            pool, "files of tests have run without a mistake", ask, files, tests.values(),
-            [only] * len(files)):
+            pool, ask, files, tests.values(), [only] * len(files)):
         known |= seconds
         if code not in (0, 5):
             print(f"without a mistake: {failed or 'no such test'}", flush=True)
@@ -169,7 +167,51 @@ def plant(pool, mutants, tests, only=None):
     chosen = [known] * len(mutants)
     if only is not None:
         chosen = [{test: known[test] for test in some if test in known} for some in only]
-    return run_all(pool, "mistakes are planted", ask_with, mutants, range(len(mutants)), chosen)
+    return run_all(pool, ask_with, mutants, range(len(mutants)), chosen)
+
+
+def git(*words):
+    """Run git. -> what it prints; None if it fails"""
+    done = subprocess.run(["git", *words], text=True, capture_output=True)
+    return done.stdout if done.returncode == 0 else None
+
+
+def read_killed():
+    """Read tests/all-killed.txt. -> the commit, {mistake: the test that killed it}"""
+    commit, *rows = (Path(KILLED).read_text().splitlines() if Path(KILLED).exists() else [""])
+    return commit, dict(row.split(" | ", 1) for row in rows)
+
+
+def write_killed(killed):
+    """Store the tests that killed all mistakes, {mistake: test}, unless files are not committed."""
+    if git("status", "--porcelain", "--", ".", f":!{KILLED}") != "":
+        return print(f"{KILLED} is not written, because some changes are not committed")
+    rows = [f"{mistake} | {test}" for mistake, test in killed.items()]
+    Path(KILLED).write_text("\n".join([git("rev-parse", "HEAD").strip(), *rows, ""]))
+
+
+def choose(mutants, mistakes):
+    """Choose the mistakes that the change since a commit could hide, and print how many. The commit
+    is that of BASE or of tests/all-killed.txt. mistakes: the file that contains them. -> list"""
+    commit, killed = read_killed()
+    name = os.environ.get("BASE") or commit
+    base = (name and git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
+    if not base:
+        print(f"all {len(mutants)} mistakes are planted, because the history lacks the commit")
+        return mutants
+    changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
+    changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
+    old = [] if any(map(SHARED.fullmatch, changed)) else parse(
+        git("show", f"{base}:{mistakes}") or "")
+    chosen = []
+    for mutant in mutants:
+        killer, _, _ = killed.get(f"{mutant.file}: {mutant.name}", "").partition("::")
+        of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
+        if mutant not in old or changed & of_mutant:
+            chosen.append(mutant)
+    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}",
+          flush=True)
+    return chosen
 
 
 def main(words):
@@ -180,10 +222,9 @@ def main(words):
     mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
                if all(word in " ".join([*mutant[:2], *mutant.files])
                       for word in words if word != "--changed")]
-    first = []
     if "--changed" in words:
-        mutants, first = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
-    _, killers = changes.read_killed()
+        mutants = choose(mutants, str(MISTAKES.relative_to(ROOT)))
+    _, killers = read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
     for name in PRELOAD:
@@ -201,7 +242,6 @@ def main(words):
 
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
-        run_correct(pool, dict.fromkeys(first, ""))
         # First the test that killed a mistake last time; if it does not, all tests of the mistake.
         only = [[killers.get(f"{mutant.file}: {mutant.name}", "")] for mutant in mutants]
         tests = {test.partition("::")[0]: "" for [test] in only}
@@ -220,10 +260,11 @@ def main(words):
         for mutant, (code, failed, _) in plant(pool, left, tests):
             tell(mutant, code, failed)
     print(f"{count}, {time.perf_counter() - clock:.0f} s")
-    if count["killed"] + count["skipped"] < len(mutants) or not mutants:
+    is_empty = not mutants and "--changed" not in words     # a change may touch none
+    if count["killed"] + count["skipped"] < len(mutants) or is_empty:
         return 1
     if not words:
-        changes.write_killed(killed)
+        write_killed(killed)
     return 0
 
 

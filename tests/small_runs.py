@@ -110,14 +110,26 @@ def changed_weights(one, other):
 # ---- running ---------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def at_work(folder):
-    """Work in the folder, and restore the handlers of signals afterwards."""
+def handlers_restored():
+    """Restore the handlers of Ctrl-C and SIGTERM afterwards, because a run replaces them."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        yield
+    yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def restored_handlers():
+    with handlers_restored():
+        yield
+
+
+@contextlib.contextmanager
+def at_work(folder):
+    """Work in the folder, and restore the handlers of signals afterwards."""
+    with handlers_restored(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
 
 
 def resume(folder, **flags):

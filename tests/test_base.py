@@ -9,16 +9,9 @@ import pretend
 import pytest
 import torch
 from conftest import ROOT, close, every_script
-from small_runs import (
-    SMALL,
-    arguments,
-    at_work,
-    changed_weights,
-    load,
-    policy_of,
-    read_summary,
-)
+from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
 from test_decode import Recording
+from update_scenes import gradients
 
 import common
 import grpo
@@ -110,30 +103,21 @@ def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_woul
 
 
 def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_times_as_high(
-        config, load_task, monkeypatch):
-    rates = {"matrices": {}, "others": []}
-    others = {}
-    norms = []
-
-    def remember(optimizer):
-        assert len(optimizer.param_groups[0]["params"]) == 1 + 2 * 2 + 1    # the embedding, 5 norms
-        rates["others"].append(optimizer.param_groups[0]["lr"])
-        gradients = [weight.grad.norm() for weight in policy.parameters()]
-        norms.append(torch.stack(gradients).norm().item())
-        others.update({name: optimizer.defaults[name] for name in ("betas", "weight_decay")})
-    monkeypatch.setattr(plumbing, "muon_step", lambda matrices, momentum, rate: (
-        rates["matrices"].setdefault(*matrices, []).append(rate)))
-    monkeypatch.setattr(plumbing.AdamW, "step", remember)
-    cfg = config(base_steps=80, base_batch_size=2, base_learning_rate=0.01)
+        config, load_task, watch):
+    cfg = config(base_steps=80, base_batch_size=2, base_learning_rate=1e-5)
     policy = grpo.GPT(cfg)
+    of_matrices = watch(plumbing, "muon_step", lambda matrices, momentum, rate: rate)
+    steps = watch(plumbing.AdamW, "step", lambda optimizer: (
+        optimizer.param_groups[0]["lr"], gradients(policy).norm().item(),
+        len(optimizer.param_groups[0]["params"]), optimizer.defaults["betas"],
+        optimizer.defaults["weight_decay"]))
     plumbing.warm_start(policy, load_task(cfg), cfg)
+    rates, norms, *others = zip(*steps)
+    expected = [1e-5 * min((step + 1) / 50, (80 - step) / 80) for step in range(80)]
+    assert rates == pytest.approx(expected)
+    assert sorted(of_matrices) == pytest.approx(sorted(2 * 7 * [5 * rate for rate in expected]))
     assert norms == pytest.approx([1.0] * 80, rel=1e-3)         # without a clip, 1.4 to 4.8
-    expected = [0.01 * min((step + 1) / 50, (80 - step) / 80) for step in range(80)]
-    assert rates["others"] == pytest.approx(expected)
-    assert others == {"betas": (0.9, 0.95), "weight_decay": 0.0}
-    assert len(rates["matrices"]) == 2 * 7
-    for found in rates["matrices"].values():
-        assert found == pytest.approx([5 * rate for rate in expected])
+    assert {*zip(*others)} == {(1 + 2 * 2 + 1, (0.9, 0.95), 0.0)}       # the embedding, 5 norms
 
 
 def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(monkeypatch):
@@ -153,18 +137,6 @@ def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(mon
         weight, state = train(plumbing.AdamW)
     expected = train(functools.partial(torch.optim.AdamW, weight_decay=0.0))
     assert torch.equal(weight, expected[0]) and state == expected[1]
-
-
-@pytest.mark.parametrize("num_steps, printed", [(9, [0, 3, 5, 7]), (2, [0, 1])])
-def test_where_there_is_no_terminal_it_prints_a_line_before_it_begins_and_one_each_quarter(
-        config, load_task, capsys, monkeypatch, num_steps, printed):
-    cfg = config(base_steps=num_steps, base_batch_size=2)
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
-    assert capsys.readouterr().err.splitlines() == [
-        f"making the base: step {step} of {num_steps}" for step in printed]
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)         # then there is a bar
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
-    assert "step" not in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -34,7 +34,6 @@ from small_runs import (
 import common
 import grpo
 import plumbing
-from report import command
 
 
 @pytest.fixture(autouse=True)
@@ -179,13 +178,10 @@ def edited(monkeypatch, tmp_path):
     sys.modules.pop("mine", None)
 
 
-def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(edited, capsys):
+def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(edited, stops):
     main = edited("    return float(is_one and", "    return 0.1 + float(is_one and")
-    with pytest.raises(SystemExit) as stop:
-        main(arguments(INSTANT))
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.count("error: ") == 1
-    assert re.search(r"error: verify returned (0|1)\.1: .*function reward, which is next", error)
+    error = stops("function reward, which is next", main, arguments(INSTANT))
+    assert re.match(r"error: verify returned (0|1)\.1: ", error)
 
 
 def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
@@ -231,20 +227,6 @@ def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd,
     Path("common.py").write_text("raise OSError('of the user')")
     text, code = run_printed(text, "report.ask")
     assert code == 0 and text.count("\n") == 1, text
-
-
-def test_a_command_in_the_clone_is_short(monkeypatch):
-    python = ROOT / ".venv/bin/python"
-    monkeypatch.setattr(sys, "executable", str(python))
-    assert command("report.ask", "a b") == f"PYTHONPATH={ROOT} {python} -m report.ask 'a b'"
-    monkeypatch.chdir(ROOT)
-    assert command("report.ask", "a b") == ".venv/bin/python -m report.ask 'a b'"
-    assert plumbing.command(ROOT / "grpo.py") == ".venv/bin/python grpo.py"
-    monkeypatch.setattr(shutil, "which", lambda name: str(python))
-    monkeypatch.delenv("UV", raising=False)
-    assert command("report.ask") == "python -m report.ask"
-    monkeypatch.setenv("UV", "/usr/bin/uv")                 # uv run's environment ends with it
-    assert command("report.ask") == ".venv/bin/python -m report.ask"
 
 
 def test_an_interpreter_without_torch_says_what_to_type(empty_folder):

@@ -10,6 +10,7 @@ import types
 
 import pytest
 import torch
+from conftest import TINY
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,9 +20,7 @@ from kernels import decode as decode_path
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
-TINY = {"task": "arithmetic:3", "hidden_size": 16, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
-        "max_completion_length": 20, "device": "cpu"}
+FLAGS = TINY | {"num_hidden_layers": 3, "max_completion_length": 20}
 
 
 @dataclasses.dataclass
@@ -51,7 +50,7 @@ class Case:
 def make_case(script="grpo", dtype=torch.float64, end=3.0, **flags):
     """Make a policy whose rows end early or late, and four rows for each prompt. -> Case"""
     script = importlib.import_module(script)
-    cfg = script.Config(**TINY | flags)
+    cfg = script.Config(**FLAGS | flags)
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device, dtype)
     weight = policy.embed.weight.data

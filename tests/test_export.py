@@ -15,36 +15,28 @@ from pretrained import export
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 
 
-def make_run(folder, script=grpo, **flags):
-    """Write a run folder with an untrained policy. Its weights are random, including those of the
-    norms, which are otherwise 1 before training. -> GPT"""
-    cfg = script.Config(**({"device": "cpu", "hidden_size": 16, "intermediate_size": 16} | flags))
-    policy = script.GPT(cfg)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An untrained policy, its run folder, and the Hugging Face folder of that run. All weights are
+    random, including those of the norms, which are otherwise 1 before training. Its answers end
+    early or never, and contain bytes that no trained policy writes."""
+    folder = tmp_path_factory.mktemp("export")
+    cfg = grpo.Config(device="cpu", hidden_size=64, intermediate_size=16, task="arithmetic:2-4",
+                      temperature=0.7)
+    policy = grpo.GPT(cfg)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in policy.parameters():
             if weight.dim() == 1:
                 weight += 0.5 * torch.rand(len(weight), generator=generator)
-    folder.mkdir()
-    record = {"script": f"{script.__name__}.py", "config": vars(cfg)}
-    plumbing.write(folder / "config.json", json.dumps(record))
-    for name in ("base.pt", "checkpoint.pt"):
-        plumbing.write(folder / name, {"policy": policy.state_dict()})
-    return policy
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A policy, its run folder, and the Hugging Face folder of that run. The policy's answers end
-    early or never, and contain bytes that no trained policy writes."""
-    folder = tmp_path_factory.mktemp("export")
-    policy = make_run(folder / "run", hidden_size=64, task="arithmetic:2-4", temperature=0.7)
-    with torch.no_grad():
         policy.embed.weight *= 20
         policy.embed.weight[grpo.EOS] *= 2.5
         for block in policy.blocks:
             block.out.weight *= 4
             block.down.weight *= 4
+    (folder / "run").mkdir()
+    record = {"script": "grpo.py", "config": vars(cfg)}
+    plumbing.write(folder / "run/config.json", json.dumps(record))
     plumbing.write(folder / "run/checkpoint.pt", {"policy": policy.state_dict()})
     export.main([str(folder / "run"), str(folder / "exported")])
     return policy, folder / "run", folder / "exported"

@@ -2,7 +2,6 @@
 import contextlib
 import fcntl
 import io
-import json
 import math
 import re
 import signal
@@ -14,17 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import contents, scripts
-from small_runs import (
-    INSTANT,
-    SMALL,
-    arguments,
-    children,
-    difference,
-    load,
-    outcome,
-    resume,
-    steps,
-)
+from small_runs import INSTANT, SMALL, arguments, children, difference, load, outcome, resume, steps
 
 import plumbing
 import tasks
@@ -52,48 +41,6 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
     assert (tmp_path / "far.jsonl").read_text() == far
     assert list(run.glob("*.tmp")) == [run / "notes.tmp"]
     assert [line["step"] for line in steps(run)] == [1]
-
-
-def test_runs_that_start_at_the_same_moment_have_a_folder_each(script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rates = [1e-3, 1e-4, 1e-5]
-    codes = children(*[lambda rate=rate: script.main(arguments(INSTANT | {"learning_rate": rate}))
-                       for rate in rates])
-    assert codes == [0, 0, 0]
-    folders = [path for path in Path("runs").iterdir() if path.name != "base"]
-    configs = [json.loads((path / "config.json").read_text())["config"] for path in folders]
-    assert sorted(config["learning_rate"] for config in configs) == sorted(rates)
-    assert all(len(steps(path)) == 1 for path in folders)
-
-
-def test_a_run_that_begins_and_ends_while_another_starts_keeps_its_folder(
-        script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first = Path("runs/grpo-arithmetic-s0")
-    mkdir = Path.mkdir
-
-    def late(path, *args, **options):
-        mkdir(path, *args, **options)
-        if path == first:
-            (path / "run.lock").touch()
-            (path / "checkpoint.pt").touch()
-    monkeypatch.setattr(Path, "mkdir", late)
-    script.main(arguments(INSTANT))
-    assert (first / "checkpoint.pt").stat().st_size == 0 and len(steps(f"{first}-2")) == 1
-
-
-@pytest.mark.parametrize("is_there", [False, True], ids=["new", "empty"])
-def test_of_runs_that_name_the_same_folder_one_gets_it_and_the_other_is_refused(
-        script, tmp_path, capfd, is_there):
-    folder = tmp_path / "mine"
-    if is_there:
-        folder.mkdir()
-    words = arguments(INSTANT | {"output_dir": folder})
-    codes = children(*[lambda: script.main(words)] * 3)
-    assert sorted(codes) == [0, 2, 2]
-    errors = capfd.readouterr().err.splitlines()
-    assert len(errors) == 2 and all("another run writes there" in line for line in errors)
-    assert len(steps(folder)) == 1
 
 
 def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd):
@@ -235,13 +182,10 @@ def test_rewards_become_floats_where_they_enter(script, kind, monkeypatch):
     (math.nan, 1, "step 1: not finite: .*'reward': nan"),
     (math.inf, 1, "step 1: not finite: .*'reward': inf"), (None, 2, "reward returned None")])
 def test_a_reward_that_is_not_finite_or_none_ends_the_run_in_one_line(
-        script, reward, code, words, tmp_path, monkeypatch, capsys):
+        script, reward, code, words, tmp_path, monkeypatch, stops):
     monkeypatch.setattr(script, "reward", lambda *_: reward)
-    with pytest.raises(SystemExit) as end:
-        script.main(arguments(INSTANT | {"output_dir": tmp_path / "run"}))
-    assert end.value.code == code
-    [line] = capsys.readouterr().err.splitlines()
-    assert re.match(f"error: {words}", line)
+    flags = arguments(INSTANT | {"output_dir": tmp_path / "run"})
+    assert re.match(f"error: {words}", stops("", script.main, flags, code=code))
 
 
 # ---- signals and threads ---------------------------------------------------------------------

@@ -165,13 +165,6 @@ def test_kernels_agree_with_float64_autograd(L, N, V, dtype):
 
 
 @device
-def test_logits_far_below_zero_lose_nothing(L):
-    (logits, *args), g = problem(torch.bfloat16, 8, 512)
-    ours = run(L.logprob, logits - 1024, *args, g=g)
-    compare(ours, definition(logits - 1024, *args, g=g), torch.bfloat16, g)
-
-
-@device
 @pytest.mark.parametrize("inplace", [False, True])
 def test_padding_gives_constants_and_no_gradient_whatever_is_there(L, inplace):
     (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 10, 100, padding=range(0, 10, 3))
@@ -225,8 +218,10 @@ def test_tokens_old_logps_and_gradients_may_be_views_as_well(L, view):
 @device
 @pytest.mark.parametrize("V", [70, 2501])
 def test_impossible_tokens_count_for_nothing(L, V):
-    """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large)."""
+    """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large). The
+    last row lies far below 0."""
     (logits, tokens, old_logps, _), g = problem(torch.float32, 4, V)
+    logits[3] -= 1024
     logits[0, :-1:3] = -math.inf
     logits[1, 1:-1] = -math.inf
     logits[2, :V // 2] = -math.inf

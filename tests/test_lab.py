@@ -1,48 +1,31 @@
-"""The lab: verdicts, measurements, charts and pages, which all experiments share; that the pages
-tell what their files hold; and that the scripts accept what the lab asks of them."""
+"""The lab: verdicts, measurements and pages, which all experiments share; that each measure fills
+the columns of its file; that the scripts accept what the lab asks of them; and the race, which
+counts each sampled token."""
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
-import json
 import math
 import re
 import shlex
-import shutil
 import sys
 import types
-from xml.etree import ElementTree
 
 import numpy
 import pytest
 import torch
 from conftest import ROOT
-from matplotlib.figure import Figure
-from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
+from small_runs import SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
 import plumbing
-from lab import bench, training
-from lab import docs as runs
-from lab.__main__ import main
-from report import chart
+from lab import bench, race, training
+from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n, quantile", [(2, math.tan(0.475 * math.pi)), (3, 0.95 / 0.04875 ** 0.5),
-                                         (5, 2.776445), (12, 2.200985), (101, 1.983972)])
-def test_the_interval_is_students(n, quantile):
-    values = torch.randn(n, generator=torch.Generator().manual_seed(n)).double()
-    low, high = bench.student(values.numpy())
-    assert (low + high) / 2 == pytest.approx(values.mean().item())
-    half = quantile * values.std().item() / n ** 0.5
-    assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
-    low, high = bench.student([0.0, 1.0, 2.0], comparisons=5)       # of 99%: 9.925 / sqrt(3)
-    assert (low, high) == pytest.approx((1 - 5.7301, 1 + 5.7301), rel=1e-3)
-
 
 FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
 
@@ -66,12 +49,6 @@ def test_a_claim_is_shown_if_its_interval_lies_where_it_says(effect, region, ver
     assert claim.cells()[:3] == ["so", f"**{verdict}**", measured]
     assert claim.cells()[4] == "after [VinePPO](https://arxiv.org/abs/2410.01679)"
     assert claim.title == "It is so" + " (undecided)" * (verdict == "undecided")
-
-
-def test_a_claim_names_its_region_and_its_verdict_if_it_has_no_finding():
-    for region, written in (((1, 9), "1 to 9"), ((1, math.inf), "≥ 1"), ((-math.inf, 0), "≤ 0")):
-        claim = bench.Claim("so", bench.OURS, FIVE, *region)
-        assert claim.title == "So: contradicted" and claim.cells()[3:] == [written, "ours"]
 
 
 @pytest.mark.parametrize("effect, region, why", [
@@ -102,111 +79,29 @@ def test_steps_are_counted_to_where_the_mean_crosses_the_level():
     assert bench.numbers(cells, "by") == table
 
 
-# ---- charts ----------------------------------------------------------------------------------
-
-def test_a_logarithmic_axis_shows_geometric_means():
-    for scale, means in ("log", [2, 4]), ("linear", [2.5, 8.5]):
-        axis = Figure().subplots()
-        chart.curves(axis, {"x": [[1, 1], [4, 16]]}, yscale=scale)
-        [mean] = [line for line in axis.lines if line.get_label() == "x"]
-        assert mean.get_ydata() == pytest.approx(means)
-        axis = Figure().subplots()
-        chart.dots(axis, {"x": [1, 4]}, xscale=scale)
-        assert [text.get_text() for text in axis.texts] == [f"x: {means[0]:g}"]
-
-
-def test_a_chart_is_readable_on_light_and_on_dark_pages(tmp_path):
-    with chart.figure(tmp_path / "a.svg") as axis:
-        rows = {"some": [1, math.inf], "all": [0.12, 0.13], "none": [math.inf]}
-        chart.dots(axis, rows, end=2, xlabel="far")
-    text = (tmp_path / "a.svg").read_text("utf-8")
-    ElementTree.fromstring(text)
-    assert "prefers-color-scheme: dark" in text
-    for label in ("some: not all arrive", "all: 0.125", "none: never", "far"):
-        assert f">{label}<" in text
-    letters = re.findall(r'<text style="([^"]*)', text)
-    assert letters and all(f"fill: {chart.INK}" in style for style in letters)
-
-
 # ---- an experiment, from its runs to its page ------------------------------------------------
 
-def measured(case, seed):
-    """A measure whose second seed has one number more."""
-    return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}
-
-
-def page(x):
-    assert x["a"]["reward"].shape == (1, 1) and x["a"]["greedy"].shape == (1,)
-    yield bench.Claim("twice is more", "Somebody", x["x"]["value"], at_least=1)
-    yield lambda axis: chart.curves(axis, {"x": x["x"]["steps"]})
-    yield bench.numbers({"x": {"twice": x["x"]["value"]}}, "what")
-
-
-@pytest.fixture
-def docs(tmp_path, monkeypatch):
-    """A folder docs/ with the page of an experiment, whose runs are in this process, and of the
-    lab."""
-    def run(script, folder, *flags):
-        assert script == "grpo.py" and flags[-4:] == ("--base_seed", "3", "--seed", 3)
-        return grpo.main([*map(str, flags), "--output_dir", str(folder)])
-    (tmp_path / "docs/lab").mkdir(parents=True)
-    for name in ("README.md", "docs/lab.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "docs/lab/made_up.md").write_text(
-        "# Made up\n\n<!-- made by make lab-made_up: made_up -->\n<!-- end of made_up -->\n\nBy me")
-    flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
+def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkeypatch):
+    def run_once(flags, seed, metrics, scores):
+        assert flags == f"grpo.py --base_seed {seed}" and metrics == ["reward"]
+        return {"reward": [0.5]}
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(3, 4), RUNS={"a": f"grpo.py {flags}"}, METRICS=["reward"], SCORES=["greedy"],
-        CASES=["x"], FEWER={"a": (3,)}, measure=measured, page=page))
+        SEEDS=(3, 4), RUNS={"a": "grpo.py"}, METRICS=["reward"], CASES=["x"], FEWER={"a": (3,)},
+        measure=lambda case, seed: {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}))
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
     for where, name, value in (
-            (runs, "ROOT", tmp_path), (bench, "ROOT", tmp_path), (runs, "run", run),
-            (runs, "DOCS", tmp_path / "docs"), (bench, "DOCS", tmp_path / "docs"),
-            (bench, "NAMES", ("made_up",)), (bench, "FINDINGS", ("made_up",)),
-            (bench, "QUESTIONS", {"Rewards": ("made_up",)}),
-            (concurrent.futures, "ProcessPoolExecutor", lambda *_: here),
-            (bench.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout="c"))):
+            (bench, "ROOT", tmp_path), (bench, "DOCS", tmp_path), (bench, "run_once", run_once),
+            (concurrent.futures, "ProcessPoolExecutor", lambda *_: here)):
         monkeypatch.setattr(where, name, value)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "docs"
-
-
-def test_an_experiment_measures_judges_draws_and_tells(docs):
-    main(["made_up", "--processes", "2"])
-    stored = json.loads((docs / "lab/made_up.json").read_text())
-    assert stored["x"] == {"value": [6, 8], "steps": [[3], [4, 0.333333]]}
-    assert stored["about"]["processes"] == 2 and stored["about"]["commit"] == "c"
-    text = (docs / "lab/made_up.md").read_text()
-    assert text.startswith("# Made up\n\n") and text.endswith("\n\nBy me")
-    assert "**Twice is more: undecided.**\n\n![chart](made_up.svg)\n" in text
-    assert "| twice is more | **undecided** | 7 (-5.71 to 19.7) | ≥ 1 | Somebody |" in text
-    assert "| x | 7 (6 to 8) |" in text and "seeds 3 to 4, each with its own base" in text
-    lab = (docs / "lab.md").read_text()
-    assert "**Twice is more: undecided** ([made_up](lab/made_up.md)).\n\n![chart](lab/made" in lab
-    assert "Of 1 claims, 0 shown, 0 contradicted, 1 undecided, and 0 without a verdict." in lab
-    assert "| Twice is more: undecided | **undecided** | Somebody: twice is more | [made" in lab
-    assert (docs / "lab/made_up.svg").exists()
-    assert not (docs.parent / "runs/lab-made_up.json").exists()
-
-
-def test_a_measurement_that_was_interrupted_continues_unless_the_code_is_new(docs, monkeypatch):
-    jobs = []
-
-    def perform(name, case, seed):
-        jobs.append((case, seed))
-        if len(jobs) in (2, 4):
-            raise KeyboardInterrupt
-        return {"value": seed}
-    monkeypatch.setattr(bench, "perform", perform)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            bench.measure("made_up", 1)
-        monkeypatch.setattr(bench, "MACHINE", "another machine")
-    bench.measure("made_up", 1)
-    assert jobs == [("a", 3), ("x", 3), ("a", 3), ("x", 3), ("x", 3), ("x", 4)]
+    for folder in ("lab", "runs"):
+        (tmp_path / folder).mkdir()
+    bench.measure("made_up", 2)
     stored, about = bench.load("made_up")
-    assert stored["a"]["value"].tolist() == [3] and stored["x"]["value"].tolist() == [3, 4]
-    assert about["machine"] == "another machine"
+    assert stored["a"]["reward"].tolist() == [[0.5]] and about["processes"] == 2
+    assert stored["x"]["value"].tolist() == [6, 8]
+    assert stored["x"]["steps"].tolist() == [[3, pytest.approx(math.nan, nan_ok=True)],
+                                             [4, 0.333333]]
+    assert not (tmp_path / "runs/lab-made_up.json").exists()
 
 
 @pytest.mark.parametrize("name", bench.NAMES)
@@ -216,9 +111,40 @@ def test_the_page_follows_from_the_stored_numbers(name):
         ROOT / f"docs/lab/{name}.md").read_text("utf-8")
 
 
-def test_the_findings_are_those_of_the_experiments():
-    for name, text in zip(("findings", "experiments"), bench.overview()):
-        assert f"make lab: {name} -->\n{text}<!-- end" in (ROOT / "docs/lab.md").read_text("utf-8")
+# ---- every measure ---------------------------------------------------------------------------
+
+def untrained(script, flags):
+    """Replace load_base: make an untrained policy, and a task in which texts of odd length are
+    right. -> Config, task, policy"""
+    small = SMALL | {"hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
+                     "num_generations": 4, "num_eval_problems": 4, "num_eval_samples": 1}
+    del small["max_steps"]
+    cfg = plumbing.parse_flags(script.Config, [*arguments(small), *shlex.split(flags)])
+    task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
+    return cfg, task, script.GPT(cfg)
+
+
+@pytest.mark.parametrize("name, case, constants", [
+    ("credit", "walks", {"BATCHES": 1}),
+    ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
+    ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
+    ("kl", "on the way", {"WATCHED": [1, 2]}),
+    ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
+    ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
+    ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
+    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
+def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
+    module = bench.module(name)
+    monkeypatch.setattr(module, "load_base", untrained)
+    monkeypatch.setattr(preferences, "BATCHES", 1)
+    for constant, value in constants.items():
+        monkeypatch.setattr(module, constant, value)
+    found = module.measure(case, 0)
+    stored, _ = bench.load(name)
+    assert stored.keys() == {*getattr(module, "RUNS", ()), *module.CASES}
+    assert found.keys() == stored[case].keys()
+    for column, values in found.items():
+        assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
 
 
 # ---- runs ------------------------------------------------------------------------------------
@@ -251,3 +177,41 @@ def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_the_rates_of_t
             common.load_task(cfg, grpo.verify)
             assert name == "rates" or cfg.learning_rate in map(
                 float, re.findall(r"\d[\d.]*e-\d", stated[1])), f"{name}: {cfg}"
+
+
+def test_a_completion_goes_on_as_it_did(config, load_task, talker):
+    """Greedy decoding continues a completion identically from each of its prefixes."""
+    cfg = config()
+    policy = talker(cfg)
+    problems = common.sample_problems(load_task(cfg), 5, 0)
+    batch = grpo.complete(policy, load_task(cfg), cfg, problems)
+    for t in range(int(batch.lengths.min())):
+        rest = dataclasses.replace(cfg, max_completion_length=cfg.max_completion_length - t)
+        _, found, mask, texts = training.continued(
+            grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
+        assert texts == batch.texts
+        assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
+
+
+# ---- the race --------------------------------------------------------------------------------
+
+LOOP = """import torch, grpo
+def train(policy, sample, step_done):
+    while True:
+        batch = sample(num_prompts=2, num_generations=3, max_completion_length=24)
+        logps, _ = grpo.score(policy, batch.prompts, batch.tokens)
+        assert torch.allclose(logps * batch.mask, batch.logps, atol=1e-5)
+        print(int(batch.mask.sum()), file=open("COUNTS", "a"))
+        assert batch.problems is batch.texts is batch.verdicts is None
+        policy.embed.weight.data += 0.1 * torch.randn(policy.embed.weight.shape)
+        step_done()
+"""
+
+
+def test_each_token_counts_until_the_goal_is_reached(tmp_path, monkeypatch):
+    scores = iter([0.94, 0.94, 0.96])
+    monkeypatch.setattr(race.grpo, "evaluate", lambda *_, greedy: {"greedy": next(scores)})
+    counts = tmp_path / "counts.txt"
+    (tmp_path / "entry.py").write_text(LOOP.replace("COUNTS", str(counts)))
+    tokens = race.race(f"{tmp_path}/entry.py:train", {}, 0, 0)
+    assert tokens == sum(map(int, counts.read_text().split())) < 3 * 2 * 3 * 24

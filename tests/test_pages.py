@@ -2,18 +2,13 @@
 the code and with the files that make targets wrote, and no link is dead. docs/start.ipynb runs from
 its first cell to its last. Its outputs are stored by: pip install nbclient ipykernel, then jupyter
 execute --inplace docs/start.ipynb"""
-import ast
 import doctest
 import html
 import importlib
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -21,6 +16,8 @@ from small_runs import SMALL, arguments, steps
 
 import common
 import plumbing
+from lab import bench, measure
+from lab.conform import compare as conform
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -92,68 +89,41 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
     assert doctest.DocTestRunner().run(examples).failed == 0
 
 
-def test_the_interpreter_that_you_choose_replaces_the_one_of_the_environment(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "requirements.txt").touch()
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/installed").write_text("python3.10")
-    for name, is_made in (("python3.10", False), ("python3.99", True)):
-        done = subprocess.run(["make", "--dry-run", "run", f"PYTHON={name}"], cwd=tmp_path,
-                              env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE, check=True)
-        assert done.stdout.startswith(b"python3.99 -m venv --clear .venv\n") == is_made
+def applied(diff, text):
+    """Apply the hunks of a diff, between which there is an empty line. -> the new text"""
+    for hunk in diff.rstrip("\n").split("\n\n"):
+        lines = hunk.split("\n")
+        old = "\n".join(line[1:] for line in lines if line[0] in " -") + "\n"
+        new = "\n".join(line[1:] for line in lines if line[0] in " +") + "\n"
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
+    _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
+    diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
+    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "learn/practice/mistakes.txt")
+    for name, diff in zip(files, diffs, strict=True):
+        text = (ROOT / name).read_text("utf-8")
+        if "taper" not in text:                         # else somebody has followed the recipe
+            text = applied(diff, text)
+        assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
 
 
 # ---- tables ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
-    source = (ROOT / f"{name}.py").read_text("utf-8")
-    lines = source.splitlines()
-    tagged = {(number, node.name) for node in ast.parse(source).body
-              if isinstance(node, ast.FunctionDef)
-              for line in lines[node.lineno - 1:node.end_lineno]
-              for number in re.findall(r"eq\. \((\d+)\)", line)}
-    table = PAGES["docs/methods.md"].partition("## From math to code")[2].partition("\n## ")[0]
-    heading, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-                         for line in re.findall(r"^\|.*", table, re.M)]
-    number, function = heading.index(name), heading.index("function")
-    assert {(row[number], row[function]) for row in rows if row[number]} == tagged
-
-
-OUTCOME = re.compile("## Outcome\n.*?(?=## )", re.S)
-# What is generated from numbers: the page of an experiment, except for its Outcome and for what
-# follows after its claim, and the marked blocks of other pages
-RESULTS = {path.stem: OUTCOME.sub("", PAGES[f"docs/lab/{path.name}"].partition("## Claim")[0])
-           for path in ROOT.glob("docs/lab/*.md")}
-RESULTS |= {name: "".join(block[2] for block in GENERATED.findall(PAGES[f"docs/{name}.md"]))
-            for name in ("lab", "lab-sceptic", "nano")}
-
-
-def numbers(text):
-    """Find the percentages and the numbers with decimals in a text. -> list of (as written, value,
-    half a unit of its last digit)"""
-    found = []
-    for written in re.findall(r"(?<![\w.])[\d,]+(?:\.\d+(?![\w.]*\d)%?|%)", text):
-        digits = written.strip("%")
-        scale = 100 if written.endswith("%") else 1
-        half = 0.5 * 10.0 ** -len(digits.partition(".")[2]) / scale
-        found.append((written, float(digits.replace(",", "")) / scale, half))
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_links(page):
-    """The Outcome of an experiment counts as a text that links its page."""
-    text = GENERATED.sub("", PAGES[page])
-    parts = re.split(r"\n\n|\n\|", text)
-    if page.startswith("docs/lab/"):
-        parts = [outcome + f"lab/{Path(page).name}" for outcome in OUTCOME.findall(text)]
-    for part in parts:
-        linked = re.findall(r"(?:docs|lab)/([\w-]+)\.(?:md|svg)", part)
-        shown = numbers("".join(RESULTS.get(name, "") for name in linked))
-        missing = [written for written, value, half in numbers(re.sub(r"\]\(.*?\)|`.*?`", "", part))
-                   if not any(abs(other - value) <= half + 1e-9 for _, other, _ in shown)]
-        assert not shown or not missing, linked
+def test_the_tables_are_those_of_the_stored_numbers():
+    found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
+    tables = {f"conform: {name}": table for name, table in found.items()}
+    tables |= {"bench: logits": measure.kernel_tables()}
+    tables |= dict(zip(("lab: findings", "lab: experiments"), bench.overview()))
+    for name, table in tables.items():
+        [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
+        assert f"{name} -->\n{table}<!-- end" in page, name
+    readme = " ".join(PAGES["README.md"].split())
+    for right, all_cases in re.findall(r"in (\d+) of the (\d+) cases", found["vectors"]):
+        assert f"{right} of {all_cases}" in readme
 
 
 # ---- links -----------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ import argparse
 import contextlib
 import functools
 import io
-import math
-import re
 
 import pytest
 import torch
@@ -107,30 +105,3 @@ def test_a_file_that_the_reader_has_changed_is_not_written_over(monkeypatch, tmp
         file.write_text("mine")
         refused(f"{file}: differs from the script that would replace it", path.main)
         file.unlink()
-
-
-def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch, tmp_path):
-    """With the seeds of CHOICE, a run is right most often at 1/8 of RATE, or at twice RATE with the
-    clip. With SEEDS, the clip is ahead at RATE and behind at these two rates."""
-    ran = []
-
-    def run(source, seed, steps):
-        clips, rate = "clipped_ratio" in source, float(re.search("\nRATE = (.*?) ", source)[1])
-        right = 1 - abs(math.log2(rate / (1e-3 if clips else 5e-4 / 8))) / 10
-        if seed in measure.SEEDS:
-            right = 0.6 if clips == (rate == 5e-4) else 0.4
-        ran.append((source, seed))
-        step = dict(right=right, kl=0.0, step_kl=0.0, cut=0.0, samples=256, text="")
-        return dict(steps=[step] * steps, seconds=1, accuracy=[0.1, 0.2])
-    monkeypatch.setattr(runs, "run", run)
-    monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
-    monkeypatch.setattr(measure, "RUNGS", ["clip"])
-    monkeypatch.setitem(CHAPTERS["clip"].fields, "claim",
-                        "without last < with last\nbest: with last < without last")
-    for _ in range(2):                                  # the second time, nothing is left to run
-        measure.measure(["clip"])
-        measure.sweep(["clip"])
-    assert len({*ran}) == len(ran)
-    assert measure.best("clip", measure.load()) == {"without": 1 / 8, "with": 2, "also": 2}
-    assert measure.highest({0.25: 0.0, 1: 0.0, 2: 0.0}) == 1            # if nothing is ever learned
-    assert measure.check(["clip"], measure.load())

@@ -23,7 +23,6 @@ PROMPTS = ["((((3+4)-5)*4)-2)=", "((1+2)*3)=", "7", "", "ü*(2="]
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1]]   # of PROMPTS
 STORED = build.data_of(build.PAGE)
 T = STORED["cfg"]["T"]
-RATE = STORED["cfg"]["learningRate"]
 TEMPERATURE = 0.7
 CFG = grpo.Config(device="cpu", temperature=TEMPERATURE)
 TASK = common.load_task(CFG, grpo.verify)

@@ -3,7 +3,6 @@ parts."""
 import re
 
 import pytest
-from conftest import ROOT
 
 from learn.play import build
 
@@ -62,14 +61,3 @@ def test_any_text_of_a_policy_stays_text(open_page):
         writeAnswer(byId("before"), "1", { tree, completion, text }); }""", HOSTILE)
     page.locator("#before .tokens", has_text=HOSTILE.split()[0]).wait_for()
     assert page.locator("img").count() == 0 and page.evaluate("() => window.hacked") is None
-
-
-def test_a_chapter_of_the_path_shows_only_the_training_with_its_lever(open_page):
-    chapters = (ROOT / "docs/path.html").read_text(encoding="utf-8")
-    found = re.findall(r'src="play.html(\?figure#)([^"]+)"', chapters)
-    assert len(found) > 5
-    page = open_page("".join(found[0]))
-    assert page.is_visible("#train-button") and not page.is_visible("header")
-    for _, settings in found:
-        settings = settings.replace("&amp;", "&")
-        assert page.evaluate("(text) => addressOf(settingsOf(text))", settings) == settings

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import mutants
 import pytest
@@ -234,3 +235,17 @@ def test_the_tests_that_catch_a_hunt_run_on_its_file(run, measured, tmp_path):
     run("hunt", "grpo", 1)
     command = run("answer", "hunt/grpo_1.py")[1].partition("Tests that catch it: ")[2].strip()
     assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1
+
+
+def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
+    """make mutants plants them."""
+    mistakes = mutants.parse(mutants.MISTAKES.read_text("utf-8"))
+    wrong = []
+    for mutant in mistakes:
+        count = (ROOT / mutant.file).read_text("utf-8").count("\n".join(mutant.old))
+        is_tested = all((ROOT / file).is_file() for file in mutant.files)
+        if count != 1 or not is_tested:
+            wrong.append(f"{mutant.file}: {mutant.name}: {count} times, {mutant.files}")
+    assert not wrong, "\n".join(wrong)
+    count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in mistakes)
+    assert [mistake for mistake, times in count.items() if times > 1] == []

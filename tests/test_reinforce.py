@@ -23,17 +23,14 @@ SQ_NORMS = SCORES.square().sum(dim=1)
 
 # ---- baselines -------------------------------------------------------------------------------
 
-def all_batches(P, G):
-    """Enumerate all batches of P groups of G actions. -> batches (N, P, G), probabilities (N,)"""
-    batches = torch.tensor(list(itertools.product(range(3), repeat=P * G))).view(-1, P, G)
-    return batches, PI[batches].flatten(1).prod(dim=1)
-
-
 @pytest.mark.parametrize("baseline, share", [
     ("none", 1), ("batch", 5 / 6), ("mean", 2 / 3), ("rloo", 1), ("optimal", 1)])
 def test_a_baseline_keeps_the_expected_gradient_but_for_the_share_of_the_own_reward(
         baseline, share):
-    batches, chances = all_batches(2 if baseline == "batch" else 1, 3)
+    """Over all batches of groups of three actions."""
+    P = 2 if baseline == "batch" else 1
+    batches = torch.tensor(list(itertools.product(range(3), repeat=3 * P))).view(-1, P, 3)
+    chances = PI[batches].flatten(1).prod(dim=1)
     rewards = f64([1.0, -0.5, 2.0])
     A = torch.stack([
         reinforce.advantages(rewards[batch], baseline, SQ_NORMS[batch]) for batch in batches])

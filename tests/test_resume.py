@@ -64,17 +64,6 @@ def test_a_run_goes_on_without_the_other_run_that_it_began_with(
     assert not difference(outcome(one), outcome(three))
 
 
-def test_the_evaluation_of_a_finished_run_stays_until_another_takes_its_place(new_run, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
-    folder = new_run(max_steps=2)
-    before = (folder / "evaluation.jsonl").read_text()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(plumbing.Run, "log", stop)
-        resume(folder, max_steps=4)
-    assert (folder / "evaluation.jsonl").read_text() == before != ""
-
-
 def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole):
     """It gets the default of a new flag, and ignores a flag that is gone."""
     folder = new_run(max_steps=5)

@@ -8,15 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 from conftest import ROOT, every_script
-from small_runs import (
-    SMALL,
-    arguments,
-    changed_weights,
-    load,
-    policy_of,
-    read_summary,
-    steps,
-)
+from small_runs import SMALL, arguments, changed_weights, load, policy_of, read_summary, steps
 
 import grpo
 

@@ -1,41 +1,18 @@
 """Test the tokenizer, the verifier of arithmetic on hostile text, and the arithmetic problems."""
-import random
 import re
 
 import pytest
-from conftest import count_work
+from conftest import count_work, load_named
 
 import common
 import grpo
 from common import Problem
 
-
-def load(level="5"):
-    """Load the task arithmetic with this number of operands."""
-    return common.load_task(grpo.Config(device="cpu", task=f"arithmetic:{level}"), grpo.verify)
-
-
 # ---- tokenizer -------------------------------------------------------------------------------
-
-def random_character(rng):
-    """Draw an ASCII character, or any other that is not half of a surrogate pair."""
-    points = (rng.randrange(128), rng.randrange(0xd800), rng.randrange(0xe000, 0x110000))
-    return chr(rng.choice(points))
-
-
-def test_any_text_comes_back_as_it_was():
-    rng = random.Random(0)
-    texts = ["", "<think>3+4=7</think><answer>7</answer>", "<|eos|><|pad|>", "\x00\ufffd\x80\r\n"]
-    texts += ["".join(random_character(rng) for _ in range(rng.randrange(12))) for _ in range(2000)]
-    for text in texts:
-        as_bytes = common.TOKENIZER.encode_ordinary(text)
-        assert bytes(as_bytes) == text.encode()
-        with_special_tokens = common.TOKENIZER.encode(text, allowed_special="all")
-        assert grpo.decode(as_bytes) == grpo.decode(with_special_tokens) == text
 
 
 def test_half_a_surrogate_pair_does_not_raise():
-    task = load("3")
+    task = load_named("arithmetic:3")
     for text in ("\ud83d", "a\udc00b", "\udfff\ud800"):
         assert grpo.decode(common.TOKENIZER.encode_ordinary(text)).count("\ufffd") >= 1
         assert grpo.encode_prompts([Problem(text, "7")], task, "cpu").shape == (1, 10)
@@ -44,7 +21,7 @@ def test_half_a_surrogate_pair_does_not_raise():
 
 
 def test_prompts_are_padded_on_the_left_to_the_width_of_the_longest_and_inject_no_special_token():
-    task = load("3")
+    task = load_named("arithmetic:3")
     problems = common.sample_problems(task, 500, 0)
     problems += [Problem(f"1{name}2"[:10], "") for name in common.SPECIAL_TOKENS]
     ids = grpo.encode_prompts(problems, task, "cpu")
@@ -83,7 +60,7 @@ HOSTILE = ["<answer>99**99**99</answer>", "<answer>" + "9" * 10_000 + "</answer>
 
 def test_a_right_answer_in_one_answer_block_earns_one_and_anything_else_nothing():
     for text in RIGHT:
-        assert grpo.verify(SEVEN, text) == load().verify(SEVEN, text) == 1.0, ascii(text)
+        assert grpo.verify(SEVEN, text) == load_named().verify(SEVEN, text) == 1.0, ascii(text)
     for text in WRONG:
         verdict = grpo.verify(SEVEN, text)
         assert verdict == 0.0 and isinstance(verdict, float), ascii(text)
@@ -113,7 +90,7 @@ def values(prompt):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_answers_are_those_of_python_and_no_value_on_the_way_leaves_0_to_20(level, lengths, split):
     seen = set()
-    for problem in common.sample_problems(load(level), 300, 0, split):
+    for problem in common.sample_problems(load_named(f"arithmetic:{level}"), 300, 0, split):
         assert re.fullmatch(r"[-+*()0-9]+=", problem.prompt)
         numbers = values(problem.prompt)
         assert problem.task == "arithmetic" and problem.answer == str(numbers[-1])

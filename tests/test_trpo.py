@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from conftest import close, randn
+from conftest import TINY, close, randn
 from torch.nn.functional import pad
 
 import common
@@ -99,14 +99,10 @@ def test_if_nothing_helps_the_weights_stay_exactly_as_they_were(case):
 
 # ---- the update ------------------------------------------------------------------------------
 
-SMALL = {"device": "cpu", "task": "gridworld", "hidden_size": 16, "num_hidden_layers": 1,
-         "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
-         "max_completion_length": 8, "temperature": 0.7}
-
-
 @pytest.mark.parametrize("micro_batch_size", [3, 32])
 def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_batch_size):
-    cfg = trpo.Config(**SMALL, max_kl=0.02, micro_batch_size=micro_batch_size)
+    flags = TINY | {"task": "gridworld", "temperature": 0.7, "max_kl": 0.02}
+    cfg = trpo.Config(**flags, micro_batch_size=micro_batch_size)
     policy = ppo.GPT(cfg).double()
     policy.embed.weight.data *= 20                      # so that tokens differ
     batch = ppo.sample_batch(policy, common.load_task(cfg, ppo.verify), cfg, 0)
