@@ -177,11 +177,9 @@ def overlong_penalty(lengths, max_length, buffer):
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
-def backward(policy, batch, ref_logps, A, rows, cfg,
-             policy_loss=policy_loss, loss_types=LOSS_TYPES):
+def backward(policy, batch, ref_logps, A, rows, cfg, policy_loss=policy_loss, table=LOSS_TYPES):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    A = A.expand_as(batch.mask)                         # (B, T), also from (B, 1)
-    surrogate, average = loss_types[cfg.loss_type]
+    surrogate, average = table[cfg.loss_type]
     how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
@@ -196,7 +194,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg,
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, *how)
+        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, *how)     # A: (B, 1 or T)
         log_rho = (logps - old_logps) * mask                # rho of tokens, not s
         if cfg.beta > 0:
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)

@@ -238,7 +238,7 @@ def update(policy, ref_logps, optimizer, batch, A, cfg, step):
     """Do what grpo.update does, with the losses of this file. -> metrics"""
     return grpo.update(
         policy, ref_logps, optimizer, batch, A, cfg, step,
-        policy_loss=functools.partial(policy_loss, cfg), loss_types=LOSS_TYPES)
+        policy_loss=functools.partial(policy_loss, cfg), table=LOSS_TYPES)
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
