@@ -55,7 +55,6 @@ times in 100 or more in 20 to 60 seconds on a CPU. Longer runs go past their bes
 is right 80 to 93 times, depending on the seed. With --online, all three seeds that we tried stay at
 99 or more.
 """
-import copy
 import dataclasses
 import re
 from typing import Literal
@@ -229,8 +228,7 @@ def main(argv=None):
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = plumbing.Run(cfg, task, policy, COLUMNS)
-    run.begin()
-    reference = copy.deepcopy(policy)
+    reference = run.begin()
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
     held_out = sample_batch(reference, task, cfg, "pairs", split="test")
     held_out_pairs = preferences(held_out.rewards)
@@ -260,6 +258,9 @@ def main(argv=None):
 
 
 # ==== the machinery: from here on, the text is the same in all scripts ========================
+
+common.optional("kernels")                      # folders that a copied script can do without
+common.optional("tasks.flags", "report.observers")
 
 # ---- 5. the verifier and the reward ----------------------------------------------------------
 
@@ -443,7 +444,8 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
+    is_graph = common.kernels and cfg.device == "cuda" and cfg.kernel != "torch"
+    roll_out = task.rollout or (common.kernels.rollout if is_graph else rollout)
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]

@@ -32,7 +32,6 @@ a step.
 
 Usage: python gspo.py --task arithmetic     15 to 45 seconds on a CPU, once there is a base
 """
-import copy
 import dataclasses
 import re
 from typing import Literal
@@ -114,9 +113,10 @@ def policy_loss(logps, old_logps, advantages, mask,
     """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     surrogate, _ = LOSS_TYPES[loss_type]
-    is_bounded = (A >= 0) | (surrogate != "clip") | (delta > 0)         # however high the ratio
+    log_s = log_ratio(logps, old_logps, mask, level)
+    is_bounded = (A >= 0) | (surrogate != "clip") | (delta > 0)         # L_t, whatever the ratio
     cap = torch.where(is_bounded, 88.0, torch.inf).to(logps)    # exp(89) is inf, its gradient nan
-    ratio = log_ratio(logps, old_logps, mask, level).clamp(max=cap).exp()       # eq. (2), eq. (9)
+    ratio = log_s.clamp(max=cap).exp()                                          # eq. (2), eq. (9)
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
         if delta > 0:
@@ -177,9 +177,9 @@ def overlong_penalty(lengths, max_length, buffer):
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
-def backward(policy, batch, ref_logps, A, rows, cfg):
+def backward(policy, batch, ref_logps, A, rows, cfg, policy_loss=policy_loss, table=LOSS_TYPES):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    surrogate, average = LOSS_TYPES[cfg.loss_type]
+    surrogate, average = table[cfg.loss_type]
     how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
@@ -194,7 +194,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, *how)
+        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, *how)     # A: (B, 1 or T)
         log_rho = (logps - old_logps) * mask                # rho of tokens, not s
         if cfg.beta > 0:
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
@@ -214,12 +214,12 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
     return metrics | clip if surrogate == "clip" else metrics
 
 
-def update(policy, ref_logps, optimizer, batch, A, cfg, step):
+def update(policy, ref_logps, optimizer, batch, A, cfg, step, **losses):
     """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
-        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg, **losses)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
@@ -259,26 +259,33 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
            "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
 
 
-def main(argv=None):
-    cfg = plumbing.parse_flags(Config, argv)
+def credit(policy, task, batch, cfg, step):
+    """Compute A, which an example may compute differently. -> (B, 1) or (B, T), metrics"""
+    return advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device), {}
+
+
+def main(argv=None, config_class=Config, credit=credit, update=update, columns=COLUMNS):
+    cfg = plumbing.parse_flags(config_class, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, COLUMNS)
-    run.begin()
-    reference = copy.deepcopy(policy)
+    run = plumbing.Run(cfg, task, policy, columns)
+    reference = run.begin()
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
     run.start(evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):
         batch = sample_with_signal(policy, task, cfg, step)         # questions, outputs, rewards
-        A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
+        A, more = credit(policy, task, batch, cfg, step)                            # (B, 1)
         ref_logps, mean_kl = score_reference(reference, batch, cfg)
         metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)         # descend (5)
-        run.log(batch, A, metrics | {"kl": mean_kl})
+        run.log(batch, A, metrics | more | {"kl": mean_kl})
     return run.finish()
 
 
 # ==== the machinery: from here on, the text is the same in all scripts ========================
+
+common.optional("kernels")                      # folders that a copied script can do without
+common.optional("tasks.flags", "report.observers")
 
 # ---- 5. the verifier and the reward ----------------------------------------------------------
 
@@ -462,7 +469,8 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
+    is_graph = common.kernels and cfg.device == "cuda" and cfg.kernel != "torch"
+    roll_out = task.rollout or (common.kernels.rollout if is_graph else rollout)
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]

@@ -3,6 +3,7 @@ a run its folder, its logs and its checkpoints.
 """
 import argparse
 import contextlib
+import copy
 import dataclasses
 import inspect
 import io
@@ -57,8 +58,8 @@ def parse_flags(config_class, argv=None):
     if "" in given.values():
         fail("a flag has an empty value; give one, or leave it out")
 
-    tasks = common.optional("tasks")
-    stored = tasks.defaults(config_class, given.get("task", "arithmetic")) if tasks else {}
+    task = given.get("task", "arithmetic")
+    stored = common.tasks.defaults(config_class, task) if common.tasks else {}
     if "resume_from_checkpoint" in given:
         folder = given["resume_from_checkpoint"]
         script, flags = read_config(folder)
@@ -88,6 +89,8 @@ def rules(cfg):
     yield from cfg.rules()
     has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
     yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
+    has_tracker = cfg.report_to == "none" or common.report
+    yield has_tracker, f"--report_to {cfg.report_to}: needs the folders tasks/ and report/"
     kernels = common.kernels
     can_run = cfg.kernel != "triton" or kernels and kernels.can_run(cfg.device)
     yield can_run, f"--kernel triton: needs {getattr(kernels, 'NEEDS', 'kernels/')}; use torch"
@@ -135,9 +138,10 @@ def load_base(policy, task, cfg):
 
 
 def section(path, title):
-    """Read the section of a file that has this title; without one, the whole file. -> str"""
-    text = Path(path).read_text("utf-8")
-    return next((part for part in text.split("\n# ---- ") if f". {title} ---" in part), text)
+    """Read the section of a file that has this title. -> str"""
+    found = [part for part in Path(path).read_text("utf-8").split("\n# ---- ")
+             if f". {title} ---" in part]
+    return found[0] if found else fail(f"{path}: needs the heading '# ---- N. {title} ---'")
 
 
 def warm_start(model, task, cfg):
@@ -205,10 +209,11 @@ def muon_step(matrices, momentum, rate):
         gram = x @ x.mT
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
     rate = rate * max(1, r / c) ** 0.5
-    if x.is_cuda:                       # where the rate may be a tensor, which alpha may not
-        x, rate = rate * x, 1.0
     for matrix, step in zip(matrices, (x.mT if r > c else x).reshape(-1, r, c)):
-        matrix.sub_(step, alpha=rate)
+        if matrix.is_cuda:              # in a graph, the rate is a tensor, which alpha may not be
+            matrix.sub_(rate * step)
+        else:
+            matrix.sub_(step, alpha=rate)
 
 
 # ---- 3. the run ------------------------------------------------------------------------------
@@ -281,10 +286,7 @@ class Run:
         self.state = {"seconds_total": 0.0}
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
-        report = common.optional("tasks") and common.optional("report.observers")
-        self.observers = report.observers(cfg) if report else []
-        if cfg.report_to != "none" and not report:
-            fail(f"--report_to {cfg.report_to}: needs the folders tasks/ and report/")
+        self.observers = common.report.observers(cfg) if common.report else []
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
         if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
@@ -300,7 +302,8 @@ class Run:
         self.began = time.perf_counter() - self.state["seconds_total"]
 
     def begin(self):
-        """Make the run folder. Load the base, unless a run of before has provided weights."""
+        """Make the run folder. Load the base, unless a run of before has provided weights.
+        -> pi_ref, a copy of the policy as it is before the first step, even in a resumed run"""
         self.make_folder()
         if not (self.resumed or self.cfg.init_from):
             load_base(self.policy, self.task, self.cfg)
@@ -309,6 +312,7 @@ class Run:
         for weight in self.policy.parameters():         # drop the gradient of the warm start
             weight.grad = torch.zeros_like(weight)
         self.tell("start")
+        return copy.deepcopy(self.policy)               # start() loads the weights of a resumed run
 
     def make_folder(self):
         """Take the run folder, and cut its logs to their length at the checkpoint. From now on,
@@ -380,9 +384,6 @@ class Run:
         if not all(abs(x) < torch.inf for x in numbers.values()):
             fail(f"step {self.step}: not finite: {numbers}; the last checkpoint is kept", 1)
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
-        if self.task.is_judged:
-            is_correct = torch.cat([one.is_correct for one in batch.sampled or [batch]])
-            metrics["accuracy"] = is_correct.double().mean().item()
         metrics["step_time"] = time.perf_counter() - self.step_clock
         numbers = [metrics.get(name) for name in (*self.columns.values(), "step_time")]
         cells = [" " * 8 if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]

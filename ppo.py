@@ -126,8 +126,9 @@ def log_ratio(logps, old_logps, mask):
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
     """Compute L_t with the clip, 0 if masked. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
+    log_rho = log_ratio(logps, old_logps, mask)
     cap = torch.where(A >= 0, 88.0, torch.inf).to(logps)    # exp(89) is inf, its gradient nan
-    ratio = log_ratio(logps, old_logps, mask).clamp(max=cap).exp()              # (B, T)  eq. (2)
+    ratio = log_rho.clamp(max=cap).exp()                                        # (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                       # (B, T)  eq. (3)
     return torch.where(mask > 0, token_loss, 0.0)
@@ -330,8 +331,7 @@ def main(argv=None, config_class=Config, update=update):
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = plumbing.Run(cfg, task, policy, COLUMNS)
-    run.begin()
-    reference = copy.deepcopy(policy)
+    reference = run.begin()
     critic = Critic(policy)
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
     critic_optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
@@ -363,6 +363,9 @@ def main(argv=None, config_class=Config, update=update):
 
 
 # ==== the machinery: from here on, the text is the same in all scripts ========================
+
+common.optional("kernels")                      # folders that a copied script can do without
+common.optional("tasks.flags", "report.observers")
 
 # ---- 5. the verifier and the reward ----------------------------------------------------------
 
@@ -546,7 +549,8 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
+    is_graph = common.kernels and cfg.device == "cuda" and cfg.kernel != "torch"
+    roll_out = task.rollout or (common.kernels.rollout if is_graph else rollout)
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]

@@ -152,8 +152,7 @@ def main(argv=None):
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device)
     run = plumbing.Run(cfg, task, policy, script.COLUMNS)
-    run.begin()
-    reference = copy.deepcopy(policy)
+    reference = run.begin()
     sampler = Sampler(policy, cfg.sampler_lag)
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 

@@ -33,19 +33,17 @@ the rewards of the turns goes to the last turn.
 
 Usage: python examples/turns.py --task number --adv_estimator gigpo
 """
-import copy
 import dataclasses
 import sys
 from pathlib import Path
 from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import common  # isort: split
+import grpo  # isort: split
 
 import torch
 
-import grpo
-import plumbing
+from tasks.flags import find
 
 # Shapes: as in grpo.py; K is the largest number of turns of an output in the batch.
 
@@ -63,6 +61,9 @@ class Config(grpo.Config):
         for name, users in (("gamma", ("reward_to_go", "gigpo")), ("step_advantage_w", ("gigpo",))):
             has_use = self.adv_estimator in users or getattr(self, name) == getattr(Config, name)
             yield has_use, f"--{name}: needs --adv_estimator {' or '.join(users)}"
+        has_turns = "," not in self.task and hasattr(find(self.task.partition(":")[0]), "play")
+        yield has_turns, (f"--task {self.task}: has no turns; choose --task number, or see "
+                          "tasks/calls.py")
 
 
 def turn_numbers(mask):
@@ -135,25 +136,12 @@ def advantages(task, batch, cfg):
         "turns/shared_states": (counts[label] > 1).double().mean().item()}
 
 
-def main(argv=None):
-    cfg = plumbing.parse_flags(Config, argv)
-    task = common.load_task(cfg, grpo.verify)
-    if not hasattr(task, "play"):
-        common.fail(f"--task {cfg.task}: has no turns; choose --task number, or see tasks/calls.py")
-    policy = grpo.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS | {"turns": "turns/mean"})
-    run.begin()
-    reference = copy.deepcopy(policy)
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+def credit(policy, task, batch, cfg, step):
+    return advantages(task, batch, cfg)
 
-    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        batch = grpo.sample_with_signal(policy, task, cfg, step)
-        A, turns = advantages(task, batch, cfg)                                 # (B, T)
-        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
-        run.log(batch, A, metrics | turns | {"kl": mean_kl})
-    return run.finish()
+
+def main(argv=None):
+    return grpo.main(argv, Config, credit, columns=grpo.COLUMNS | {"turns": "turns/mean"})
 
 
 if __name__ == "__main__":

@@ -84,13 +84,11 @@ are flags of the scripts: see docs/methods.md.
 
 Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """
-import copy
 import dataclasses
 import functools
 import sys
 from pathlib import Path
 from typing import Literal
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common  # isort: split
@@ -99,12 +97,9 @@ import torch
 import torch.nn.functional as F
 
 import grpo
-import plumbing
 import ppo
 
 # Shapes: as in grpo.py.
-
-loss_of_grpo = grpo.policy_loss         # while losses_in_grpo replaces it, too
 
 
 # ---- 1. losses: log pi, log pi_old, A and mask (B, T) -> L_t (B, T) --------------------------
@@ -186,7 +181,7 @@ def dro(logps, old_logps, A, mask, cfg):
 
 def clip(logps, old_logps, A, mask, cfg):
     """The loss (3) of grpo.py. -> (B, T)"""
-    return loss_of_grpo(
+    return grpo.policy_loss(
         logps, old_logps, A, mask, "grpo", cfg.epsilon, cfg.epsilon_high, cfg.delta)
 
 
@@ -232,17 +227,18 @@ CLIPPED = {"off_policy_mask", "clip_cov"}   # the new losses that contain (3) of
 def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
     """Compute L_t from the arguments of grpo.policy_loss; it is 0 in masked slots. -> (B, T)"""
     if cfg.loss_type not in NEW:
-        return loss_of_grpo(logps, old_logps, advantages, mask, *settings)
+        return grpo.policy_loss(logps, old_logps, advantages, mask, *settings)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     loss, _ = LOSS_TYPES[cfg.loss_type]
     token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
-def losses_in_grpo(cfg):
-    """Make grpo.py compute the losses of this file, as long as the context lasts. -> context"""
-    return mock.patch.multiple(
-        grpo, LOSS_TYPES=LOSS_TYPES, policy_loss=functools.partial(policy_loss, cfg))
+def update(policy, ref_logps, optimizer, batch, A, cfg, step):
+    """Do what grpo.update does, with the losses of this file. -> metrics"""
+    return grpo.update(
+        policy, ref_logps, optimizer, batch, A, cfg, step,
+        policy_loss=functools.partial(policy_loss, cfg), table=LOSS_TYPES)
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
@@ -386,24 +382,12 @@ class Config(grpo.Config):
         yield is_whole, f"--overlong_buffer: --advantage {self.advantage} ignores its penalty"
 
 
-def main(argv=None):
-    cfg = plumbing.parse_flags(Config, argv)
-    task = common.load_task(cfg, grpo.verify)
-    policy = grpo.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS)
-    run.begin()
-    reference = copy.deepcopy(policy)
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+def credit(policy, task, batch, cfg, step):
+    return advantages(policy, task, batch, cfg, step), {}
 
-    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        batch = grpo.sample_with_signal(policy, task, cfg, step)
-        A = advantages(policy, task, batch, cfg, step)                          # (B, 1) or (B, T)
-        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        with losses_in_grpo(cfg):
-            metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
-        run.log(batch, A, metrics | {"kl": mean_kl})
-    return run.finish()
+
+def main(argv=None):
+    return grpo.main(argv, Config, credit, update)
 
 
 if __name__ == "__main__":

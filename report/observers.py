@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import shlex
+import sys
 import uuid
 
 import torch
@@ -22,14 +23,17 @@ from report.check import warnings
 from report.logs import finite, read_log
 from report.page import write_report
 from tasks import pass_rates
+from tasks.preferences import Trainer
 from tasks.scores import part_of
+
+common.report = sys.modules[__name__]
 
 
 def observers(cfg):
     """Create the observers of a run. -> list"""
     chosen = [Metrics(), Samples(), Answers(), Warnings(), Report()]
     if "model" in cfg.reward.split("+"):
-        chosen.append(importlib.import_module("tasks.preferences").Trainer())
+        chosen.append(Trainer())
     if cfg.report_to != "none":         # last, so that it gets the metrics that other observers add
         chosen.append(Tracker(cfg.report_to))
     return chosen
@@ -38,10 +42,13 @@ def observers(cfg):
 # ---- 1. metrics ------------------------------------------------------------------------------
 
 class Metrics:
-    """Adds the surprise of the samples and, for each difficulty, the shares of groups that are all
-    wrong, mixed, or all right."""
+    """Adds the share of right completions, the surprise of the samples and, for each difficulty,
+    the shares of groups that are all wrong, mixed, or all right."""
 
     def step(self, run, batch, advantages, metrics):
+        if run.task.is_judged:
+            is_correct = torch.cat([one.is_correct for one in batch.sampled or [batch]])
+            metrics["accuracy"] = is_correct.double().mean().item()
         # some samplers report no entropy, dynamic sampling chooses among samples by their rewards,
         # and examples/lag.py replaces the log-probabilities
         is_plain = batch.sampled is None and getattr(run.cfg, "sampler_lag", 0) == 0

@@ -47,7 +47,7 @@ class Rewards(Wrapper):
             if name not in known or self.names.count(name) > 1:
                 common.fail(f"--reward {cfg.reward}: each name must be one of {', '.join(known)}, "
                             "and may occur only once")
-        if "model" in self.names and not common.optional("report.observers"):
+        if "model" in self.names and not common.report:
             common.fail("--reward model: needs report/, which trains the model when a run begins")
         if "model" in self.names and not task.is_judged:
             common.fail(f"--reward model: nothing is right or wrong in {task.name}, so there is "

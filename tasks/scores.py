@@ -4,8 +4,6 @@ import collections
 import math
 import re
 
-from tasks import extract
-
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
 
 
@@ -110,7 +108,7 @@ def votes(task, problems, texts, n):
     for row, (problem, text) in enumerate(zip(problems, texts)):
         if row % n == 0:
             first_answers = {}                          # canonical form -> answer as written
-        answer = extract(text)
+        answer = part_of(task, problem).extract(text)
         if answer is not None:
             answer = first_answers.setdefault(canonical(task, problem, answer), answer)
         answers.append(answer)

@@ -59,7 +59,6 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
     ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
     ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
-    ("grpo.py", "# ---- 6. the policy", "# my policy", False),          # then the whole file counts
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
     ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
     ("plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
@@ -75,7 +74,6 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     plumbing.load_base(*given)
     before = bases()
     read_text = Path.read_text
-    assert plumbing.section(ROOT / file, "no such title") == (ROOT / file).read_text()
 
     def edited(path, *args, **options):
         text = read_text(path, *args, **options)
@@ -84,6 +82,11 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     monkeypatch.setattr(Path, "read_text", edited)
     plumbing.load_base(*given)
     assert (bases() == before) == is_same
+
+
+def test_a_heading_without_which_the_key_would_not_hash_the_policy_may_not_go(refused):
+    words = "needs the heading '# ---- N. my policy ---'"
+    refused(words, plumbing.section, grpo.__file__, "my policy")
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -85,12 +85,13 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeyp
             script.main(flags)
 
     def nested(run):
-        begin(run)
+        reference = begin(run)
         folders.append(run.folder)
         if len(folders) == 1:
             thread = threading.Thread(target=another)
             thread.start()
             thread.join()
+        return reference
     monkeypatch.setattr(plumbing.Run, "begin", nested)
     script.main(flags)
     assert len(set(folders)) == (1 if "mine" in flags else 2)

@@ -1,4 +1,7 @@
-"""The equations of a script are tagged, and the tasks and algorithm of docs/extending.md work."""
+"""The equations of a script are tagged, imports run one way, and the tasks and algorithm of
+docs/extending.md work."""
+import ast
+import graphlib
 import importlib
 import random
 import re
@@ -22,6 +25,60 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
     assert stated == numbers and numbers
     assert set(stated) == set(tagged)
     assert set(re.findall(r"\((\d\d?)\)", script.__doc__)) == set(stated)       # e.g. "as in (5)"
+
+
+# ---- imports ---------------------------------------------------------------------------------
+
+# A file imports only files of its own folder and of folders before it, also through importlib.
+FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo", "gspo",
+          "dpo", "nano", "real", "vectors", "examples", "pretrained", "learn", "lab"]
+# Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
+LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
+           "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.hunts",
+           "lab.bench", "common"}
+
+
+def imports(name, source):
+    """Yield what a file imports, with names from a module as module.name. -> str"""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            yield from (package + one.name for one in node.names)
+        elif isinstance(node, ast.Call) and re.search(
+                r"\b(import_module|optional|__import__)$", ast.unparse(node.func)):
+            words = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            assert len(words) == len(node.args) or name in LOOKUPS, name
+            yield from words
+
+
+def check_imports(sources):
+    """Check {name of a module: source}. Raises graphlib.CycleError if imports make a circle."""
+    arrows = {name: set() for name in sources}
+    for name, source in sources.items():
+        for target in imports(name, source):
+            assert "unittest" not in target or name == "learn.read.example", name
+            own = {target, target.rpartition(".")[0]} & sources.keys()
+            arrows[name] |= {max(own, default=name, key=len)} - {name}
+    graphlib.TopologicalSorter(arrows).prepare()
+    for name, targets in arrows.items():
+        for one in targets:
+            above, below = (FLOORS.index(module.split(".")[0]) for module in (name, one))
+            assert below <= above, f"{name} imports {one}"
+
+
+def test_imports_run_one_way_and_no_circle_hides_in_importlib():
+    paths = [path for floor in FLOORS
+             for path in (*ROOT.glob(f"{floor}.py"), *ROOT.glob(f"{floor}/**/*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    sources = {name.removesuffix(".__init__"): path.read_text("utf-8")
+               for name, path in zip(names, paths)}
+    check_imports(sources)
+    for file, planted in (("plumbing", 'common.optional("report.observers")'),
+                          ("tasks.rewards", 'importlib.import_module("tasks.flags")')):
+        with pytest.raises(graphlib.CycleError):
+            check_imports(sources | {file: f"{sources[file]}\n{planted}\n"})
+    with pytest.raises(AssertionError, match=r"tasks\.mix imports report\.logs"):
+        check_imports(sources | {"tasks.mix": "from report.logs import finite"})
 
 
 # ---- the code in docs/extending.md -----------------------------------------------------------

@@ -14,9 +14,9 @@ from small_runs import arguments, steps
 
 import grpo
 import nano
-import tasks
 from kernels import logprob
 from report import observers
+from tasks import flags as task_flags
 from tasks import preferences
 
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
@@ -43,10 +43,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GP
 def work_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preferences, "BATCHES", 2)
-    monkeypatch.setattr(tasks, "load_part", load_part)
+    monkeypatch.setattr(task_flags, "load_part", load_part)
 
 
-def load_part(*args, load_part=tasks.load_part):
+def load_part(*args, load_part=task_flags.load_part):
     """Load a task in which texts of even length are right, so that a tiny policy learns."""
     task = load_part(*args)
     if task.name != "gridworld":                        # gridworld rewards each move

@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         script, new_run, whole, capsys, tmp_path, monkeypatch):
-    loss = script.policy_loss
+    loss = script.aggregate
     log = plumbing.Run.log
 
     def failing(*args, **options):
@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     factor = [1]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(plumbing.Run, "log", counted)
-        patch.setattr(script, "policy_loss", failing)
+        patch.setattr(script, "aggregate", failing)
         new_run()
     assert stop.value.code == 1
     error = capsys.readouterr().err

@@ -10,7 +10,6 @@ from conftest import close
 import common
 import grpo
 import nano
-from tasks import calls
 
 # ---- sampling --------------------------------------------------------------------------------
 
@@ -54,14 +53,18 @@ def test_the_extreme_uniforms_give_tokens_that_can_be_sampled(config, bigram, dt
     ("cuda", "torch", False)])
 def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
         config, load_task, monkeypatch, device, kernel, is_graph):
-    """This also holds if kernels/ was copied without tasks/. A task that inserts text has its own
-    rollout."""
+    """A task that inserts text has its own rollout."""
     cfg = config(device=device, kernel=kernel)
-    expected = common.kernels.rollout if is_graph else None
-    assert load_task(cfg).rollout is expected
-    assert load_task(dataclasses.replace(cfg, task="lookup")).rollout.func is calls.rollout
-    monkeypatch.setattr(common, "optional", lambda module: None)
-    assert load_task(dataclasses.replace(cfg, task="arithmetic")).rollout is expected
+    policy = grpo.GPT(cfg)
+    T = torch.tensor([cfg.max_completion_length])
+    monkeypatch.setattr(
+        grpo, "encode_prompts", lambda *given: common.encode_prompts(*given[:2], "cpu"))
+    monkeypatch.setattr(common.kernels, "applies", lambda *_: False)
+    monkeypatch.setattr(common.kernels, "rollout", lambda *given: (*grpo.rollout(*given)[:4], T))
+    for name in ("arithmetic", "lookup"):
+        task = load_task(dataclasses.replace(cfg, task=name))
+        batch = grpo.complete(policy, task, cfg, common.sample_problems(task, 1, 0))
+        assert (batch.lengths is T) == (is_graph and name == "arithmetic")
 
 
 def test_nano_samples_from_the_probabilities_that_it_trains():

@@ -9,14 +9,14 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # A change of a dozen lines fits. What does not fit needs a simpler idea or another file.
-MOST_LINES = {"common.py": 360, "plumbing.py": 450, "machinery": 225, "lesson": 300, "ppo.py": 374,
+MOST_LINES = {"common.py": 357, "plumbing.py": 450, "machinery": 225, "lesson": 300, "ppo.py": 374,
               "grpo.py as a whole": 525, "nano.py": 215, "real.py": 255}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python in a folder, with the folders in it; "." has only its files. If your change needs more,
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
-MOST_OF_A_FOLDER = {".": 3800, "tasks": 1760, "kernels": 730, "examples": 1240, "vectors": 1160,
-                    "report": 860, "pretrained": 1820, "learn": 3520, "lab": 3240, "tests": 11050}
+MOST_OF_A_FOLDER = {".": 3810, "tasks": 1740, "kernels": 730, "examples": 1200, "vectors": 1160,
+                    "report": 865, "pretrained": 1820, "learn": 3520, "lab": 3240, "tests": 11105}
 
 
 @pytest.mark.parametrize("name", SOURCES)

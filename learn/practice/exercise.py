@@ -52,7 +52,8 @@ class Exercise:
         homes = {(blank.function, blank.number) for blank in blanks}
         self.blanks = {}
         for blank in blanks:
-            if not any((name, blank.number) in homes for name in calls(blank.nodes[-1])):
+            called = [name for node in blank.nodes for name in calls(node)]
+            if not any((name, blank.number) in homes for name in called):
                 self.blanks.setdefault(blank.function, []).append(blank)
 
     def tag(self, node):

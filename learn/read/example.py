@@ -5,6 +5,7 @@ No network, sampler or optimizer runs. This file defines what they would produce
 outputs, and the policy after a step. The numbers on a page come from the second pass, for which the
 policy has moved.
 """
+import copy
 import functools
 import importlib
 import shlex
@@ -108,6 +109,7 @@ def run(name, flags, *watched):
     task = common.Arithmetic(script.verify)
     run = mock.Mock(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0)
     networks = []
+    run.begin = lambda: copy.deepcopy(networks[0])      # the base
 
     def make(*network):
         networks.append(Network(*network))

@@ -1,0 +1,100 @@
+"""The task that --task, --reward and --curriculum name, and the defaults of flags that it has.
+
+plumbing.py calls `defaults`, and common.py `load`.
+"""
+import dataclasses
+import functools
+import importlib
+import inspect
+import random
+import re
+import sys
+from pathlib import Path
+
+import common
+import tasks
+from tasks import Arithmetic, Task, calls, mix, rewards
+
+common.tasks = sys.modules[__name__]
+
+
+def find(name):
+    """Find the class of a task. Exits with one line if there is none. -> subclass of Task"""
+    if name == "arithmetic":
+        return Arithmetic
+    path = Path(tasks.__file__).parent / f"{name}.py"
+    if not (name.isidentifier() and path.is_file()):
+        common.fail(f"--task {name}: there is no {path}; the tasks are {', '.join(names())}")
+    module = importlib.import_module(f"tasks.{name}")
+    classes = [value for value in vars(module).values() if inspect.isclass(value)
+               and issubclass(value, Task) and value.__module__ == module.__name__]
+    if len(classes) != 1:
+        common.fail(f"--task {name}: {path} does not define one subclass of tasks.Task")
+    for method in ("sample", "demonstration", "verify"):
+        if not hasattr(classes[0], method):
+            common.fail(f"--task {name}: {path} does not define {method}")
+    return classes[0]
+
+
+def names():
+    """List the tasks, which are recognized by the text of their files. -> list of str"""
+    defining = re.compile(r"(?ms)^class \w+\((tasks\.)?(Task|Turns)\):.*^    def demonstration\(")
+    files = sorted(Path(tasks.__file__).parent.glob("*.py"))
+    found = [path.stem for path in files if defining.search(path.read_text("utf-8"))]
+    return ["arithmetic", *found]
+
+
+def defaults(config_class, task_flag):
+    """Collect the defaults of flags that the tasks define; if several define one, the largest. Only
+    scripts that have the flag, and small policies, use them. -> dict"""
+    classes = [find(part.partition(":")[0]) for part in task_flag.split(",")]
+    chosen = {}
+    if not getattr(config_class, "has_task_defaults", True):
+        return chosen
+    for field in dataclasses.fields(config_class):
+        if any(field.name in task.defaults for task in classes):
+            values = [task.defaults.get(field.name, field.default) for task in classes]
+            chosen[field.name] = field.type(max(values))
+    return chosen
+
+
+def load(cfg, verify):
+    """Make the task that the flags name: one task, or a mix if they name several (A,B), changed by
+    --reward and --curriculum. `verify` is the script's verifier of arithmetic. Exits with one line
+    if flags do not fit the task. -> Task"""
+    parts = [load_part(cfg, part, verify) for part in cfg.task.split(",")]
+    task = parts[0]
+    if len(parts) > 1:
+        task = mix.Mix(cfg, parts)
+    if cfg.reward != "accuracy":
+        task = rewards.Rewards(cfg, task)
+    if cfg.curriculum:
+        task = mix.Curriculum(task)
+    if task.call_tokens:
+        task.rollout = functools.partial(calls.rollout, task)
+        task.sampled_masks = functools.partial(calls.sampled_masks, task)
+    return task
+
+
+def load_part(cfg, task_flag, verify):
+    """Make the task for NAME or NAME:LEVEL. Its attribute `machinery` is the script, whose tokens
+    the task may have to count. -> Task"""
+    name, _, level = task_flag.partition(":")
+    task_class = find(name)
+    if level and task_class.__init__ is Task.__init__:
+        common.fail(f"--task {task_flag}: {name} has no levels")
+    task = task_class(cfg, level, verify) if name == "arithmetic" else task_class(cfg, level)
+    if task.prompt_width is None:
+        common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define prompt_width")
+    task.machinery = sys.modules[verify.__module__]
+    check_splits(task)
+    return task
+
+
+def check_splits(task):
+    """Exit with one line if a task has hardly any problems for training or for evaluation."""
+    rng = random.Random(0)
+    for split in ("train", "test"):
+        drawn = (task.sample(rng)._replace(task=task.name) for _ in range(10_000))
+        if not any(task.is_held_out(problem) == (split == "test") for problem in drawn):
+            common.fail(f"--task {task.name}: has hardly any {split} problems; it needs variety")
