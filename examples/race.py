@@ -1,5 +1,5 @@
 """The first entries of the race (docs/race.md): our five algorithms, with the flags of their
-scripts. Only the learning rates are tuned, on bases that are not in the race.
+scripts, dpo.py with --online. Only the learning rates are tuned, on bases that are not in the race.
 """
 import copy
 import itertools

@@ -24,7 +24,8 @@ are in the same state, whatever their numbers. S is 0 if no other turn is in thi
   A_ik  = A_i + omega S_ik                                                           (5)
 
 A turn is what the policy wrote between two responses, and all its tokens get the advantage of the
-turn. Text after the end of an episode belongs to no turn, so only (1) applies to it.
+turn. Text after the end of an episode belongs to no turn: in --adv_estimator reward_to_go its
+advantage is 0, and in gigpo only (1) applies to it.
 
 Departures: the paper divides by std or by 1, and so does --scale_rewards group or none. In (1), the
 paper's code counts an episode once for each of its turns, but we count it once, as the paper does.

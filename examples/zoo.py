@@ -1,8 +1,8 @@
-"""The zoo: losses and advantages of TRL and verl that grpo.py lacks, each as one function.
+"""The zoo: more losses and advantages of TRL and verl, each as one function.
 
 --loss_type names what replaces L_t in grpo.py. While pi = pi_old, each loss except Clip-Cov has the
-gradient of -A log pi. They differ in what happens to a token once its ratio has moved, which
-docs/zoo.md shows in one picture. rho_t, A and L are those of grpo.py; sg is stop-gradient.
+gradient of -A log pi. They differ in what happens to a token once its ratio has moved; docs/zoo.md
+has a picture of most of them. rho_t, A and L are those of grpo.py; sg is stop-gradient.
 
 A ratio misleads about rare and about likely tokens: a rare one may well become ten times as likely,
 but one of 0.99 should not fall to 0.8. So DPPO (2602.04879) bounds how far the probability p of a
@@ -63,10 +63,10 @@ that depends on the output. If the loss divides by |o_i|, all three change it (d
   g_t   = 1 - 2 pi(o_t) + sum_v pi(v)^2                                                  (16)
   b     = r(greedy output)                                                               (17)
 
-The losses of prime-rl are dppo_tv with other constants. Its default also penalizes the distance
-from pi_old, with delta = 0.2 and c = 0.001 (--dppo_tv_kl_tau). D_t may also be large because the
-sampler computes differently, so its loss ipo leaves out even tokens that come back
-(--dppo_tv_two_sided), with delta = 0.1:
+prime-rl has had losses that are dppo_tv with other constants. One also penalizes the distance from
+pi_old, with delta = 0.2 and c = 0.001 (--dppo_tv_kl_tau). D_t may also be large because the sampler
+computes differently, so its loss ipo leaves out even tokens that come back (--dppo_tv_two_sided),
+at first with delta = 0.1:
 
   L_t   = -M_t rho_t A + c (log rho_t)^2                                                 (18)
   M_t   = 0 if D_t > delta, else 1                                                       (19)
