@@ -124,7 +124,8 @@ def make_problems():
         return ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]} "
 
     descending = itertools.combinations(range(JOB.largest, 1, -1), JOB.numbers)
-    sets = sorted(one for one in descending if f"\n{named(one)}" not in f"\n{JOB.examples}")
+    sets = sorted(one for one in descending
+                  if f"\n{named(one)}" not in f"\n{JOB.examples}")
     rng, rows = random.Random(0), []
     rng.shuffle(sets)
     for numbers in sets:

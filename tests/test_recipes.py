@@ -200,45 +200,41 @@ def test_two_steps_of_trl_have_our_losses_and_gradients(flags, tmp_path, monkeyp
     def gradients(model):
         return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
-    def recorded(policy, parameters, batch, *rest, backward=train.backward):
+    def backward(policy, parameters, batch, *rest, backward=train.backward):
         metrics = backward(policy, parameters, batch, *rest)
         ours.append((metrics["loss"], gradients(policy.model), batch))
         return metrics
 
-    class Recorder(TrainerCallback):
-        def on_pre_optimizer_step(self, *_, model, **__):
-            theirs.append((sum(losses), gradients(model)))
-            losses.clear()
-
     def rollout(prompts, _):            # our outputs, in the order of the prompts
+        batch = ours[0][2]
         asked = [problem.prompt for problem in batch.problems]
         rows = [asked.index(prompt) + i % 8 for i, prompt in enumerate(prompts)]
-        outputs = {"completion_ids": batch.tokens, "logprobs": batch.logps}
-        return {name: [x[i, :batch.lengths[i]].tolist() for i in rows]
-                for name, x in outputs.items()} | {
-            "prompt_ids": [[i for i in batch.prompts[row].tolist() if i >= 0] for row in rows],
-            "given": batch.rewards.flatten()[rows].tolist()}
+        tokens = [batch.tokens[i, :batch.lengths[i]].tolist() for i in rows]
+        return {"completion_ids": tokens, "logprobs": tokens,           # the second is not used
+                "prompt_ids": [[i for i in batch.prompts[row].tolist() if i >= 0] for row in rows],
+                "given": batch.rewards.flatten()[rows].tolist()}
     Path(tmp_path, "mine.py").write_text(
         "def mod(completion_ids, **_):\n    return [sum(ids) % 3 for ids in completion_ids]\n")
     Path(tmp_path, "train.jsonl").write_text("\n".join(
         json.dumps({"prompt": f"({i}+{i * i})="}) for i in range(30)))
     model = str(save_random(tmp_path / "model"))
-    monkeypatch.setattr(train, "backward", recorded)
+    monkeypatch.setattr(train, "backward", backward)
     with at_work(tmp_path):
         train.main(arguments(FLAGS | {
             "model": model, "data": "train.jsonl", "reward_file": "mine.py", "num_iterations": 2,
             "micro_batch_size": 8, "max_grad_norm": 0, "learning_rate": 1e-3} | flags))
         capsys.readouterr()
         elsewhere.main(["run"])
-        code, names = capsys.readouterr().out.partition("# verl")[0], vars(trl).copy()
+        code, names = capsys.readouterr().out.partition("# verl")[0], {}
         exec(code, {"GRPOConfig": trl.GRPOConfig}, names)
-        batch = ours[0][2]
-        rows = [{"prompt": prompt} for prompt in {problem.prompt for problem in batch.problems}]
-        trainer = trl.GRPOTrainer(
-            model, lambda given, **_: given, names["args"], Dataset.from_list(rows),
-            callbacks=[Recorder()], rollout_func=rollout)
-        compute = trainer._compute_loss
+        rows = [{"prompt": prompt} for prompt in {one.prompt for one in ours[0][2].problems}]
+        trainer = trl.GRPOTrainer(model, lambda given, **_: given, names["args"],
+                                  Dataset.from_list(rows), rollout_func=rollout)
+        compute, recorder = trainer._compute_loss, TrainerCallback()
         trainer._compute_loss = lambda *inputs: losses.append(compute(*inputs)) or losses[-1]
+        recorder.on_pre_optimizer_step = lambda *_, model, **__: theirs.append(
+            (sum(losses[-names["args"].gradient_accumulation_steps:]), gradients(model)))
+        trainer.add_callback(recorder)
         trainer.train()
     assert len(ours) == len(theirs) == 2
     for (loss, mine, _), (their_loss, other) in zip(ours, theirs):
