@@ -325,7 +325,7 @@ def cells(job, runs):
     counts = numpy.array([one["counts"] for one in runs]).reshape(len(runs), -1, 3)
     low, high = student(counts.mean(axis=(0, 2)) / job.K)
     scores = [f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
-              ", ".join(f"{one['pass@1']:.3f}" for one in runs[:len(runs) * (len(runs) > 1)]),
+              ", ".join(f"{one['pass@1']:.3f}" for one in runs),
               f"{statistics.mean(one['greedy'] for one in runs):.3f}", f"{(counts > 0).mean():.3f}",
               f"{statistics.mean(one['formed'] for one in runs):.3f}"]
     if "steps" not in runs[0]:
