@@ -8,10 +8,11 @@ FORM = re.compile(r"[1-9]\d{0,2}( [-+*] [1-9]\d{0,2})+", re.ASCII)
 def _is_right(text, answer):
     """Whether a completion is right. answer: the numbers and the value. -> float"""
     text = text.strip()
+    if FORM.fullmatch(text) is None:
+        return 0.0
     *numbers, value = answer
     found = sorted(map(int, re.findall("[0-9]+", text)))
-    return float(FORM.fullmatch(text) is not None and found == sorted(numbers)
-                 and eval(text) == value)
+    return float(found == sorted(numbers) and eval(text) == value)
 
 
 def correct(completions, answer, **columns):
