@@ -104,11 +104,11 @@ race: $(READY)           ## make race ENTRY=mine.py:train: its sampled tokens un
 bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.measure kernels
 
-gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py and pretrained/train.py: runs/gemma/
+gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py and pretrained/train.py (50 minutes on a CPU)
 	.venv-gemma/bin/python -m pytest -q tests/test_gemma.py
 	.venv-gemma/bin/python -m lab.gemma
 
-gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (hours): docs/gemma.json
+gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (4 hours on a CPU): docs/gemma.json
 	.venv-gemma/bin/python -m lab.gemma --sweep
 
 recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages

@@ -1,13 +1,13 @@
 """Test how lab/gemma.py saves the model that transformers reads, and that it keeps each run."""
 import contextlib
-import io
+import itertools
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from small_models import NEEDS, load_example, save_random
+import torch
+from small_models import NEEDS, save_random
 from small_runs import at_work
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
@@ -48,62 +48,77 @@ def test_a_model_in_gguf_is_saved_so_that_texts_also_end_with_their_line(tmp_pat
 def small(tmp_path, monkeypatch):
     """A tiny random Gemma 3 as the base, whose runs are short and in this process."""
     base = save_random(tmp_path / "base", "gemma3_text", **TINY)
-    settings = {"FOLDER": tmp_path, "make_base": lambda: base, "NUM_TEST": 6, "LARGEST": 9,
-                "P": 2, "G": 2, "T": 3, "STEPS": 2, "EXAMPLES": ""}
-    for name, value in settings.items():
+    job = gemma.TWO._replace(
+        examples="", largest=9, held_out=2, K=2, P=2, G=2, T=3, M=4, steps=2)
+    for name, value in {"FOLDER": tmp_path, "make_base": lambda: base, "JOB": job}.items():
         monkeypatch.setattr(gemma, name, value)
-    for name in ("P", "G", "T", "RATE", "HELD_OUT", "verify"):
+    for name in ("P", "G", "T", "N", "M", "RATE", "HELD_OUT", "verify", "sample", "advantages",
+                 "surrogate_loss"):
         monkeypatch.setattr(real, name, getattr(real, name))
 
-    def execute(command, cwd, **_):
-        printed = io.StringIO()
-        with at_work(cwd), contextlib.redirect_stdout(printed):
-            exec(command[2], {})
-        return subprocess.CompletedProcess(command, 0, printed.getvalue())
-    monkeypatch.setattr(gemma.subprocess, "run", execute)
-    monkeypatch.setattr(gemma, "run", lambda script, folder, *flags: load_example().main(
-        [*map(str, flags), "--output_dir", str(folder)]))
+    class Here(contextlib.ExitStack):
+        def submit(self, function, *values):
+            with at_work(tmp_path), monkeypatch.context() as patch:
+                for name in ("sample", "advantages", "surrogate_loss"):
+                    patch.setattr(real, name, getattr(real, name))
+                found = function(*values)
+            return SimpleNamespace(result=lambda: found)
+    monkeypatch.setattr(gemma, "ProcessPoolExecutor", lambda *_: Here())
     return base
 
 
 def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watch, stops):
-    cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
+    rates = {gemma.ALL: (1e-3,), gemma.LORA: (1e-2,), gemma.CONTROL: (1e-3,)}
+    cases = gemma.cases_of(rates, (0,))
     evaluated = watch(gemma, "evaluate", lambda folder, problems: folder.name)
     first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
     kept = json.dumps(first)
-    calls = []
-    train = gemma.TRAIN[gemma.LORA]
-    monkeypatch.setattr(gemma, "TRAIN", {gemma.LORA: lambda *case: calls.append(1) or train(*case)})
+    called = watch(gemma, "train", lambda job, folder, method, *case: method)
     results = gemma.measure(tmp_path / "store.json", cases)
-    assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
+    assert called == [gemma.LORA, gemma.CONTROL]
+    assert json.dumps({name: results[name] for name in first}) == kept
     assert [*results] == ["machine", "settings", "base", *cases]
-    assert evaluated == ["base", "trained", "checkpoint-2"]
+    assert evaluated == ["base", "trained", "checkpoint-2", "trained"]
     for name in cases:
-        assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
+        steps = results[name]["steps"]
+        assert [step["reward"] for step in steps] == [0.0, 0.0] and steps[0]["time"] > 0
+        assert 0 < steps[1]["length"] <= 3 and len(results[name]["counts"]) == 6
+        assert ("entropy" in steps[1]) == (gemma.CONTROL not in name)
     assert json.loads((tmp_path / "store.json").read_text()) == results
-    monkeypatch.setattr(gemma, "STEPS", 3)
+    assert gemma.describe(results).count(" | 0.000 | 0.000 | ") == 4
+    monkeypatch.setattr(gemma, "JOB", gemma.JOB._replace(steps=3))
     stops("with other settings", gemma.measure, tmp_path / "store.json", cases)
 
 
-def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkeypatch):
-    load = real.load
+def test_the_control_learns_the_right_outputs_of_the_base(small, tmp_path, monkeypatch, watch):
+    gemma.make_problems()
+    monkeypatch.chdir(tmp_path)
+    samplers = watch(real, "sample", lambda policy, questions, greedy=False: (greedy, policy))
+    learned = watch(real, "descend", lambda policy, *_: policy)
+    gemma.TRAIN[gemma.CONTROL](small, 1e-3, 0)
+    assert [greedy for greedy, _ in samplers] == [True, False, False, True]
+    assert samplers[1][1] is samplers[2][1] is not learned[0]
+    logps, mask = -torch.rand(3, 4), torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
+    real.advantages(mask)                               # begins a step
+    loss = real.surrogate_loss(logps, logps, torch.tensor([[1.0], [0], [1]]), mask)
+    assert loss.item() == pytest.approx(-logps[[0, 0, 2], [0, 1, 0]].mean().item())
+    assert real.surrogate_loss(logps, logps, torch.zeros(3, 1), mask) == 0
 
-    def load_with_ends(folder):
+
+def test_a_text_counts_only_if_it_has_ended(small, monkeypatch):
+    def load(folder, load=real.load):
         policy = load(folder)
         policy.generation_config.eos_token_id = [*range(0, 500, 2)]
         return policy
-    monkeypatch.setattr(real, "load", load_with_ends)
-    monkeypatch.setattr(real, "T", 3)
-    monkeypatch.setattr(gemma, "T", 3)
+    monkeypatch.setattr(real, "load", load)
     prompts = [f"{i} and {i * i} make {chr(97 + i)}"[i % 5:] for i in range(24)]
-    policy = real.load(small)
-    expected = []
-    for row in real.sample(policy, real.encode(prompts, real.W), greedy=True)[:, real.W:].tolist():
-        row = [token for token in row if token != real.PAD]
-        expected.append(real.TOKENIZER.decode(row[:-1]).strip() if row[-1] % 2 == 0 else "")
-    assert "" in expected and len({*expected}) > 2
-    assert gemma.complete(small, prompts, 1, greedy=True) == expected
-    assert gemma.complete(small, prompts, 2, greedy=True)[::2] == expected
+    texts = gemma.complete(small, prompts, 1, greedy=True)
+    monkeypatch.setattr(real, "T", 3)
+    tokens = real.sample(load(small), real.encode(prompts, real.W), greedy=True)[:, real.W:]
+    has_ended = [bool((row[row != real.PAD] % 2 == 0).any()) for row in tokens]
+    assert not any(text for text, ended in zip(texts, has_ended) if not ended)
+    assert 0 < sum(has_ended) < 24 and len({*texts}) > 2
+    assert gemma.complete(small, prompts, 2, greedy=True)[::2] == texts
     assert len({*gemma.complete(small, prompts[:1], 40)}) > 2
 
 
@@ -111,31 +126,43 @@ def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     texts = {True: ["5 * 8", "9 - 4"],
              False: ["5 * 8", "8 * 5", "5 + 8", "40", "9 - 4", "", "", ""]}
     monkeypatch.setattr(gemma, "complete", lambda folder, prompts, n, greedy=False: texts[greedy])
+    monkeypatch.setattr(gemma, "JOB", gemma.TWO._replace(K=4))
     scores = gemma.evaluate("", [{"prompt": "a\nb", "answer": [5, 8, 40]},
                                  {"prompt": "c\nd", "answer": [9, 4, 13]}])
     assert scores["counts"] == [2, 0] and scores["pass@1"] == 2 / 8 and scores["greedy"] == 1 / 2
-    assert scores["formed"] == 4 / 8 and scores["right of formed"] == 2 / 4
+    assert scores["formed"] == 4 / 8
     assert scores["samples"] == [["b", *texts[False][:4]]]
 
 
 @pytest.mark.parametrize("text, is_right", [
     ("14 - 3", True), (" 14 - 3\n", True), ("3 - 14", False), ("14 - 3 = 11", False),
-    ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False)])
+    ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False),
+    ("3 - 14 + 22", False), ("014 - 3", False)])
 def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
     found = gemma_reward.correct(completions=[text], answer=[[3, 14, 11]], prompts=[""])
     assert found == gemma_reward.reward(correct=found, completions=[text]) == [float(is_right)]
 
 
-def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("job, sizes", [(gemma.TWO, [258, 246]), (gemma.THREE, [300, 2595])])
+def test_held_out_problems_have_other_numbers_than_those_to_train_on(
+        job, sizes, tmp_path, monkeypatch):
     monkeypatch.setattr(gemma, "FOLDER", tmp_path)
+    monkeypatch.setattr(gemma, "JOB", job)
     held_out = gemma.make_problems()
     train = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
-    pairs = [{tuple(row["answer"][:2]) for row in rows} for rows in (held_out, train)]
-    assert not pairs[0] & pairs[1] and [len(held_out), len(train)] == [258, 246]
+    sets = [{tuple(row["answer"][:-1]) for row in rows} for rows in (held_out, train)]
+    assert not sets[0] & sets[1] and [len(held_out), len(train)] == sizes
+    assert len(held_out) == 3 * len(sets[0])
     for row in held_out + train:
-        a, b, value = row["answer"]
-        assert row["prompt"].endswith(f"\n{a} and {b} make {value}:") and a > b
-        assert value in (a + b, a - b, a * b) and row["prompt"].count(f"{a} and {b} ") == 1
+        *numbers, value = row["answer"]
+        names = f"{numbers[0]}, {numbers[1]} and" if numbers[2:] else f"{numbers[0]} and"
+        names += f" {numbers[-1]} "
+        assert row["prompt"].endswith(f"\n{names}make {value}:")
+        assert row["prompt"].count(f"\n{names}") == 1 and numbers == sorted(numbers)[::-1]
+        signs = itertools.product(job.signs, repeat=len(numbers) - 1)
+        texts = [str(numbers[0]) + "".join(f" {x} {y}" for x, y in zip(one, numbers[1:]))
+                 for one in signs]
+        assert any(gemma_reward.correct(texts, [row["answer"]] * len(texts)))
 
 
 def test_the_page_has_the_table_of_the_stored_runs():

@@ -1,5 +1,6 @@
 """Run the recipes of docs/recipes.md with their packages. `make recipes` installs the packages."""
 import json
+import math
 import os
 import re
 import runpy
@@ -94,6 +95,19 @@ def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
     assert real.verify(0, f"<answer>{sums[0]}</answer>") == 1
 
 
+def test_reward_functions_of_trl_may_be_plain_or_async_and_may_return_none(recipe):
+    Path("runs/gemma").mkdir(parents=True)
+    for name, numbers in (("train", range(6, 30)), ("test", range(2, 6))):
+        Path(f"runs/gemma/{name}.jsonl").write_text("\n".join(json.dumps(
+            {"prompt": f"{a} and 2 make {2 * a}:", "answer": [a, 2, 2 * a]}) for a in numbers))
+    recipe("transformers", "forms.py", [("--max_completion_length 10", "")])
+    assert steps("run")[0].keys() >= {f"rewards/{name}/mean" for name in
+                                      ("short", "spaced", "product")}
+    found = rated("forms.py", [{"answer": [7, 2, 14]}, {"answer": [9, 8, 72]}], ["7 * 2", "9*8"])
+    assert [row[2:] for row in found] == [pytest.approx(row, nan_ok=True)
+                                          for row in ([1, math.nan], [0, 1])]
+
+
 def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(recipe):
     recipe("math_verify", "no command")
     cases = [(r"\frac{1}{2}", "so $0.5$", 1), ("x+1", r"\boxed{1+x}", 1), ("5", "5 or 6", 0),
@@ -169,3 +183,60 @@ def test_a_judge_grades_completions_side_by_side(recipe):
     assert path == "/v1/chat/completions" and request["model"] == "judge" and max(most) > 8
     assert re.match(r"Question: \(.*\)=\n\nAnswer: ", request["messages"][1]["content"])
     assert 0 < steps("run")[0]["rewards/clarity/mean"] < 1
+
+
+@pytest.mark.parametrize("flags", [
+    {"beta": 0.1, "kl_estimator": "k3_ratio", "delta": 2.0}, {"loss_type": "dapo", "beta": 0.2},
+    {"method": "gspo", "epsilon": 1e-3}, {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    {"loss_type": "cispo", "scale_rewards": "batch"}])
+def test_two_steps_of_trl_have_our_losses_and_gradients(flags, tmp_path, monkeypatch, capsys):
+    trl = pytest.importorskip("trl", reason="needs pretrained/requirements-recipes.txt")
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+    from pretrained import elsewhere
+    train, ours, theirs, losses = load_example(), [], [], []
+
+    def gradients(model):
+        return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+    def backward(policy, parameters, batch, *rest, backward=train.backward):
+        metrics = backward(policy, parameters, batch, *rest)
+        ours.append((metrics["loss"], gradients(policy.model), batch))
+        return metrics
+
+    def rollout(prompts, _):            # our outputs, in the order of the prompts
+        batch = ours[0][2]
+        asked = [problem.prompt for problem in batch.problems]
+        rows = [asked.index(prompt) + i % 8 for i, prompt in enumerate(prompts)]
+        tokens = [batch.tokens[i, :batch.lengths[i]].tolist() for i in rows]
+        return {"completion_ids": tokens, "logprobs": tokens,           # the second is not used
+                "prompt_ids": [[i for i in batch.prompts[row].tolist() if i >= 0] for row in rows],
+                "given": batch.rewards.flatten()[rows].tolist()}
+    Path(tmp_path, "mine.py").write_text(
+        "def mod(completion_ids, **_):\n    return [sum(ids) % 3 for ids in completion_ids]\n")
+    Path(tmp_path, "train.jsonl").write_text("\n".join(
+        json.dumps({"prompt": f"({i}+{i * i})="}) for i in range(30)))
+    model = str(save_random(tmp_path / "model"))
+    monkeypatch.setattr(train, "backward", backward)
+    with at_work(tmp_path):
+        train.main(arguments(FLAGS | {
+            "model": model, "data": "train.jsonl", "reward_file": "mine.py", "num_iterations": 2,
+            "micro_batch_size": 8, "max_grad_norm": 0, "learning_rate": 1e-3} | flags))
+        capsys.readouterr()
+        elsewhere.main(["run"])
+        code, names = capsys.readouterr().out.partition("# verl")[0], {}
+        exec(code, {"GRPOConfig": trl.GRPOConfig}, names)
+        rows = [{"prompt": prompt} for prompt in {one.prompt for one in ours[0][2].problems}]
+        trainer = trl.GRPOTrainer(model, lambda given, **_: given, names["args"],
+                                  Dataset.from_list(rows), rollout_func=rollout)
+        compute, recorder = trainer._compute_loss, TrainerCallback()
+        trainer._compute_loss = lambda *inputs: losses.append(compute(*inputs)) or losses[-1]
+        recorder.on_pre_optimizer_step = lambda *_, model, **__: theirs.append(
+            (sum(losses[-names["args"].gradient_accumulation_steps:]), gradients(model)))
+        trainer.add_callback(recorder)
+        trainer.train()
+    assert len(ours) == len(theirs) == 2
+    for (loss, mine, _), (their_loss, other) in zip(ours, theirs):
+        assert loss == pytest.approx(their_loss.item(), abs=1e-4) and mine.keys() == other.keys()
+        assert max((mine[name] - other[name]).abs().max() for name in mine) < 1e-4
