@@ -131,7 +131,7 @@ def complete(folder, prompts, n, greedy=False):
             is_end = torch.isin(tokens[:, W:], ends)
             if is_end.any(dim=1).all():
                 break
-            logits = real.logits_after(policy, tokens, 1, cache)
+            logits = real.logits_after(policy, tokens, 1, cache, slice(-1, None))
         for row, has_ended in zip(tokens[:, W:].tolist(), is_end.tolist()):
             length = has_ended.index(True) if True in has_ended else 0
             texts.append(real.TOKENIZER.decode(row[:length]).strip())
