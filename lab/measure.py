@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import runpy
 import statistics
 import subprocess
 import sys
@@ -293,6 +294,8 @@ def write_model(folder):
                             pad_token="<|pad|>", padding_side="left").save_pretrained(folder)
     rows = [{"prompt": f"{i} " * (PROMPT // 3), "answer": "1"} for i in range(10, 99)]
     Path(folder, "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path(folder, "odd.py").write_text(          # rewards that differ, so that there is a gradient
+        "def odd(completions, **_):\n    return [len(text) % 2.0 for text in completions]\n")
 
 
 def step(trainer, folder, outputs):
@@ -310,10 +313,10 @@ def step(trainer, folder, outputs):
         gap, length = re.findall("gap ([^,]+), step .* tokens (.+)", printed.getvalue())[-1]
     elif trainer == "pretrained/train.py":
         from pretrained import train
-        train.main(f"--model {folder} --data {data} --output_dir run --num_prompts {outputs // 8} "
-                   f"--num_generations 8 --max_completion_length {OUTPUT} --max_steps 3 "
-                   "--num_eval_problems 1 --num_eval_samples 1 --beta 0 --num_threads "
-                   f"{torch.get_num_threads()}".split())
+        train.main(f"--model {folder} --data {data} --reward_file {folder}/odd.py --output_dir run "
+                   f"--num_prompts {outputs // 8} --num_generations 8 --max_steps 3 --beta 0 "
+                   f"--max_completion_length {OUTPUT} --num_eval_problems 1 --num_eval_samples 1 "
+                   f"--num_threads {torch.get_num_threads()}".split())
         last = read_log("run", "metrics")[-1]
         gap, length = last[DIFFERENCE], last["completions/mean_length"]
     else:
@@ -324,8 +327,7 @@ def step(trainer, folder, outputs):
             gradient_accumulation_steps=max(1, outputs // 16), max_completion_length=OUTPUT,
             max_steps=3, logging_steps=1, report_to=[], bf16=NAME != "cpu")
         job = trl.GRPOTrainer(
-            folder, args=flags, reward_funcs=lambda completions, **_: [
-                float(len(text) % 2) for text in completions],
+            folder, args=flags, reward_funcs=runpy.run_path("odd.py")["odd"],
             train_dataset=datasets.load_dataset("json", data_files=data, split="train"))
         job.train()
         length = [line["completions/mean_length"] for line in job.state.log_history[:-1]][-1]

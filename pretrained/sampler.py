@@ -8,9 +8,9 @@ import time
 import torch
 import transformers
 from torch import nn
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import common
-import real
 from pretrained import models
 from pretrained import run as processes
 from pretrained.policy import NO_TOKEN, score, score_all
@@ -87,7 +87,7 @@ def can_record(policy, completions):
     can be copied, and no environment inserts text."""
     layers = {*map(type, transformers.DynamicCache(config=policy.model.config).layers)}
     can_copy = policy.cfg.device == "cuda" and not models.is_quantized(policy.model)
-    is_fixed = layers <= {real.DynamicLayer, real.DynamicSlidingWindowLayer}
+    is_fixed = layers <= {DynamicLayer, DynamicSlidingWindowLayer}
     return can_copy and is_fixed and not any(one.calls for one in completions)
 
 
@@ -95,6 +95,7 @@ def generate_recorded(policy, prompts, completions, cfg, uniforms=None):
     """Do the same as `generate` with the sampler of real.py, which records the kernels of a token.
     The weights are a copy in the dtype of products, so none is cast at each token. As the entropy,
     each token gets minus its log-probability, whose mean is the entropy."""
+    import real  # here, because it looks for a GPU
     weights = {id(weight): weight.to(getattr(torch, cfg.dtype))
                for weight in policy.model.parameters()}
     model = copy.deepcopy(policy.model, weights).eval()         # its buffers are not rounded

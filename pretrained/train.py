@@ -45,7 +45,6 @@ try:
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r pretrained/requirements.txt")
 
-# Shapes are those of the scripts
 METHODS = {"grpo": grpo, "gspo": gspo}
 
 
@@ -56,8 +55,7 @@ OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_
               "entropy_coef", "overlong_buffer")
 OF_FILES = {"data", "eval_data", "reward_file"}         # which may move, but not change
 OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "engine_memory"}
-
-MICRO_BATCH = max(8, int(torch.cuda.mem_get_info()[0] / 2.5e9)) if common.HAS_CUDA else 8
+GB = torch.cuda.get_device_properties(0).total_memory / 1e9 if common.HAS_CUDA else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Config(grpo.Config):
     learning_rate: float = 1e-6         # learning rate of AdamW
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"     # decay after warmup
     warmup_steps: int = 0               # steps over which the learning rate grows to its full value
-    micro_batch_size: int = MICRO_BATCH     # rows per backward pass; more if they are short
+    micro_batch_size: int = max(8, int(GB / 2.5))   # rows per backward pass; more if they are short
     gradient_checkpointing: bool = False    # store few activations, compute others twice
     save_steps: int = 10                # steps between checkpoints, each of 12 bytes per parameter
     num_threads: int = 1                # CPU threads per operation

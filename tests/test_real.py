@@ -143,25 +143,6 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
-def test_samples_come_from_pi_itself_and_an_evaluation_is_greedy(tmp_path, monkeypatch, capsys):
-    """The mean log pi of samples is minus the entropy of pi, unless they come from another one."""
-    monkeypatch.setattr(real, "T", 1)
-    monkeypatch.setattr(real, "TEMPERATURE", 0.4)
-    policy = real.load(random_model(tmp_path))
-    torch.manual_seed(0)
-    questions = real.encode(["(3+4)="], real.W)
-    log_pi = real.logits_after(policy, questions, 1)[0, 0].log_softmax(-1).detach()
-    with torch.no_grad():
-        uniforms = 1 - torch.rand(4_000, 1)
-        _, logps = real.sample_few(policy, questions.expand(4_000, -1), uniforms, False)
-    entropy = -(log_pi.exp() * log_pi).sum().item()
-    assert abs(logps.mean().item() + entropy) < 0.1
-    assert ((2 * log_pi).softmax(-1) @ log_pi).item() + entropy > 0.3       # at half of it
-    monkeypatch.setattr(real, "T", 24)
-    problems = [(question, "7") for question in QUESTIONS]
-    assert real.evaluate(policy, problems) == real.evaluate(policy, problems)
-
-
 def test_weights_are_trained_in_float32_whatever_the_folder_has(tmp_path):
     """In bfloat16, a step of 1e-6 changes hardly any weight."""
     folder = random_model(tmp_path)
@@ -224,13 +205,15 @@ def test_a_recorded_sampler_is_a_policy_without_a_cache(family, tmp_path, monkey
 
 
 def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(tmp_path, monkeypatch, capsys):
-    policy = real.load(random_model(tmp_path))
-    found = []
+    """And an evaluation is greedy."""
+    policy, found = real.load(random_model(tmp_path)), []
     for N in (3, 20):
         monkeypatch.setattr(real, "N", N)
         torch.manual_seed(0)
         found.append(real.sample(policy, real.encode(QUESTIONS * 4, real.W)))
     assert torch.equal(*found)
+    problems = [(question, "7") for question in QUESTIONS]
+    assert real.evaluate(policy, problems) == real.evaluate(policy, problems)
 
 
 def test_the_copy_that_samples_is_rounded_except_for_its_angles(tmp_path, monkeypatch, capsys):

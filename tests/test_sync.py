@@ -16,7 +16,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
 MOST_OF_A_FOLDER = {".": 3800, "tasks": 1760, "kernels": 730, "examples": 1240, "vectors": 1160,
-                    "report": 860, "pretrained": 1820, "learn": 3520, "lab": 3240, "tests": 11050}
+                    "report": 860, "pretrained": 1850, "learn": 3520, "lab": 3320, "tests": 11180}
 
 
 @pytest.mark.parametrize("name", SOURCES)
