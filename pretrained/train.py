@@ -61,7 +61,7 @@ GB = torch.cuda.get_device_properties(0).total_memory / 1e9 if common.HAS_CUDA e
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
     model: str = ""                     # causal language model: a folder, a run, a name on the Hub
-    dtype: Literal["float32", "bfloat16"] = None    # of products, not of weights; None: by device
+    dtype: Literal["float32", "bfloat16"] = None    # dtype of products; None: bfloat16 on CUDA
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
     lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
@@ -149,7 +149,7 @@ def load_task(cfg):
     return own.Own(cfg, task) if cfg.reward_file else task
 
 
-# ---- 2. batches --------------------------------------------------------------------------------
+# ---- 2. batches ------------------------------------------------------------------------------
 
 def sample_batch(policy, task, cfg, step):
     """Sample and reward G completions of each of P problems, with the scripts' random numbers: the
@@ -281,7 +281,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
         log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
         log_s = gspo.log_ratio(logps.detach(), old_logps, mask) if method is gspo else log_rho
         clipped = grpo.is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high) * mask
-        sums["loss"] += loss.detach().double()
+        sums["loss"] += loss.detach()
         sums["clipped"] += clipped.sum()
         sums["difference"] += log_rho.abs().sum()
         largest.append(log_rho.abs().max())
