@@ -12,13 +12,13 @@ Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat th
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
 of rows in a shape, and pi_old sampled the outputs. The training step is nano.py's, line by line.
-The trained model is saved in `trained`, or trained-2, -3 ... if there is such a folder. To train an
-adapter (LoRA), use RATE = 3e-5, and after load
+The model is saved in `trained`, or trained-2 ... For an adapter (LoRA), RATE = 3e-5; after load
     from peft import LoraConfig, get_peft_model
     policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
 pretrained/train.py adds the KL to the base (4), flags, resuming, several GPUs, vLLM and tools.
 """
 import atexit
+import copy
 import json
 import os
 import random
@@ -32,19 +32,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 P = 32              # questions in a step
 G = 8               # outputs to each question; an update uses half of the P * G outputs
 W = 512             # tokens in a question, at most
 T = 256             # tokens in an output, at most
-N = 64              # outputs to sample at a time; their keys and values need memory
-M = 4               # outputs to score at a time; their M * T * V logits need memory
+M = max(1, int(torch.cuda.mem_get_info()[0] / 5e9)) if DEVICE == "cuda" else 4
+N = 16 * M          # outputs to sample at a time; M are scored at a time: both need free memory
 TEMPERATURE = 1.0
 RATE = 1e-6         # learning rate in the first step, from which it falls to 0
 HELD_OUT = 100      # questions in an evaluation, at most a tenth of all
 PAD = -1            # fills a row before its question and after its output; no model has this token
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-AUTOCAST = torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda")     # for products only
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32   # of products, not of weights
 PROBLEMS, UNUSED = [], []               # to train on; UNUSED are left over in this pass
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
@@ -109,57 +110,74 @@ def load(model):
     policy.generation_config.do_sample = True   # or a temperature in it makes save_pretrained fail
     return policy.eval()                        # without dropout, or the first ratios were not 1
 
-def logits_after(policy, tokens, n, cache=None):
-    """Logits after each of the last n tokens; the model never sees PAD. (B, L) -> (B, n, V)"""
-    start = 0 if cache is None else cache.get_seq_length()      # earlier tokens are in the cache
+def logits_after(policy, tokens, n, cache=None, at=slice(None)):
+    """Logits after the last n of columns `at`; the model never sees PAD. (B, L) -> (B, n, V)"""
     is_token = tokens != PAD                                                # (B, L)
     positions = (is_token.cumsum(1) - 1).clamp(min=0)                       # (B, L)
-    return policy(
-        input_ids=tokens[:, start:].clamp(min=0), position_ids=positions[:, start:],
+    return policy(                              # earlier columns are in the cache
+        input_ids=tokens[:, at].clamp(min=0), position_ids=positions[:, at],
         attention_mask=is_token.long(), past_key_values=cache, use_cache=cache is not None,
         logits_to_keep=n).logits.float() / TEMPERATURE
 
-@AUTOCAST
-def logprobs_of_few(policy, tokens, n):
-    """log pi of the last n tokens, and 0.0 where there is PAD. (M, L) -> (M, n)"""
+@torch.autocast(DEVICE, DTYPE, enabled=DEVICE == "cuda")
+def logprobs_of_few(policy, tokens):
+    """log pi(o_t | q, o_<t), and 0.0 where there is PAD. (M, W + T) -> (M, T)"""
+    n = int((tokens[:, W:] != PAD).any(0).sum())                # tokens of the longest output
+    tokens = tokens[:, (tokens != PAD).any(0)]                  # without empty columns
     logits = logits_after(policy, tokens[:, :-1], n).flatten(0, 1)          # (M * n, V)
     outputs = tokens[:, -n:].flatten()                                      # (M * n,)
-    return -F.cross_entropy(logits, outputs, reduction="none", ignore_index=PAD).view(-1, n)
+    logps = -F.cross_entropy(logits, outputs, reduction="none", ignore_index=PAD)
+    return F.pad(logps.view(-1, n), (0, T - n))
 
 def logprobs(policy, tokens):
     """log pi(o_t | q, o_<t), and a mask: 1.0 up to the end, else 0.0. (B, W + T) -> 2 x (B, T)"""
-    parts = []
-    for few in tokens.split(M):                     # backward will compute their logits once more
-        is_used = (few != PAD).any(0)                           # columns that contain a token
-        n = int(is_used[W:].sum())                              # tokens of the longest output
-        logps = checkpoint(logprobs_of_few, policy, few[:, is_used], n, use_reentrant=False)
-        parts.append(F.pad(logps, (0, T - n)))
-    return torch.cat(parts), (tokens[:, W:] != PAD).float()
+    parts = [checkpoint(logprobs_of_few, policy, few, use_reentrant=False) if len(tokens) > M
+             else logprobs_of_few(policy, few) for few in tokens.to(DEVICE).split(M)]
+    return torch.cat(parts).cpu(), (tokens[:, W:] != PAD).float()
 
-@AUTOCAST
-def sample_few(policy, questions, greedy):
+def sample_few(policy, questions, uniforms, greedy):
     """Questions with outputs, and log pi of their tokens. (N, W) -> (N, W + T), (N, T)"""
-    ends = torch.tensor(policy.generation_config.eos_token_id)
-    cache = DynamicCache(config=policy.config)
+    first = int((questions == PAD).sum(1).min()) // 16 * 16     # columns before it have no token
     tokens = F.pad(questions, (0, T), value=PAD)
-    logps = torch.zeros(len(questions), T)
-    first = int((questions == PAD).sum(1).min())                # where the longest question begins
-    has_ended = torch.zeros(len(questions), 1).bool()
+    logps = torch.zeros_like(uniforms)
+    ends = torch.tensor(policy.generation_config.eos_token_id, device=DEVICE)
+    layers = DynamicCache(config=policy.config).layers
+    is_fixed = {*map(type, layers)} <= {DynamicLayer, DynamicSlidingWindowLayer}
+    cache = Cache(layers=[StaticLayer(W + T - first) for _ in layers] if is_fixed else layers)
+    at = torch.arange(W - first, device=DEVICE)     # columns to read after `first`: the questions
+
+    def write():                                # reads the columns `at`, and writes the next one
+        seen = tokens[:, first:] if is_fixed else tokens[:, first:first + at[-1] + 1]
+        log_pi = logits_after(policy, seen, 1, cache, at)[:, 0].log_softmax(-1)     # (N, V)
+        cdf = log_pi.exp().cumsum(-1)
+        t = at[-1:] + 1 + first - W
+        drawn = torch.searchsorted(cdf, uniforms[:, t] * cdf[:, -1:])               # (N, 1)
+        token = log_pi.argmax(-1, keepdim=True) if greedy else drawn
+        has_ended = torch.isin(tokens[:, W:], ends).any(1, keepdim=True)
+        logps[:, t] = log_pi.gather(1, token)
+        tokens[:, W + t] = token.masked_fill(has_ended, PAD)
+
     for t in range(T):
-        log_pi = logits_after(policy, tokens[:, first:W + t], 1, cache)[:, 0].log_softmax(-1)
-        token = log_pi.argmax(-1, keepdim=True) if greedy else log_pi.exp().multinomial(1)
-        logps[:, t:t + 1] = log_pi.gather(1, token)                         # log_pi is (N, V)
-        tokens[:, W + t:W + t + 1] = token.masked_fill(has_ended, PAD)      # token is (N, 1)
-        has_ended |= torch.isin(token, ends)
-        if has_ended.all():
+        write()
+        at = at[-1:].add_(1)                    # in place, where a recording looks for it
+        if t == 1 and DEVICE == "cuda":         # Python starts kernels more slowly than they run
+            try:
+                with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+                    write()
+                write = graph.replay
+            except RuntimeError as error:       # an evaluation comes first
+                greedy and print("Sampling is slow, because it cannot be recorded:", error)
+        if (t % 16 == 0 or DEVICE == "cpu") and torch.isin(tokens[:, W:], ends).any(1).all():
             break
-    return tokens, logps
+    return tokens.cpu(), logps.cpu()
 
 @torch.no_grad()
 def sample(policy, questions, greedy=False):
     """Write an output after each question. PAD follows its end. (B, W) -> (B, W + T)"""
-    parts = [sample_few(policy, few, greedy) for few in questions.split(N)]
-    tokens, sampled_logps = map(torch.cat, zip(*parts))
+    model = copy.deepcopy(policy, {id(weight): weight.to(DTYPE) for weight in policy.parameters()})
+    uniforms = 1 - torch.rand(len(questions), T)    # for all rows, so that samples do not need N
+    rows = zip(questions.to(DEVICE).split(N), uniforms.to(DEVICE).split(N))
+    tokens, sampled_logps = map(torch.cat, zip(*[sample_few(model, *few, greedy) for few in rows]))
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
     gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
     cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
@@ -194,21 +212,6 @@ def evaluate(policy, problems):
     texts = decode(sample(policy, encode(questions, W), greedy=True))
     return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
 
-def make_folder(number=1):
-    """Make the folder trained, or trained-2, -3 ... to write over nothing. -> its name"""
-    folder = os.path.abspath(f"trained-{number}" if number > 1 else "trained")
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        return make_folder(number + 1)
-    atexit.register(remove_empty, folder)
-    return folder
-
-def remove_empty(folder):
-    """Remove the folder of a run that has saved nothing."""
-    if os.path.isdir(folder) and not os.listdir(folder):
-        os.rmdir(folder)
-
 def main(model, file=None, seed=0, steps=100):
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -221,11 +224,14 @@ def main(model, file=None, seed=0, steps=100):
     for _, answer in problems:
         verify(answer, "")                  # an answer that it cannot read ends the run now
     policy = load(model)
-    torch.set_default_device(DEVICE)                            # now, or `load` needs accelerate
     encode([question for question, _ in problems], W)           # each question has to fit
-    folder = make_folder()
+    names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
+    folder = os.path.abspath(next(name for name in names if not os.path.exists(name)))
+    os.mkdir(folder)                        # now, so no other run takes it; removed if it is empty
+    atexit.register(lambda: os.path.isdir(folder) and not os.listdir(folder) and os.rmdir(folder))
     print("held-out questions, before:", evaluate(policy, held_out), flush=True)
-    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
+                                  fused=DEVICE == "cuda")
     for step in range(steps):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])

@@ -158,11 +158,11 @@ def complete(folder, prompts, n, greedy=False):
     real = real_py()
     policy = real.load(folder)
     torch.manual_seed(0)
-    with torch.device(real.DEVICE), contextlib.redirect_stdout(None):
-        questions = real.encode([prompt for prompt in prompts for _ in range(n)], real.W)
+    questions = real.encode([prompt for prompt in prompts for _ in range(n)], real.W)
+    with contextlib.redirect_stdout(None):
         tokens = real.sample(policy, questions, greedy)
-        ends = torch.tensor(policy.generation_config.eos_token_id)
-        has_ended = torch.isin(tokens[:, real.W:], ends).any(dim=1).tolist()
+    ends = torch.tensor(policy.generation_config.eos_token_id)
+    has_ended = torch.isin(tokens[:, real.W:], ends).any(dim=1).tolist()
     return [text.strip() if ended else "" for text, ended in zip(real.decode(tokens), has_ended)]
 
 

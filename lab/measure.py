@@ -4,12 +4,17 @@
   python -m lab.measure nano 0 1 2      runs nano.py with each seed (make nano-seeds)
   python -m lab.measure engine          trains with vLLM, LoRA and bfloat16 (make engine)
   python -m lab.measure kernels         times kernels/logprob.py on a GPU (make bench)
+  python -m lab.measure step 64         times a step of 64 outputs on a real model: speed.md
 
 The numbers go to docs/NAME.json, and from there between their marks into README.md or a page.
 """
+import contextlib
 import functools
+import io
 import json
+import os
 import re
+import runpy
 import statistics
 import subprocess
 import sys
@@ -21,13 +26,14 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import common
 from kernels.logprob import logprob, logprob_torch
 from lab.docs import DOCS, MACHINE, ROOT, put, record, run, run_once, table
 from pretrained import export
 from report import parser, start
-from report.logs import read_summary
+from report.logs import read_log, read_summary
 
 NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
@@ -266,19 +272,103 @@ def kernels():
     put("logits", kernel_tables(), "bench")
 
 
+# ---- 4. a step on a real model ---------------------------------------------------------------
+
+TRAINERS = ["real.py", "pretrained/train.py"] + ["TRL"] * bool(find_spec("trl"))
+# Sizes of a Qwen3: on a GPU those of Qwen3-0.6B, on a CPU ten million parameters
+NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "head_dim", "intermediate_size", "vocab_size")
+SIZES = (256, 8, 8, 4, 32, 1024, 4096) if NAME == "cpu" else (1024, 28, 16, 8, 128, 3072, 151936)
+PROMPT, OUTPUT = (32, 16) if NAME == "cpu" else (128, 256)      # tokens
+OUTPUTS = ["16"] if NAME == "cpu" else ["64", "256"]            # in a step, 8 to a prompt
+
+
+def write_model(folder):
+    """Write a random model with a tokenizer of bytes, and prompts of nearly PROMPT tokens."""
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    config = Qwen3Config(**dict(zip(NAMES, SIZES)), eos_token_id=256, pad_token_id=257,
+                         bos_token_id=None, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=export.make_tokenizer(), eos_token="<|eos|>",
+                            pad_token="<|pad|>", padding_side="left").save_pretrained(folder)
+    rows = [{"prompt": f"{i} " * (PROMPT // 3), "answer": "1"} for i in range(10, 99)]
+    Path(folder, "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path(folder, "odd.py").write_text(          # rewards that differ, so that there is a gradient
+        "def odd(completions, **_):\n    return [len(text) % 2.0 for text in completions]\n")
+
+
+def step(trainer, folder, outputs):
+    """Let a trainer do three steps, and print the seconds, tokens and gap of the last one, and the
+    peak memory in GiB, as the last line."""
+    outputs, data, updates = int(outputs), f"{folder}/data.jsonl", []
+    register_optimizer_step_post_hook(lambda *_: updates.append(time.perf_counter()))
+    os.chdir(folder)
+    gap = None
+    if trainer == "real.py":
+        import real
+        vars(real).update(P=outputs // 8, G=8, W=PROMPT, T=OUTPUT, HELD_OUT=8)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            real.main(folder, data, steps=3)
+        gap, length = re.findall("gap ([^,]+), step .* tokens (.+)", printed.getvalue())[-1]
+    elif trainer == "pretrained/train.py":
+        from pretrained import train
+        train.main(f"--model {folder} --data {data} --reward_file {folder}/odd.py --output_dir run "
+                   f"--num_prompts {outputs // 8} --num_generations 8 --max_steps 3 --beta 0 "
+                   f"--max_completion_length {OUTPUT} --num_eval_problems 1 --num_eval_samples 1 "
+                   f"--num_threads {torch.get_num_threads()}".split())
+        last = read_log("run", "metrics")[-1]
+        gap, length = last[DIFFERENCE], last["completions/mean_length"]
+    else:
+        import datasets
+        import trl
+        flags = trl.GRPOConfig(
+            "run", per_device_train_batch_size=min(outputs, 16), num_generations=8, beta=0.0,
+            gradient_accumulation_steps=max(1, outputs // 16), max_completion_length=OUTPUT,
+            max_steps=3, logging_steps=1, report_to=[], bf16=NAME != "cpu")
+        job = trl.GRPOTrainer(
+            folder, args=flags, reward_funcs=runpy.run_path("odd.py")["odd"],
+            train_dataset=datasets.load_dataset("json", data_files=data, split="train"))
+        job.train()
+        length = [line["completions/mean_length"] for line in job.state.log_history[:-1]][-1]
+    peak = torch.cuda.max_memory_allocated() / 2**30 if NAME != "cpu" else 0
+    seconds = updates[-1] - updates[-1 - len(updates) // 3]
+    print(json.dumps([seconds, outputs * float(length), gap and float(gap), peak]))
+
+
+def steps(all_outputs):
+    """Time a step of each trainer, in turns, each time in a process of its own."""
+    rows = []
+    for outputs, _, trainer in product(all_outputs, range(2), TRAINERS):
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(folder)
+            printed = printed_by(ROOT, "-m", "lab.measure", "step", trainer, folder, outputs)
+        seconds, tokens, gap, peak = json.loads(printed.splitlines()[-1])
+        rows.append([trainer, outputs, f"{seconds:.2f}", f"{tokens / seconds:,.0f}",
+                     f"{peak:.1f}" if peak else "", "" if gap is None else f"{gap:.0e}"])
+        print(*rows[-1], flush=True)
+    record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)
+    heads = ["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB", "gap, nats"]
+    put("step", f"{table(heads, rows)}\n{ON_DEVICE}.\n", "gpu")
+
+
 def main(argv=None):
     flags = parser(__doc__)
-    flags.add_argument("what", choices=("seeds", "nano", "engine", "kernels"))
-    flags.add_argument("seeds", nargs="*", metavar="SEED", default=[*"01234"])
+    flags.add_argument("what", choices=("seeds", "nano", "engine", "kernels", "step"))
+    flags.add_argument("seeds", nargs="*", metavar="SEED")
     args = flags.parse_args(argv)
     if args.what == "seeds":
-        main_job(args.seeds)
+        main_job(args.seeds or [*"01234"])
     elif args.what == "nano":
-        nano(args.seeds)
+        nano(args.seeds or [*"01234"])
     elif args.what == "engine":
         engine()
-    else:
+    elif args.what == "kernels":
         kernels()
+    elif len(args.seeds) == 3:              # a trainer, a folder, and a number of outputs
+        step(*args.seeds)
+    else:
+        steps(args.seeds or OUTPUTS)
 
 
 if __name__ == "__main__":

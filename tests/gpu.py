@@ -61,6 +61,8 @@ def commands():
             "wide-export": "pretrained.export runs/gpu/wide runs/gpu/wide-model",
             "vllm": f"pretrained.train {REAL} --model runs/gpu/wide-model --lora_rank 8 "
                     "--engine vllm"}
+    if find_spec("transformers") and not DRY:
+        args["step"] = "lab.measure step 64"
     if not DRY:                 # torch.func cannot handle the tensors of the simulated GPU
         args |= {"optimal": f"reinforce {SHORT} --baseline optimal", "nano": "nano",
                  "bench": "lab.measure kernels"}

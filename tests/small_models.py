@@ -2,6 +2,7 @@
 and random weights in the shapes of other families. Fixtures and helpers; no tests."""
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -10,7 +11,9 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"          # must be set before transformers is loaded
 
 import pytest
+import torch
 from small_runs import SMALL, arguments, at_work
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 import grpo
@@ -64,7 +67,6 @@ def small_llama(small_base, tmp_path_factory):
 def save_random(folder, family="llama", scale=1.0, **changes):
     """Write a model of a family and the tokenizer of pretrained.export, without a chat template.
     The random weights are so large that tokens differ in probability. -> folder"""
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from pretrained import export
@@ -98,3 +100,45 @@ def attempt(family, folder):
     except SystemExit:
         return errors.getvalue().splitlines()[-1].removeprefix("error: ")
     return ""
+
+
+class Recording(TorchDispatchMode):
+    """Simulates a CUDA graph: operations have no effect while they are recorded, may not wait for
+    the GPU, and are repeated on the same tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.overwritten = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "_local_scalar_dense" in str(function):
+            raise RuntimeError("this waits")
+        for value, argument in zip(args, function._schema.arguments):
+            if argument.alias_info and argument.alias_info.is_write:
+                self.overwritten.append((value, value.clone()))
+        result = function(*args, **(kwargs or {}))
+        self.operations.append((function, args, kwargs or {}, result))
+        return result
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for value, before in reversed(self.overwritten):
+            value.copy_(before)
+
+    def replay(self):
+        for function, args, kwargs, result in self.operations:
+            again = function(*args, **kwargs)
+            for old, new in zip(*(x if isinstance(x, tuple) else [x] for x in (result, again))):
+                if isinstance(old, torch.Tensor):
+                    old.copy_(new)
+
+
+def record(real, monkeypatch):
+    """Let real.py record the kernels of a token on a CPU."""
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", lambda recording: recording)
+    source = inspect.getsource(real.sample_few)
+    assert (condition := ' and DEVICE == "cuda"') in source
+    monkeypatch.setattr(real, "sample_few", None)               # so that it is restored
+    exec(source.replace(condition, ""), vars(real))

@@ -20,6 +20,7 @@ from small_models import (
     attempt,
     config_of,
     load_example,
+    record,
     save_random,
 )
 from small_runs import (
@@ -49,7 +50,8 @@ transformers = pytest.importorskip("transformers", reason=NEEDS)
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import processors  # noqa: E402
 
-from pretrained import models  # noqa: E402  (after the line that may skip)
+import real  # noqa: E402  (after the line that may skip)
+from pretrained import models, sampler  # noqa: E402
 from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
@@ -265,6 +267,37 @@ def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(famil
     assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.01
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
+def test_a_recorded_sampler_writes_the_same(family, tmp_path, monkeypatch):
+    """As the entropy of a token, it gets minus the log-probability."""
+    folder = save_random(tmp_path / "model", family)
+    plain, *_ = sample(folder, temperature=0.8)
+    for name in ("W", "T", "TEMPERATURE", "DEVICE"):
+        monkeypatch.setattr(real, name, None)           # so that they are restored
+    record(real, monkeypatch)
+    monkeypatch.setattr(sampler, "generate", sampler.generate_recorded)
+    fixed, *_ = sample(folder, temperature=0.8)
+    for name in ("tokens", "logps", "lengths", "is_truncated"):
+        torch.testing.assert_close(*(getattr(one, name) for one in (fixed, plain)),
+                                   rtol=0, atol=1e-5)
+    assert torch.equal(fixed.entropy, -fixed.logps)
+    batch, logps, _ = sample(folder, dtype="bfloat16")          # from a copy of the weights
+    assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.02
+
+
+def test_what_has_a_fixed_place_on_cuda_is_recorded_and_computed_in_bfloat16():
+    def can_record(family="llama", device="cuda", call_tokens=()):
+        config = transformers.AutoConfig.for_model(family)
+        policy = SimpleNamespace(model=SimpleNamespace(config=config),
+                                 cfg=SimpleNamespace(device=device))
+        return sampler.can_record(policy, [SimpleNamespace(calls=call_tokens)])
+    assert can_record() and can_record("gemma3_text")
+    dtypes = {device: config_of(device=device).dtype for device in ("cpu", "cuda")}
+    assert dtypes == {"cpu": "float32", "cuda": "bfloat16"}
+    assert not (can_record("falcon_h1") or can_record(device="cpu"))
+    assert not can_record(call_tokens=("=",))
+
+
 @pytest.mark.parametrize("family, words", [
     ("recurrent_gemma", "depends on padding: log-probabilities differ by "),
     ("minimax", "cannot be run: "), ("qwen2", "computes differently when it samples: its ")])
@@ -301,10 +334,10 @@ class FakeEngine:
         if self.sync == "greedy" and not temperature:
             self.policy.model.load_state_dict(self.waiting)
         W = max(map(len, prompts))
-        prompts = torch.tensor([[pretrained.NO_TOKEN] * (W - len(row)) + row for row in prompts])
+        prompts = torch.tensor([[sampler.NO_TOKEN] * (W - len(row)) + row for row in prompts])
         uniforms = torch.stack([torch.rand(T, generator=torch.Generator().manual_seed(seed))
                                 for seed in seeds[:, 0].tolist()])
-        pretrained.generate(self.policy, prompts, completions, self.policy.cfg,
+        sampler.generate(self.policy, prompts, completions, self.policy.cfg,
                             uniforms if temperature else None)
 
 
@@ -336,7 +369,7 @@ def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
     folder = save_random(tmp_path / "model", family, **changes)
     policy = pretrained.Policy(folder, config_of(temperature=0.8, dtype=dtype))
     prompts, tokens = torch.full((2, 3), 65), torch.randint(97, 123, (2, 14))
-    tokens[0, 9:] = tokens[1, 6:] = pretrained.NO_TOKEN
+    tokens[0, 9:] = tokens[1, 6:] = sampler.NO_TOKEN
 
     def scored(with_entropy=True, has_place=False):
         policy.model.zero_grad(set_to_none=not has_place)
@@ -373,7 +406,7 @@ def test_each_prompt_is_read_once_and_rows_that_have_ended_are_dropped(
         random_llama, monkeypatch, capsys):
     """A line now and then shows how far it is."""
     clock = itertools.count(0, 10)
-    monkeypatch.setattr(pretrained, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(sampler, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     policy = pretrained.Policy(random_llama, config_of(max_completion_length=12))
     policy.ends = [*range(0, 320, 5)]
     sizes = []
@@ -396,7 +429,7 @@ def test_the_highest_and_the_lowest_random_number_draw_a_token_that_has_a_chance
         logits = torch.cat([some, torch.full((10,), -torch.inf)])[None]
         end = torch.log_softmax(logits, dim=1).exp().cumsum(dim=1)[0, -1].item()
     for uniform, x in ((1 - 2**-24, logits), (0.0, torch.tensor([[-torch.inf, 0.0, 0.0]]))):
-        [token], *numbers = pretrained.draw(x.clone(), 1.0, torch.tensor([uniform]))
+        [token], *numbers = sampler.draw(x.clone(), 1.0, torch.tensor([uniform]))
         assert x[0, token] > -torch.inf and all(map(math.isfinite, numbers))
 
 
@@ -410,7 +443,7 @@ def test_prompts_stand_at_the_right_behind_their_instruction_or_in_the_chat_temp
     assert policy.token_ids("a") == [grpo.PAD, *b"Go a"]
     framing.post_processor = plain
     ids = policy.encode(problems_of(["abc", "a"]))
-    assert ids.tolist() == [[*b"Go abc"], [pretrained.NO_TOKEN] * 2 + [*b"Go a"]]
+    assert ids.tolist() == [[*b"Go abc"], [sampler.NO_TOKEN] * 2 + [*b"Go a"]]
     policy.tokenizer.chat_template = TEMPLATE
     assert policy.encode(problems_of("x")).tolist() == [[grpo.PAD, *b"user:Go x!"]]
     policy.cfg = config_of(chat_template=False)
@@ -445,7 +478,7 @@ def test_a_completion_begins_with_the_tag_that_its_prompt_opens(
     policy = pretrained.Policy(random_llama, config_of(instruction=end))
     for suffix in ("", "_for_bpe_even_though_it_will_corrupt_output"):
         setattr(policy.tokenizer, f"clean_up_tokenization_spaces{suffix}", True)
-    monkeypatch.setattr(pretrained, "generate", lambda policy, prompts, completions, *_: [
+    monkeypatch.setattr(sampler, "generate", lambda policy, prompts, completions, *_: [
         one.add(token) for one in completions for token in policy.tokenizer(text).input_ids])
     cfg = policy.cfg = dataclasses.replace(policy.cfg, max_completion_length=60)
     batch = pretrained.complete(policy, None, cfg, problems_of([""]))

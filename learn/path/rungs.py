@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO, REAL = ((ROOT / name).read_text(encoding="utf-8") for name in ("nano.py", "real.py"))
+FUSED = f'{" " * 34}fused=DEVICE == "cuda")'
 USAGE = "\nTo run it, see real.py: python THIS_FILE MODEL [FILE.jsonl]\n"
 
 
@@ -80,21 +81,23 @@ def script(name, setting=""):
 
 def real_script(name):
     """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
-    are taken back to reach the rungs before that one. -> str"""
+    are taken back to reach the rungs before that one. Only the call of AdamW differs: there, a GPU
+    has a fused kernel. -> str"""
     before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
     while CHAPTERS[before[-1]].on != BASE:
         before.append(CHAPTERS[before[-1]].on)
     if name in before[:2]:
         return REAL
-    if name in before:
-        patched = before[before.index(name) - 1]
-        taken_back = re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+",
-                            CHAPTERS[patched].fields["patch"], flags=re.M)
+    is_before = name in before
+    patched = before[before.index(name) - 1] if is_before else name
+    hunks = re.sub(r"^(.)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
+                   CHAPTERS[patched].fields["patch"], flags=re.M)
+    if is_before:
+        taken_back = re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+", hunks, flags=re.M)
         source = patch(real_script(patched), taken_back)
     else:
         on = CHAPTERS[name].on
-        source = patch(real_script(on if on in REAL_RUNGS else before[1]),
-                       CHAPTERS[name].fields["patch"])
+        source = patch(real_script(on if on in REAL_RUNGS else before[1]), hunks)
     docstring = CHAPTERS[name].fields["docstring"] + "\n" + USAGE
     return source.replace(source.split('"""')[1], docstring, 1)
 
