@@ -37,7 +37,7 @@ from report import chart
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
              "KL and learning rates": ("kl", "rates"),
-             "Samples and credit": ("credit", "signal", "masking"),
+             "Samples and credit": ("credit", "signal", "masking", "mismatch"),
              "What RL adds": ("sharpen", "zero"),
              "How to measure": ("methods", "seeds", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)

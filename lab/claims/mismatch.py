@@ -1,0 +1,152 @@
+"""Mismatch: a sampler that cools or cuts its distribution, and a loss that scores another one"""
+import copy
+import functools
+from unittest import mock
+
+import numpy
+import torch
+import torch.nn.functional as F
+
+import common
+import grpo
+from examples.lag import importance_weights
+from lab.bench import OURS, Claim, numbers
+from lab.docs import table
+from lab.training import load_base
+from report import chart
+
+SEEDS, TUNING = range(22, 27), (20, 21)
+# Of the samples of a base, 5% or 30% think; a weak base often computes wrongly.
+RARE, USUAL, WEAK = "5% think", "30% think", "weak base"
+FLAGS = {base: "--task arithmetic:3 --max_completion_length 28 --num_prompts 16 --micro_batch_size "
+         f"64 --num_eval_problems 128 --base_steps {base_steps} --max_steps {steps}"
+         for base, base_steps, steps in ((RARE, 600, 24), (USUAL, 600, 16), (WEAK, 400, 24))}
+PLAIN, BOOK, SCRATCH = "T 1", "T 0.6, top-p 0.95, top-k 20", "T 0.8, top-p 0.9"
+SAMPLERS = {PLAIN: (1.0, 2.0, common.VOCAB_SIZE),       # temperature, top-p (2: all), top-k
+            BOOK: (0.6, 0.95, 20), SCRATCH: (0.8, 0.9, common.VOCAB_SIZE)}
+WRONG, RIGHT, WEIGHTED = "scored at T 1", "scored as sampled", "weighted"
+CASES = [f"{base}; {PLAIN}; {WRONG}" for base in (RARE, USUAL, WEAK)]
+CASES += [f"{base}; {BOOK}; {score}" for base in (RARE, USUAL) for score in (WRONG, RIGHT)]
+CASES += [f"{WEAK}; {SCRATCH}; {score}" for score in (WRONG, RIGHT, WEIGHTED)]
+COLUMNS = "reward", "entropy", "thinks", "kept", "ratio", "clip_ratio/region_mean"
+RATES = 2.5e-4, 5e-4, 1e-3              # half the default, the default, twice the default
+GAIN = 0.02                             # smallest difference of pass@1 that matters
+sample_token = grpo.sample_token
+
+
+def kept(logits, temperature, top_p, top_k):
+    """Find the tokens that a sampler can draw: its top_k most likely ones, and of these the fewest
+    that reach top_p at its temperature. (..., V) -> bools (..., V)"""
+    if top_p > 1:
+        return torch.ones_like(logits, dtype=torch.bool)
+    ranked, order = (logits / temperature).sort(dim=-1, descending=True, stable=True)
+    ranked[..., top_k:] = -torch.inf
+    p = ranked.softmax(dim=-1)
+    is_kept = (p.cumsum(dim=-1) - p < top_p) & (p > 0)
+    return torch.zeros_like(is_kept).scatter(-1, order, is_kept)
+
+
+def make_rare(policy, task):
+    """Shrink the embedding of <think> until 5% of the samples of a base think."""
+    prompts = common.encode_prompts(common.sample_problems(task, 64, "rare"), task, "cpu")
+    think = common.TOKENIZER.encode_single_token("<think>")
+    with torch.no_grad():
+        while policy(prompts)[:, -1].softmax(dim=-1)[:, think].mean() > 0.05:
+            policy.embed.weight[think] *= 0.99
+
+
+def train(case, rate, seed):
+    """Train with grpo.py, but draw and score tokens as the case says. -> columns"""
+    base, sampler, score = case.split("; ")
+    temperature, *cut = SAMPLERS[sampler]
+    cfg, task, policy = load_base(grpo, f"{FLAGS[base]} --seed {seed} --base_seed {seed}")
+    if base == RARE:
+        make_rare(policy, task)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, weight_decay=0.0)
+    older = copy.deepcopy(policy).requires_grad_(False)                 # the policy that sampled
+
+    def draw(logits, uniforms, _):
+        is_kept = kept(logits, temperature, *cut)
+        return sample_token(logits.masked_fill(~is_kept, -torch.inf), uniforms, temperature)
+
+    def score_as_sampled(policy, prompts, tokens, *_):
+        """Score tokens among those that were kept. -> log-probs, and instead of entropies, which no
+        loss uses here, the mass that was kept of the distribution at T 1: (B, T) each"""
+        before, logits = (F.linear(grpo.completion_states(one, prompts, tokens), one.embed.weight)
+                          for one in (older, policy))                           # (B, T, V)
+        is_kept = kept(before, temperature, *cut)
+        mass = (before.softmax(dim=-1) * is_kept).sum(dim=-1)
+        is_kept = is_kept.scatter(-1, tokens[..., None], True)  # padding, or cut by its last bits
+        logits = logits.masked_fill(~is_kept, -torch.inf)
+        return grpo.logprobs(logits, tokens, temperature)[0], mass
+    columns = {column: [] for column in COLUMNS}
+    for step in range(cfg.max_steps):
+        older.load_state_dict(policy.state_dict())
+        with mock.patch.object(grpo, "sample_token", draw):
+            batch = grpo.sample_batch(policy, task, cfg, step)
+        logps, mass = score_as_sampled(older, batch.prompts, batch.tokens)
+        ratio = importance_weights(batch.logps, logps, batch.mask, cap=1e9)
+        A = grpo.advantages(batch.rewards).view(-1, 1)
+        A = A * ratio.clamp(max=2) if score == WEIGHTED else A
+        batch.logps = logps if score == RIGHT else batch.logps
+        with mock.patch.object(grpo, "score", score_as_sampled if score == RIGHT else grpo.score):
+            line = grpo.update(policy, None, optimizer, batch, A, cfg, step)
+        line |= common.describe(batch) | {
+            "thinks": sum("<think>" in text for text in batch.texts) / len(batch.texts),
+            "kept": (mass * batch.mask).sum().item() / batch.mask.sum().item(),
+            "ratio": ratio.sum().item() / batch.mask.sum().item()}
+        for column in COLUMNS:
+            columns[column].append(line[column])
+    return columns | {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"],
+                      "greedy": grpo.evaluate(policy, task, cfg, greedy=True)["greedy"]}
+
+
+@functools.cache
+def tuned(case):
+    """Try rates on the seeds TUNING, and one more while the best is at an end of the grid. The
+    default is the best unless another one gains GAIN. -> {rate: mean pass@1}, best rate"""
+    scores, rates = {}, RATES
+    while rates:
+        for rate in rates:
+            scores[rate] = numpy.mean([train(case, rate, seed)["pass@1"] for seed in TUNING])
+        best = max(scores, key=lambda rate: scores[rate] + GAIN * (rate == RATES[1]))
+        rates = (best / 2,) * (best == min(scores)) + (best * 2,) * (best == max(scores))
+    return scores, best
+
+
+def measure(case, seed):
+    """Train at the best rate of a case."""
+    scores, best = tuned(case)
+    rates = sorted(scores)
+    return train(case, best, seed) | {
+        "rate": best, "rates": rates, "scores": [scores[rate] for rate in rates]}
+
+
+def page(x):
+    ends = {case: columns | {column: columns[column][:, -5:].mean(axis=1) for column in COLUMNS}
+            for case, columns in x.items()}                     # the last five steps
+    for base, sampler, column, region, text in (
+            (RARE, BOOK, "thinks", {"at_most": -0.5}, "fewer samples think at the end"),
+            (USUAL, BOOK, "pass@1", {"at_most": -GAIN}, "pass@1 ends lower"),
+            (WEAK, SCRATCH, "entropy", {"at_least": 1.1, "ratio": True}, "entropy ends higher"),
+            (WEAK, SCRATCH, "pass@1", {"at_most": -GAIN}, "pass@1 ends lower")):
+        wrong, right, plain = (ends[f"{base}; {side}"][column] for side in (
+            f"{sampler}; {WRONG}", f"{sampler}; {RIGHT}", f"{PLAIN}; {WRONG}"))
+        sides = f"if the tokens are {WRONG} than if they are {RIGHT}", (wrong, right)
+        if base != WEAK:
+            sides = "than with T 1, whatever is scored", (numpy.maximum(wrong, right), plain)
+        yield Claim(f"{base}: with {sampler}, {text} {sides[0]}", OURS, sides[1], **region)
+    yield lambda axis: chart.curves(
+        axis, {case.partition("; ")[2]: x[case]["entropy"] for case in x if WEAK in case},
+        xlabel="step of training from the weak base", ylabel="entropy at T 1 of the samples")
+    head = "base; sampler; score"
+    yield numbers({case: {"pass@1": end["pass@1"], "greedy": end["greedy"], "thinks": end["thinks"],
+                          "entropy": end["entropy"], "reward": end["reward"],
+                          "clipped tokens": end["clip_ratio/region_mean"]}
+                   for case, end in ends.items()}, head, ".2g")
+    yield numbers({case: {"pi / sampler, step 1": x[case]["ratio"][:, 0],
+                          "kept mass, step 1": x[case]["kept"][:, 0], "at the end": end["kept"]}
+                   for case, end in ends.items()}, head, ".3f")
+    yield table([head, "best rate", "rates tried", "pass@1 of the tuning seeds"], [
+        [case, *(", ".join(f"{value:.3g}" for value in numpy.ravel(columns[column][0]))
+                 for column in ("rate", "rates", "scores"))] for case, columns in x.items()])
