@@ -164,6 +164,7 @@ def docs(tmp_path, monkeypatch):
             (runs, "DOCS", tmp_path / "docs"), (bench, "DOCS", tmp_path / "docs"),
             (bench, "NAMES", ("made_up",)), (bench, "FINDINGS", ("made_up",)),
             (bench, "QUESTIONS", {"Rewards": ("made_up",)}),
+            (bench, "first_steps", lambda name: [0.1, 0.2]),
             (concurrent.futures, "ProcessPoolExecutor", lambda *_: here),
             (bench.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout="c"))):
         monkeypatch.setattr(where, name, value)
@@ -187,6 +188,20 @@ def test_an_experiment_measures_judges_draws_and_tells(docs):
     assert "| Twice is more: undecided | **undecided** | Somebody: twice is more | [made" in lab
     assert (docs / "lab/made_up.svg").exists()
     assert not (docs.parent / "runs/lab-made_up.json").exists()
+
+
+def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(docs, monkeypatch, capsys):
+    main(["made_up"])
+    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1, 0.2 + 1e-9])
+    main(["--check"])
+    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1, 0.2001])
+    with pytest.raises(SystemExit):
+        main(["--check"])
+    assert "stale: made_up" in capsys.readouterr().err
+
+
+def test_the_first_steps_of_an_experiment_are_those_of_its_stored_numbers():
+    assert bench.check("hacking") and torch.get_default_dtype() == torch.float32
 
 
 def test_a_measurement_that_was_interrupted_continues_unless_the_code_is_new(docs, monkeypatch):
@@ -244,7 +259,7 @@ def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_the_rates_of_t
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
     for name in bench.NAMES:
         page = (ROOT / f"docs/lab/{name}.md").read_text("utf-8")
-        stated = re.search("Verdicts hold at a learning rate of (.*)", page)
+        stated = re.search("Tuned: (.*)", page)
         for script, *flags in map(shlex.split, getattr(bench.module(name), "RUNS", {}).values()):
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             cfg = plumbing.parse_flags(module.Config, flags)

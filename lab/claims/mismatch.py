@@ -11,7 +11,6 @@ import common
 import grpo
 from examples.lag import importance_weights
 from lab.bench import OURS, Claim, numbers
-from lab.docs import table
 from lab.training import load_base
 from report import chart
 
@@ -28,6 +27,8 @@ KEPT = AS_SCRATCH.replace(WRONG, RIGHT)
 RARE_AT_1, RARE_AS_BOOK = (case.replace(USUAL, RARE) for case in (AT_1, AS_BOOK))
 CASES = [AT_1, AS_SCRATCH, KEPT, RARE_AT_1, RARE_AS_BOOK, AS_BOOK,
          AS_SCRATCH.replace(WRONG, WEIGHTED), AS_BOOK.replace(WRONG, RIGHT)]
+CHECK = f"grpo.py {FLAGS}"
+TUNED = "the learning rate of each case, on other seeds"
 COLUMNS = "reward", "entropy", "thinks", "kept", "ratio", "clip_ratio/region_mean"
 RATES = 2.5e-4, 5e-4, 1e-3              # half the default, the default, twice the default
 GAIN = 0.02                             # smallest difference of pass@1 that matters
@@ -37,8 +38,6 @@ sample_token = grpo.sample_token
 def kept(logits, temperature, top_p, top_k):
     """Find the tokens that a sampler can draw: its top_k most likely ones, and of these the fewest
     that reach top_p at its temperature. (..., V) -> bools (..., V)"""
-    if top_p > 1:
-        return torch.ones_like(logits, dtype=torch.bool)
     ranked, order = (logits / temperature).sort(dim=-1, descending=True, stable=True)
     ranked[..., top_k:] = -torch.inf
     p = ranked.softmax(dim=-1)
@@ -79,7 +78,7 @@ def train(case, rate, seed):
         is_kept = is_kept.scatter(-1, tokens[..., None], True)  # padding, or cut by its last bits
         logits = logits.masked_fill(~is_kept, -torch.inf)
         return grpo.logprobs(logits, tokens, temperature)[0], mass
-    columns = {column: [] for column in COLUMNS}
+    lines = []
     for step in range(cfg.max_steps):
         older.load_state_dict(policy.state_dict())
         with mock.patch.object(grpo, "sample_token", draw):
@@ -87,16 +86,19 @@ def train(case, rate, seed):
         logps, mass = score_as_sampled(older, batch.prompts, batch.tokens)
         ratio = importance_weights(batch.logps, logps, batch.mask, cap=1e9)
         A = grpo.advantages(batch.rewards).view(-1, 1)
-        A = A * ratio.clamp(max=2) if score == WEIGHTED else A
-        batch.logps = logps if score == RIGHT else batch.logps
-        with mock.patch.object(grpo, "score", score_as_sampled if score == RIGHT else grpo.score):
+        scorer = grpo.score
+        if score == WEIGHTED:
+            A = A * ratio.clamp(max=2)
+        elif score == RIGHT:
+            batch.logps, scorer = logps, score_as_sampled
+        with mock.patch.object(grpo, "score", scorer):
             line = grpo.update(policy, None, optimizer, batch, A, cfg, step)
-        line |= common.describe(batch) | {
+        num_tokens = batch.mask.sum().item()
+        lines.append(line | common.describe(batch) | {
             "thinks": sum("<think>" in text for text in batch.texts) / len(batch.texts),
-            "kept": (mass * batch.mask).sum().item() / batch.mask.sum().item(),
-            "ratio": ratio.sum().item() / batch.mask.sum().item()}
-        for column in COLUMNS:
-            columns[column].append(line[column])
+            "kept": (mass * batch.mask).sum().item() / num_tokens,
+            "ratio": ratio.sum().item() / num_tokens})
+    columns = {column: [line[column] for line in lines] for column in COLUMNS}
     return columns | {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"],
                       "greedy": grpo.evaluate(policy, task, cfg, greedy=True)["greedy"]}
 
@@ -118,9 +120,8 @@ def tuned(case):
 def measure(case, seed):
     """Train at the best rate of a case."""
     scores, best = tuned(case)
-    rates = sorted(scores)
     return train(case, best, seed) | {
-        "rate": best, "rates": rates, "scores": [scores[rate] for rate in rates]}
+        "rate": best, "rates": [*scores], "scores": [*scores.values()]}
 
 
 def page(x):
@@ -137,14 +138,10 @@ def page(x):
     yield lambda axis: chart.curves(
         axis, {case.partition("; ")[2]: x[case]["entropy"] for case in CASES[:3]},
         xlabel="step of training", ylabel="entropy at T 1 of the samples")
-    head = "base; sampler; score"
-    yield numbers({case: {"pass@1": end["pass@1"], "greedy": end["greedy"], "thinks": end["thinks"],
-                          "entropy": end["entropy"], "reward": end["reward"],
-                          "clipped tokens": end["clip_ratio/region_mean"]}
-                   for case, end in ends.items()}, head, ".2g")
-    yield numbers({case: {"pi / sampler, step 1": x[case]["ratio"][:, 0],
-                          "kept mass, step 1": x[case]["kept"][:, 0], "at the end": end["kept"]}
-                   for case, end in ends.items()}, head, ".3f")
-    yield table([head, "best rate", "rates tried", "pass@1 of the tuning seeds"], [
-        [case, *(", ".join(f"{value:.3g}" for value in numpy.ravel(columns[column][0]))
-                 for column in ("rate", "rates", "scores"))] for case, columns in x.items()])
+    yield numbers({case: {
+        "pass@1": end["pass@1"], "greedy": end["greedy"], "thinks": end["thinks"],
+        "entropy": end["entropy"], "reward": end["reward"],
+        "clipped tokens": end["clip_ratio/region_mean"], "kept mass, step 1": x[case]["kept"][:, 0],
+        "pi / sampler, step 1": x[case]["ratio"][:, 0], "best rate": end["rate"],
+        "rates tried from": end["rates"].min(axis=1), "to": end["rates"].max(axis=1)}
+        for case, end in ends.items()}, "base; sampler; score")
