@@ -36,7 +36,7 @@ def untrained(script, flags):
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("mismatch", mismatch.KEPT, {"FLAGS": "--max_steps 5", "RATES": (2.5e-4, 5e-4, 1e-3)}),
+    ("mismatch", "reasoning-from-scratch, right score", {"FLAGS": "--max_steps 5"}),
     ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
     ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])

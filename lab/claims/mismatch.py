@@ -14,17 +14,16 @@ from lab.training import load_base
 from report import chart
 
 SEEDS, TUNING = range(22, 27), (20, 21)
-RARE, USUAL = "5% think", "30% think"           # of the samples of the base
 FLAGS = ("--task arithmetic:3 --max_completion_length 28 --num_prompts 16 --micro_batch_size 64 "
          "--base_steps 400 --max_steps 24 --num_eval_problems 128")
-PLAIN, BOOK, SCRATCH = "T 1", "T 0.6, top-p 0.95, top-k 20", "T 0.8, top-p 0.9"
-SAMPLERS = {PLAIN: (1.0, 2.0, common.VOCAB_SIZE),       # temperature, top-p (2: all), top-k
-            BOOK: (0.6, 0.95, 20), SCRATCH: (0.8, 0.9, common.VOCAB_SIZE)}
-WRONG, RIGHT = "scored at T 1", "scored as sampled"
-AT_1, AS_BOOK, AS_SCRATCH = (f"{USUAL}; {sampler}; {WRONG}" for sampler in SAMPLERS)
-KEPT = AS_SCRATCH.replace(WRONG, RIGHT)
-RARE_AT_1, RARE_AS_BOOK = (case.replace(USUAL, RARE) for case in (AT_1, AS_BOOK))
-CASES = [AT_1, AS_SCRATCH, KEPT, RARE_AT_1, RARE_AS_BOOK, AS_BOOK]
+SAMPLERS = {"T 1": (1.0, 2.0, common.VOCAB_SIZE),       # temperature, top-p (2: all), top-k
+            "rlhf-book": (0.6, 0.95, 20),
+            "reasoning-from-scratch": (0.8, 0.9, common.VOCAB_SIZE)}
+AT_1, BOOK, SCRATCH = SAMPLERS
+# Scored as they were sampled; scored at T 1 with weights; a base that rarely thinks
+RIGHT, WEIGHTED, RARE = "right score", "weighted", "5% think"
+CASES = [AT_1, BOOK, f"{BOOK}, {RIGHT}", SCRATCH, f"{SCRATCH}, {RIGHT}", f"{SCRATCH}, {WEIGHTED}",
+         f"{AT_1}, {RARE}", f"{BOOK}, {RARE}"]
 CHECK = f"grpo.py {FLAGS}"
 TUNED = "the learning rate of each case, on other seeds"
 COLUMNS = "reward", "entropy", "thinks", "kept", "ratio", "clip_ratio/region_mean"
@@ -54,10 +53,10 @@ def make_rare(policy, task):
 
 def train(case, rate, seed):
     """Train with grpo.py, but draw and score tokens as the case says. -> columns"""
-    base, sampler, score = case.split("; ")
+    sampler, _, how = case.partition(", ")
     temperature, *cut = SAMPLERS[sampler]
     cfg, task, policy = load_base(grpo, f"{FLAGS} --seed {seed} --base_seed {seed}")
-    if base == RARE:
+    if how == RARE:
         make_rare(policy, task)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, weight_decay=0.0)
     older = copy.deepcopy(policy).requires_grad_(False)                 # the policy that sampled
@@ -85,8 +84,10 @@ def train(case, rate, seed):
         ratio = (batch.logps - logps).exp() * batch.mask                        # (B, T)
         A = grpo.advantages(batch.rewards).view(-1, 1)
         scorer = grpo.score
-        if score == RIGHT:
+        if how == RIGHT:
             batch.logps, scorer = logps, score_as_sampled
+        elif how == WEIGHTED:
+            A = A * ratio.clamp(max=2)
         with mock.patch.object(grpo, "score", scorer):
             line = grpo.update(policy, None, optimizer, batch, A, cfg, step)
         num_tokens = batch.mask.sum().item()
@@ -104,7 +105,7 @@ def tuned(case):
     """Try rates on the first two or one of the seeds TUNING, and one more while the best is at an
     end of the grid. The default is best unless another gains GAIN. -> {rate: mean pass@1}, rate"""
     scores, rates = {}, RATES
-    seeds = TUNING if case in CASES[:2] else TUNING[:1]
+    seeds = TUNING if case in (AT_1, SCRATCH) else TUNING[:1]
     while rates:
         for rate in rates:
             scores[rate] = numpy.mean([train(case, rate, seed)["pass@1"] for seed in seeds])
@@ -123,24 +124,23 @@ def measure(case, seed):
 def page(x):
     ends = {case: columns | {column: columns[column][:, -5:].mean(axis=1) for column in COLUMNS}
             for case, columns in x.items()}                     # the last five steps
+    right = f"{SCRATCH}, {RIGHT}"
     for column, one, other, region, text in (
-            ("thinks", RARE_AS_BOOK, RARE_AT_1, {"at_most": -0.5}, "fewer samples think"),
-            ("pass@1", AS_BOOK, AT_1, {"at_most": -GAIN}, "pass@1 is lower"),
-            ("reward", AS_BOOK, AT_1, {"at_least": GAIN}, "the reward in the log is higher"),
-            ("entropy", AS_SCRATCH, KEPT, {"at_least": 1.1, "ratio": True}, "entropy is higher"),
-            ("pass@1", AS_SCRATCH, KEPT, {"at_most": -GAIN}, "pass@1 is lower")):
+            ("thinks", f"{BOOK}, {RARE}", f"{AT_1}, {RARE}", {"at_most": -0.5}, "fewer think"),
+            ("pass@1", BOOK, AT_1, {"at_most": -GAIN}, "pass@1 is lower"),
+            ("reward", BOOK, AT_1, {"at_least": GAIN}, "the reward in the log is higher"),
+            ("entropy", SCRATCH, right, {"at_least": 1.1, "ratio": True}, "entropy is higher"),
+            ("pass@1", SCRATCH, right, {"at_most": -GAIN}, "pass@1 is lower")):
         sides = ends[one][column], ends[other][column]
-        finding = (f"From a base that thinks in 5% of its samples, RL with {BOOK} ends with "
-                   f"{sides[0].mean():.0%} that think, and RL at T 1 with {sides[1].mean():.0%}")
+        finding = ("From a base that thinks in 5% of its samples, RL with the sampler of rlhf-book "
+                   f"ends with {sides[0].mean():.0%} that think, and RL at T 1 with "
+                   f"{sides[1].mean():.0%}") * (column == "thinks")
         yield Claim(f"at the end, {text} with ({one}) than with ({other})", OURS, sides,
-                    finding=finding * (column == "thinks"), **region)
+                    finding=finding, **region)
     yield lambda axis: chart.curves(
-        axis, {case.partition("; ")[2]: x[case]["entropy"] for case in CASES[:3]},
+        axis, {case: x[case]["entropy"] for case in (AT_1, SCRATCH, right)},
         xlabel="step of training", ylabel="entropy at T 1 of the samples")
     yield numbers({case: {
-        "pass@1": end["pass@1"], "greedy": end["greedy"], "thinks": end["thinks"],
-        "entropy": end["entropy"], "reward": end["reward"],
-        "clipped tokens": end["clip_ratio/region_mean"], "kept mass, step 1": x[case]["kept"][:, 0],
-        "pi / sampler, step 1": x[case]["ratio"][:, 0], "best rate": end["rate"],
-        "rates tried from": end["rates"].min(axis=1), "to": end["rates"].max(axis=1)}
-        for case, end in ends.items()}, "base; sampler; score")
+        "best rate": end["rate"], "pass@1": end["pass@1"], "greedy": end["greedy"],
+        "reward": end["reward"], "thinks": end["thinks"], "entropy": end["entropy"],
+        "pi / sampler, step 1": x[case]["ratio"][:, 0]} for case, end in ends.items()}, "sampler")
