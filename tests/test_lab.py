@@ -164,7 +164,7 @@ def docs(tmp_path, monkeypatch):
             (runs, "DOCS", tmp_path / "docs"), (bench, "DOCS", tmp_path / "docs"),
             (bench, "NAMES", ("made_up",)), (bench, "FINDINGS", ("made_up",)),
             (bench, "QUESTIONS", {"Rewards": ("made_up",)}),
-            (bench, "first_steps", lambda name: [0.1, 0.2]),
+            (bench, "first_steps", lambda name: [0.1]),
             (concurrent.futures, "ProcessPoolExecutor", lambda *_: here),
             (bench.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout="c"))):
         monkeypatch.setattr(where, name, value)
@@ -188,20 +188,6 @@ def test_an_experiment_measures_judges_draws_and_tells(docs):
     assert "| Twice is more: undecided | **undecided** | Somebody: twice is more | [made" in lab
     assert (docs / "lab/made_up.svg").exists()
     assert not (docs.parent / "runs/lab-made_up.json").exists()
-
-
-def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(docs, monkeypatch, capsys):
-    main(["made_up"])
-    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1, 0.2 + 1e-9])
-    main(["--check"])
-    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1, 0.2001])
-    with pytest.raises(SystemExit):
-        main(["--check"])
-    assert "stale: made_up" in capsys.readouterr().err
-
-
-def test_the_first_steps_of_an_experiment_are_those_of_its_stored_numbers():
-    assert bench.check("hacking") and torch.get_default_dtype() == torch.float32
 
 
 def test_a_measurement_that_was_interrupted_continues_unless_the_code_is_new(docs, monkeypatch):

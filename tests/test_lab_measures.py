@@ -1,6 +1,5 @@
 """Test the measures of the lab: they fill the columns of their stored files."""
 import dataclasses
-import json
 import re
 import shlex
 
@@ -14,7 +13,7 @@ import common
 import grpo
 import plumbing
 from lab import bench, training
-from lab.claims import bugs, kl, mismatch, seeds
+from lab.claims import bugs, kl, seeds
 from tasks import preferences
 
 # ---- every measure ---------------------------------------------------------------------------
@@ -36,7 +35,6 @@ def untrained(script, flags):
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("mismatch", "reasoning-from-scratch, right score", {"FLAGS": "--max_steps 5"}),
     ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
     ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
@@ -52,16 +50,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
-
-
-def test_mismatch_keeps_the_tokens_that_the_vectors_keep():
-    vectors = json.loads((ROOT / "vectors/truncated_logps.json").read_text("utf-8"))
-    for case in vectors["cases"]:
-        logits = torch.tensor(vectors["batches"][case["batch"]]["sampler_logits"]).double()
-        temperature, top_k, top_p = case["parameters"].values()
-        kept = mismatch.kept(logits, temperature, top_p, top_k or logits.shape[-1])
-        mass = (logits.softmax(dim=-1) * kept).sum(dim=-1)
-        assert torch.allclose(mass, torch.tensor(case["right"]["mass"]).double()), case["id"]
 
 
 # ---- numbers -----------------------------------------------------------------------------------
