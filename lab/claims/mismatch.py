@@ -132,11 +132,10 @@ def page(x):
             ("entropy", SCRATCH, right, {"at_least": 1.1, "ratio": True}, "entropy is higher"),
             ("pass@1", SCRATCH, right, {"at_most": -GAIN}, "pass@1 is lower")):
         sides = ends[one][column], ends[other][column]
-        finding = ("From a base that thinks in 5% of its samples, RL with the sampler of rlhf-book "
-                   f"ends with {sides[0].mean():.0%} that think, and RL at T 1 with "
-                   f"{sides[1].mean():.0%}") * (column == "thinks")
+        found = ("If 5% of a base's samples think, {:.0%} do after RL with the sampler of "
+                 "rlhf-book, and {:.0%} after RL at T 1")
         yield Claim(f"at the end, {text} with ({one}) than with ({other})", OURS, sides,
-                    finding=finding, **region)
+                    finding=found.format(*map(numpy.mean, sides)) * (column == "thinks"), **region)
     yield lambda axis: chart.curves(
         axis, {case: x[case]["entropy"] for case in (AT_1, SCRATCH, right)},
         xlabel="step of training", ylabel="entropy at T 1 of the samples")
