@@ -2,6 +2,7 @@
 import argparse
 import os
 
+import common
 from lab import bench
 from report import start
 
@@ -14,10 +15,17 @@ def main(argv=None):
                         help="number of processes at a time (default: one for each core)")
     parser.add_argument("--draw", action="store_true",
                         help="measure nothing: make pages and charts from the stored numbers")
+    parser.add_argument("--check", action="store_true",
+                        help="measure nothing: report the pages whose code now computes otherwise")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in bench.NAMES:
             parser.error(f"{name}: unknown experiment; choose from {names}")
+    if args.check:
+        stale = [name for name in args.names or bench.NAMES if not bench.check(name)]
+        if stale:
+            common.fail(f"stale: {', '.join(stale)}: their first steps are no longer the same", 1)
+        return
     for name in args.names or bench.NAMES:
         if not args.draw:
             bench.measure(name, args.processes)

@@ -7,6 +7,9 @@ An experiment is a module lab/claims/NAME.py. It has SEEDS, and
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
   FEWER             {case: its seeds}, for cases that do not have all SEEDS
   ONE_BASE = True   if all seeds start from one base; else each seed has its own
+  EQUAL, TUNED      what its page says about fairness, unless it is what the constants here say
+  CHECK             a command whose first two steps show whether the code has changed; by default,
+                    one of RUNS for each script
   page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
 x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
 docs/lab/NAME.json. What can be computed exactly is computed in page.
@@ -17,27 +20,34 @@ correctly.
 """
 import collections
 import concurrent.futures
+import contextlib
 import functools
 import importlib
+import io
 import json
 import math
 import multiprocessing
+import shlex
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy
 import torch
 
+import common
 import plumbing
 from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
 from report import chart
+from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
              "KL and learning rates": ("kl", "rates"),
-             "Samples and credit": ("credit", "signal", "masking"),
+             "Samples and credit": ("credit", "signal", "masking", "mismatch"),
              "What RL adds": ("sharpen", "zero"),
              "How to measure": ("methods", "seeds", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
@@ -47,6 +57,13 @@ UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
+# What was held equal and what was tuned, unless the experiment says something else
+EQUAL = "base, problems, batches and other flags"
+TUNED = "nothing; the learning rate is 5e-4"
+# The first two steps after a short base, and what they show
+SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
+         "--device cpu --output_dir run")
+SHOWN_BY = "reward", "entropy", "loss", "grad_norm"
 OURS = "ours"                                       # the source of a claim that no paper makes
 PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text("utf-8"))  # -> addresses
 
@@ -68,6 +85,33 @@ def perform(name, case, seed):
     else:
         columns = one.measure(case, seed)
     return json.loads(json.dumps(columns), parse_float=lambda text: float(f"{float(text):.6g}"))
+
+
+def first_steps(name):
+    """Run the first two steps of an experiment's scripts: in float64, so that two computers get
+    nearly the same numbers, and rewarding odd lengths, because so short a base is never right.
+    -> list of numbers"""
+    one, rewarded = module(name), common.rewarded
+    commands = {command.split()[0]: command for command in getattr(one, "RUNS", {}).values()
+                if "--reward model" not in command}     # which needs a base that is often right
+    numbers = []
+    for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
+        script, *flags = shlex.split(f"{command} {SHORT}")
+        main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
+        torch.set_default_dtype(torch.float64)
+        with tempfile.TemporaryDirectory() as work, contextlib.chdir(work), mock.patch.object(
+                common, "rewarded", lambda batch, _: rewarded(batch, lambda *x: len(x[1]) % 2)), \
+                contextlib.redirect_stdout(io.StringIO()):
+            main(flags)
+            numbers += [line[key] for line in read_log("run", "metrics") for key in SHOWN_BY]
+        torch.set_default_dtype(torch.float32)
+    return numbers
+
+
+def check(name):
+    """Compare the first steps of an experiment with those of the code that it was measured with.
+    -> whether they agree"""
+    return numpy.allclose(first_steps(name), load(name)[1]["first steps"], rtol=1e-6, atol=1e-9)
 
 
 def measure(name, processes):
@@ -93,7 +137,7 @@ def measure(name, processes):
             results.append(columns)
             seconds = round(time.perf_counter() - clock)
             plumbing.write(path, json.dumps([results, seconds, about]))
-    stored = {"about": {"seconds": seconds} | about}
+    stored = {"about": {"seconds": seconds} | about | {"first steps": first_steps(name)}}
     for (_, case, _), columns in zip(jobs, results):
         for column, values in columns.items():
             stored.setdefault(case, {}).setdefault(column, []).append(values)
@@ -261,15 +305,17 @@ def page(name):
     parts = list(one.page(x))
     claims = [part for part in parts if isinstance(part, Claim)]
     [draw] = [part for part in parts if callable(part)]
+    older = ", by older code than today's" * about["commit"].endswith("^")
     bases = "all from one base" if hasattr(one, "ONE_BASE") else "each with its own base"
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
+        f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}.\n",
         table(heads, [claim.cells() for claim in claims]),
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {one.SEEDS[0]} to {one.SEEDS[-1]}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes, with "
-        f"{about['machine'].split(' (')[0]}.\n"])
+        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{older}.\n"])
 
 
 def overview():
@@ -282,7 +328,9 @@ def overview():
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main ones. If a claim is shown, they only name its source.\n"]
+              "The tables have the main ones. If a claim is shown, they only name its source. By "
+              "itself, a policy of a hundred thousand parameters, whose answers have about thirty "
+              "tokens, says nothing about a large model.\n"]
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:

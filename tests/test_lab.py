@@ -91,6 +91,7 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
     for where, name, value in (
             (bench, "ROOT", tmp_path), (bench, "DOCS", tmp_path), (bench, "run_once", run_once),
+            (bench, "first_steps", lambda name: [0.1]),
             (concurrent.futures, "ProcessPoolExecutor", lambda *_: here)):
         monkeypatch.setattr(where, name, value)
     for folder in ("lab", "runs"):
@@ -132,6 +133,7 @@ def untrained(script, flags):
     ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
     ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
+    ("mismatch", "reasoning-from-scratch, right score", {"FLAGS": "--max_steps 5"}),
     ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
@@ -170,7 +172,7 @@ def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_the_rates_of_t
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
     for name in bench.NAMES:
         page = (ROOT / f"docs/lab/{name}.md").read_text("utf-8")
-        stated = re.search("Verdicts hold at a learning rate of (.*)", page)
+        stated = re.search("Tuned: (.*)", page)
         for script, *flags in map(shlex.split, getattr(bench.module(name), "RUNS", {}).values()):
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             cfg = plumbing.parse_flags(module.Config, flags)

@@ -19,6 +19,7 @@ from report import chart
 SEEDS, ONE_BASE = range(5), True
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
+CHECK = f"grpo.py {FLAGS}"
 METRICS = ("reward", "signal", "completions/mean_length", "entropy", "kl",
            "clip_ratio/region_mean", "max_log_ratio", "grad_norm")
 WINDOWS = FIRST, LAST = slice(5), slice(-5, None)       # the first and the last five steps

@@ -15,6 +15,9 @@ from report import chart
 from tasks import gridworld
 
 SEEDS, CASES, ONE_BASE = range(5), ["walks", "answers"], True
+CHECK = "ppo.py --task gridworld"
+EQUAL = "policy, outputs and rewards"
+TUNED = "nothing; no policy learns"
 ROLLOUTS = (1, 2, 4, 8, 16)
 EIGHT = "rollouts, K = 8"
 PROBLEMS = 5                            # whose tokens are judged, in 8 answers to each
@@ -132,7 +135,7 @@ def measure(case, seed):
 def page(x):
     moves, tokens = x["walks"], x["answers"]
     yield Claim("for moves, advantages from 8 rollouts correlate more with the exact ones than a "
-                "critic's do", "VinePPO", moves[EIGHT] - moves["critic"], at_least=GAIN,
+                "critic's do", "after VinePPO", moves[EIGHT] - moves["critic"], at_least=GAIN,
                 finding="For moves, the exact advantages have a correlation of "
                 f"{moves[EIGHT].mean():.2f} with those from 8 rollouts, and of "
                 f"{moves['critic'].mean():.2f} with a critic's")
@@ -148,7 +151,8 @@ def page(x):
             (EIGHT, "critic", "advantages from 8 rollouts", "a critic's"),
             ("critic", "GRPO", "a critic's advantages", "GRPO's")):
         yield Claim(f"for tokens, {better} correlate more with those from {NUM_REFERENCE} rollouts "
-                    f"than {worse} do", "VinePPO", tokens[first] - tokens[second], at_least=GAIN)
+                    f"than {worse} do", "after VinePPO", tokens[first] - tokens[second],
+                    at_least=GAIN)
 
     rows = {f"{step}: {name}": results[name]
             for step, results in (("move", moves), ("token", tokens))

@@ -18,7 +18,7 @@ TASK = "--task lookup --num_prompts 16"
 FLAGS = f"{TASK} --max_steps {STEPS} {UNSCORED}"
 MASKED, LEARNED, NO_TOOL = (f"outcome reward, {tool}" for tool in (
     "tool tokens masked", "tool tokens learned", "no tool"))
-RUNS = {MASKED: f"grpo.py {FLAGS}", f"PPO, {MASKED}": f"ppo.py {FLAGS}"}
+RUNS = {MASKED: f"grpo.py {FLAGS}"}
 METRICS = ["accuracy"]
 CASES = [LEARNED, NO_TOOL]
 

@@ -21,17 +21,19 @@ MANY = f"grpo.py --num_prompts 16 --num_generations 8 --max_steps 6 --num_iterat
 STALE = ("examples/lag.py --sampler_lag 8 --num_prompts 12 --max_steps 28 --num_iterations 4 "
          f"{SCORED} 4")
 NO_BOUND = "--epsilon 1e9 --epsilon_high 1e9"
+EQUAL = "base, problems and other flags"
+TUNED = "the learning rate of each side, on three other seeds"
 USUAL = "2.5e-4 5e-4 1e-3"                      # half the default, the default, twice the default
 SMALLER = "3.125e-5 6.25e-5 1.25e-4 2.5e-4"
 # side -> its command, the rates that are tried, and those of them that run on all seeds
 SIDES = {
-    "GRPO": (f"grpo.py {FRESH}", USUAL, USUAL),
-    "GSPO, 3e-4 / 4e-4": (f"gspo.py --epsilon 3e-4 --epsilon_high 4e-4 {FRESH}", USUAL, USUAL),
-    "GSPO, 3e-2 / 4e-2": (f"gspo.py --epsilon 3e-2 --epsilon_high 4e-2 {FRESH}", USUAL, USUAL),
-    "clip, mean of answers": (f"{REUSED} grpo", USUAL, USUAL),
-    "clip, mean over tokens": (f"{REUSED} dapo", USUAL, USUAL),
-    "SAPO": (f"{REUSED} sapo", USUAL, USUAL),
-    "CISPO": (f"{REUSED} cispo", USUAL, USUAL),
+    "GRPO": (f"grpo.py {FRESH}", USUAL, "5e-4"),
+    "GSPO, 3e-4 / 4e-4": (f"gspo.py --epsilon 3e-4 --epsilon_high 4e-4 {FRESH}", USUAL, "5e-4"),
+    "GSPO, 3e-2 / 4e-2": (f"gspo.py --epsilon 3e-2 --epsilon_high 4e-2 {FRESH}", USUAL, "5e-4"),
+    "clip, mean of answers": (f"{REUSED} grpo", USUAL, "2.5e-4"),
+    "clip, mean over tokens": (f"{REUSED} dapo", USUAL, "2.5e-4"),
+    "SAPO": (f"{REUSED} sapo", USUAL, "2.5e-4"),
+    "CISPO": (f"{REUSED} cispo", USUAL, "2.5e-4"),
     "clip, 8 passes": (f"{PASSES} 12 --num_iterations 8", "6.25e-5 1.25e-4 2.5e-4 5e-4 1e-3",
                        "1.25e-4 5e-4"),
     "no bound, 8 passes": (f"{PASSES} 12 --num_iterations 8 {NO_BOUND}",
@@ -63,18 +65,19 @@ LAST = {"accuracy in the last 3 batches": 3, "accuracy in the last 4 batches": 4
 END, LAGGED = LAST
 # a claim's source; the claim; the two sides; what they are compared by; the finding
 JUDGED = (
-    ("PPO", "with eight passes, accuracy ends higher with the clip than without a bound",
+    ("after PPO", "with eight passes, accuracy ends higher with the clip than without a bound",
      "clip, 8 passes", "no bound, 8 passes", END, "At the best learning rate of each, eight "
      "passes end with an accuracy of {:.2f} with a clip, and {:.2f} without one"),
-    ("PPO", "eight passes need fewer samples than one", "1 pass", "clip, 8 passes", BATCHES, ""),
+    ("after PPO", "eight passes need fewer samples than one", "1 pass", "clip, 8 passes", BATCHES,
+     ""),
     (OURS, "samples that are 8 batches old (a lag of 8) cost accuracy",
      "lag 0", "lag 8", LAGGED, "At the best learning rate of each, the accuracy ends at {:.2f} "
      "with fresh samples, and at {:.2f} with samples that are 8 batches old"),
-    ("AReaL", "with a lag of 8, weighting the tokens (truncate) gives a higher accuracy than no "
-     "correction", "lag 8, truncate", "lag 8", LAGGED, ""),
-    ("InstructGPT", "PPO ends with a higher pass@1 if the KL is penalized", "PPO, beta 0.1", "PPO",
-     PASS, "From the same pairs, PPO gets a pass@1 of {:.2f} with a KL penalty, and {:.2f} without "
-     "one, each at its best learning rate"),
+    ("after AReaL", "with a lag of 8, weighting the tokens (truncate) gives a higher accuracy than "
+     "no correction", "lag 8, truncate", "lag 8", LAGGED, ""),
+    ("after InstructGPT", "PPO ends with a higher pass@1 if the KL is penalized", "PPO, beta 0.1",
+     "PPO", PASS, "From the same pairs, PPO gets a pass@1 of {:.2f} with a KL penalty, and {:.2f} "
+     "without one, each at its best learning rate"),
     (OURS, NO_COST, "lag 1", "lag 0", LAGGED, ""),
     ("Guo and others", "online DPO ends with a higher pass@1 than offline DPO", "DPO, online",
      "DPO, offline", PASS, ""),

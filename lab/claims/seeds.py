@@ -8,8 +8,6 @@ from report import chart
 
 SEEDS = range(10)
 RUNS = {"grpo.py": "grpo.py --max_steps 20"}
-RUNS |= {f"gspo.py, {low} / {high}": f"gspo.py --max_steps 20 --epsilon {low} --epsilon_high {high}"
-         for low, high in (("3e-4", "4e-4"), ("3e-3", "4e-3"), ("3e-2", "4e-2"))}
 METRICS, SCORES = [], ["pass@1"]
 NORMAL, COLLAPSING = CASES = ("ordinary luck", "one run in ten collapses")
 FEWER = dict.fromkeys(CASES, range(5))
@@ -51,8 +49,6 @@ def deals(values):
 
 
 def page(x):
-    score = {name: x[name]["pass@1"] for name in RUNS}
-    grpo = score.pop("grpo.py")
     of_five = x[COLLAPSING][STUDENT][:, SIZES.index(5)]                         # (S,)
     yield Claim("if one run in ten collapses, Student's 95% interval from five seeds misses the "
                 "truth at most 6 times in 100", OURS, of_five, at_most=MOST,
@@ -61,7 +57,7 @@ def page(x):
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
                 x[NORMAL][STUDENT].mean(axis=1), at_most=MOST)
-    dealt = deals(grpo)
+    dealt = deals(x["grpo.py"]["pass@1"])
     half = student_quantile(4, 0.975) * dealt.std(axis=1, ddof=1) / 5 ** 0.5
     yield Claim("if GRPO's own ten seeds are dealt to two sides of five, in all "
                 f"{len(dealt):,} ways, Student's 95% interval misses the truth at most 6 times in "
@@ -71,10 +67,4 @@ def page(x):
               for case in CASES for place, size in enumerate(SIZES)}
     yield lambda axis: chart.dots(axis, {name: rules[STUDENT] for name, rules in missed.items()},
                                   xlabel="how often Student's interval misses the truth")
-    pairs = ("fraction of pairs (one of its seeds, one of grpo.py's) that rank the two scripts "
-             "differently from all ten seeds")
-    yield numbers({name: {
-        "pass@1": values, "pass@1 of grpo.py": grpo,
-        pairs: ((values[:, None] > grpo) != (values.mean() > grpo.mean())).mean()}
-        for name, values in score.items()}, "script")
     yield numbers(missed, "how often a rule misses the truth")

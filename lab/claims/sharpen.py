@@ -24,6 +24,7 @@ MANY = range(1, len(KS))                        # places in KS of the k > 1, whi
 PROBLEMS = 64                                   # for pass@k, the same for all seeds
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
+CHECK = "grpo.py --task countdown"
 GUESSES = "random guesses"
 CASES, FEWER = [*TASKS, GUESSES], {GUESSES: [0]}
 SCORED = f"--eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
@@ -123,14 +124,15 @@ def page(x):
     thought, thought_after = base["thoughts"][:, best], after["thoughts"][:, best]
     yield Claim(f"on countdown, there is a k up to {K} for which the base solves more problems "
                 "with k thoughts (outputs that think) than the policy after RL does",
-                "Yue and others", (thought, thought_after), at_least=GAIN, comparisons=len(MANY),
+                "after Yue and others", (thought, thought_after), at_least=GAIN,
+                comparisons=len(MANY),
                 finding=f"With {KS[best]} thoughts each, the base solves {thought.mean():.0%} of "
                 "the countdown problems, and the policy after RL solves "
                 f"{thought_after.mean():.0%}")
     gain = after["pass@k"] - base["pass@k"]
     most = max(MANY, key=lambda place: gain[:, place].mean())
-    yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}", "DeepSeekMath",
-                gain[:, most], at_most=GAIN, comparisons=len(MANY),
+    yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}",
+                "after DeepSeekMath", gain[:, most], at_most=GAIN, comparisons=len(MANY),
                 finding="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, 3].mean():.2f} "
                 f"for k = {KS[3]}")

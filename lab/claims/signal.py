@@ -13,8 +13,9 @@ from tasks import pass_rates
 SEEDS = range(8)
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
+CHECK = f"grpo.py {FLAGS} --dynamic_sampling 4"
 PLAIN, DYNAMIC = "GRPO, plain", "GRPO, dynamic sampling"
-WAYS = {PLAIN: "", DYNAMIC: "--dynamic_sampling 4", "GRPO, curriculum": "--curriculum"}
+WAYS = {PLAIN: "", DYNAMIC: "--dynamic_sampling 4"}
 CASES = list(WAYS)
 BUDGET = 6400                           # samples in a run
 EVERY = 4                               # steps from one evaluation to the next

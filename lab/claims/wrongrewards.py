@@ -20,6 +20,7 @@ RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "difference of a potential")
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
 SEEDS, ONE_BASE = range(5), True
+CHECK = "grpo.py --task gridworld"
 CASES = [*(f"usual base: {kind}" for kind in (RIGHT, NO_PENALTY, ALIVE, NEARER)),
          *(f"short base: {kind}" for kind in (RIGHT, ALIVE, NEARER))]
 COLUMNS = PROXY, TRUE, MOVES = "return by this reward", "true return", "moves"
@@ -99,12 +100,12 @@ def page(x):
         if finding:
             finding += f" a true return of {wrong.mean():.2f} instead of {right.mean():.2f}"
         yield Claim(f"{cause} leads to a lower true return than the true reward does",
-                    "Amodei and others", wrong - right, at_most=-0.1, finding=finding)
+                    "after Amodei and others", wrong - right, at_most=-0.1, finding=finding)
     best = {kind: best_walks(kind) for kind in REWARDS}
     exact = {kind: columns[TRUE] - best[RIGHT][TRUE] for kind, columns in best.items()}
     yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
                 "that are best by the true reward (exact; three wrong rewards)",
-                "Skalse and others", [exact[kind] for kind in (NO_PENALTY, ALIVE, NEARER)],
+                "after Skalse and others", [exact[kind] for kind in (NO_PENALTY, ALIVE, NEARER)],
                 at_most=-0.1, exact=True)
     yield Claim("if the difference of a potential is added to the reward, the walks that are best "
                 "by the sum still have the best true return (exact)", "Ng and others, 1999",

@@ -14,6 +14,7 @@ from report import chart
 
 SEEDS = range(8)
 TO_7 = "--task arithmetic:3-7 --curriculum"
+CHECK = f"grpo.py {TO_7}"
 MOVING = "3 to 7 operands, curriculum"
 FLAGS = {"5 operands": "", MOVING: TO_7, f"{MOVING}, dr_grpo": f"{TO_7} --loss_type dr_grpo"}
 CASES = list(FLAGS)
@@ -92,7 +93,7 @@ def page(x):
         ylim=(0, 40), ylabel="tokens of an answer",
         xlabel=f"step of training (mean of {WINDOW}; 0 is the base)")
     yield Claim("answers of the same kind grow more with GRPO's 1/length than without it",
-                "Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[2]][PARTS[-1]], at_least=1)
+                "after Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[2]][PARTS[-1]], at_least=1)
     checks = x[MOVING]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
                 f"{WINDOW}", "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01)
