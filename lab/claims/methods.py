@@ -47,8 +47,9 @@ def page(x):
         taken = needed(x, task)
         for one, more, other, source in RATIOS[task]:
             units = taken[more.split()[-1]]
-            finding = (f"With one rate for all, on {task}, {one} needs {units[one].mean():.0f} samples "
-                       f"to reach {goal}, and {other} needs {units[other].mean():.0f}")
+            finding = (f"With one rate for all, on {task}, {one} needs "
+                       f"{units[one].mean():.0f} samples to reach {goal}, and {other} needs "
+                       f"{units[other].mean():.0f}")
             yield Claim(f"on {task}, {one} needs {more} than {other}", source,
                         (units[one], units[other]), ratio=True,
                         finding=finding * (one == "reinforce.py"),
