@@ -96,7 +96,7 @@ def run(function, args, kwargs):
         named["device"] = CPU
     output = function(*each(unwrap, args), **named)
     if function._schema.is_mutable:
-        return kwargs.get("out", args[0])
+        return kwargs.get("out", args[0]) if function._schema.returns else None
     return output if to_cpu else each(wrap, output)
 
 
@@ -162,7 +162,8 @@ STAND_INS = [
         "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
         "current_device": lambda: 0, "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "pretend", "is_bf16_supported": lambda: True,
-        "device_of": lambda x: contextlib.nullcontext(), "synchronize": lambda device=None: None}),
+        "device_of": lambda x: contextlib.nullcontext(), "synchronize": lambda device=None: None,
+        "mem_get_info": lambda device=None: (2**34, 2**34)}),
     (torch, {"tensor": tensor}),
     (torch.Tensor, {"to": to, "device": property(
         lambda x, device=torch.Tensor.device: CUDA if type(x) is Tensor else device.__get__(x))}),
