@@ -27,20 +27,20 @@ import io
 import json
 import math
 import multiprocessing
+import os
 import shlex
 import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import numpy
 import torch
 
 import common
 import plumbing
-from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
+from lab.docs import DOCS, MACHINE, ROOT, put, replaced, run_once, table
 from report import chart
 from report.logs import read_log
 
@@ -92,6 +92,9 @@ def first_steps(name):
     nearly the same numbers, and rewarding odd lengths, because so short a base is never right.
     -> list of numbers"""
     one, rewarded = module(name), common.rewarded
+
+    def reward_odd_lengths(batch, _):
+        return rewarded(batch, lambda *x: len(x[1]) % 2)
     commands = {command.split()[0]: command for command in getattr(one, "RUNS", {}).values()
                 if "--reward model" not in command}     # which needs a base that is often right
     numbers = []
@@ -99,11 +102,12 @@ def first_steps(name):
         script, *flags = shlex.split(f"{command} {SHORT}")
         main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
         torch.set_default_dtype(torch.float64)
-        with tempfile.TemporaryDirectory() as work, contextlib.chdir(work), mock.patch.object(
-                common, "rewarded", lambda batch, _: rewarded(batch, lambda *x: len(x[1]) % 2)), \
-                contextlib.redirect_stdout(io.StringIO()):
+        with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
+                replaced(common, "rewarded", reward_odd_lengths):
+            os.chdir(work)                              # for a base of its own
             main(flags)
             numbers += [line[key] for line in read_log("run", "metrics") for key in SHOWN_BY]
+            os.chdir(ROOT)
         torch.set_default_dtype(torch.float32)
     return numbers
 

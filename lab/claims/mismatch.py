@@ -1,7 +1,6 @@
 """Mismatch: a sampler that cools or cuts its distribution, and a loss that scores another one"""
 import copy
 import functools
-from unittest import mock
 
 import numpy
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 import common
 import grpo
 from lab.bench import OURS, Claim, numbers
+from lab.docs import replaced
 from lab.training import load_base
 from report import chart
 
@@ -78,7 +78,7 @@ def train(case, rate, seed):
     lines = []
     for step in range(cfg.max_steps):
         older.load_state_dict(policy.state_dict())
-        with mock.patch.object(grpo, "sample_token", draw):
+        with replaced(grpo, "sample_token", draw):
             batch = grpo.sample_batch(policy, task, cfg, step)
         logps, mass = score_as_sampled(older, batch.prompts, batch.tokens)
         ratio = (batch.logps - logps).exp() * batch.mask                        # (B, T)
@@ -88,7 +88,7 @@ def train(case, rate, seed):
             batch.logps, scorer = logps, score_as_sampled
         elif how == WEIGHTED:
             A = A * ratio.clamp(max=2)
-        with mock.patch.object(grpo, "score", scorer):
+        with replaced(grpo, "score", scorer):
             line = grpo.update(policy, None, optimizer, batch, A, cfg, step)
         num_tokens = batch.mask.sum().item()
         lines.append(line | common.describe(batch) | {
