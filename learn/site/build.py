@@ -63,10 +63,7 @@ def stage(page, text):
 def make_searchable(html_pages):
     """Let the search find the sections of the HTML pages, which Zensical copies without reading
     them, but not UNSEARCHED pages. Each experiment of the lab is found once, not once for each of
-    its sections, which are called alike. A text that is shown from its middle begins with a word.
-
-    From file://, the theme loads search.js instead of search.json. A browser then refuses to load
-    the theme's worker, so search.js brings its text along."""
+    its sections, which are called alike."""
     index = json.loads((SITE / "search.json").read_text(encoding="utf-8"))
     found = []
     for item in index["items"]:
@@ -83,16 +80,6 @@ def make_searchable(html_pages):
                           "text": " ".join(texts), "path": path, "tags": []})
     text = json.dumps(index | {"items": found})
     (SITE / "search.json").write_text(text, encoding="utf-8")
-    [worker], [theme] = (SITE.glob(f"assets/javascripts/{name}*.js")
-                         for name in ("workers/search", "bundle"))
-    (SITE / "search.js").write_text(
-        f"const searchWorker = new Blob([{json.dumps(worker.read_text('utf-8'))}]);\n"
-        "Worker = class extends Worker {\n"
-        "  constructor() { super(URL.createObjectURL(searchWorker)); }\n};\n"
-        f"var __index = {text};\n", encoding="utf-8")
-    cut = "Math.max(0,n.start-o)"           # o letters before the match
-    before, after = theme.read_text("utf-8").split(cut)
-    theme.write_text(f'{before}e.lastIndexOf(" ",{cut})+1{after}', encoding="utf-8")
 
 
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html"),
