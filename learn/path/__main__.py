@@ -9,10 +9,9 @@
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
   python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
                                      search for the best learning rate of each script
-  python -m learn.path check         judges the claims of the chapters on the stored runs
   python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
 
-Numbers or names of rungs after `write`, `measure` or `check` select chapters.
+Numbers or names of rungs after `write` or `measure` select chapters.
 """
 from pathlib import Path
 
@@ -94,8 +93,6 @@ def main():
         case ["measure", *keys]:
             measure.measure(rungs(keys))
             measure.sweep([name for name in rungs(keys) if name != RUNGS[0]])
-        case ["check", *keys]:
-            raise SystemExit(0 if measure.check(rungs(keys), measure.load()) else 1)
         case ["page"]:
             from learn.path import page
             page.write(measure.load())
