@@ -63,21 +63,13 @@ that depends on the output. If the loss divides by |o_i|, all three change it (d
   g_t   = 1 - 2 pi(o_t) + sum_v pi(v)^2                                                  (16)
   b     = r(greedy output)                                                               (17)
 
-prime-rl has had losses that are dppo_tv with other constants. One also penalizes the distance from
-pi_old, with delta = 0.2 and c = 0.001 (--dppo_tv_kl_tau). D_t may also be large because the sampler
-computes differently, so its loss ipo leaves out even tokens that come back (--dppo_tv_two_sided),
-at first with delta = 0.1:
-
-  L_t   = -M_t rho_t A + c (log rho_t)^2                                                 (18)
-  M_t   = 0 if D_t > delta, else 1                                                       (19)
-
 Most tokens continue what was begun, and only a few, of high entropy H_t, decide how an output goes
 on. So --top_entropy_quantile learns from these alone (2506.01939); tau is a quantile of all H_t:
 
-  A_t   = A if H_t >= tau, else 0                                                        (20)
+  A_t   = A if H_t >= tau, else 0                                                        (18)
 
 Departures: the means in (7) are over a micro-batch, as in verl. They leave out the outputs whose A
-is 0, because grpo.py does; such outputs have no penalty in (10) and (18). REINFORCE++ has no KL in
+is 0, because grpo.py does; such outputs have no penalty in (10). REINFORCE++ has no KL in
 r. ReMax has several outputs per prompt. H_t is the entropy when the output was sampled, instead of
 in each update. The flags that come from grpo.py name its equations. Other methods, such as LUSPO,
 are flags of the scripts: see docs/methods.md.
@@ -106,10 +98,7 @@ import ppo
 
 def dppo_tv(logps, old_logps, A, mask, cfg):
     divergence = (logps.exp() - old_logps.exp()).abs()                          # (B, T)  eq. (2)
-    is_outside = divergence > cfg.dppo_tv_delta
-    log_rho = grpo.log_ratio(logps, old_logps, mask)
-    return (bounded(logps, old_logps, A, mask, is_outside, cfg.dppo_tv_two_sided)
-            + cfg.dppo_tv_kl_tau * log_rho.square())                            # eq. (18)
+    return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_tv_delta)
 
 
 def dppo_kl(logps, old_logps, A, mask, cfg):
@@ -119,11 +108,10 @@ def dppo_kl(logps, old_logps, A, mask, cfg):
     return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_kl_delta)   # eq. (3)
 
 
-def bounded(logps, old_logps, A, mask, is_outside, two_sided=False):
-    """-rho_t A, but 0 for a token that is outside its bound and moves away, or, if two_sided, for
-    each token that is outside its bound. -> (B, T)"""
+def bounded(logps, old_logps, A, mask, is_outside):
+    """-rho_t A, but 0 for a token that is outside its bound and moves away. -> (B, T)"""
     log_rho = grpo.log_ratio(logps, old_logps, mask)
-    is_zero = is_outside & (two_sided | ((log_rho.exp() - 1) * A > 0))          # eq. (19)
+    is_zero = is_outside & ((log_rho.exp() - 1) * A > 0)
     ratio = torch.where(is_zero, 0.0, log_rho).exp()    # so the gradient is 0, and not inf * 0
     return torch.where(is_zero, 0.0, -ratio * A)                                # eq. (1)
 
@@ -298,7 +286,7 @@ def greedy_rewards(policy, task, batch, cfg, step):
 def high_entropy(entropy, mask, share):
     """Mark this share of the tokens, those with the highest entropy. (B, T) each -> (B, T)"""
     tau = entropy[mask > 0].quantile(1 - share)
-    return (entropy >= tau) * mask                                              # for (20)
+    return (entropy >= tau) * mask                                              # for (18)
 
 
 ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "otb", "remax")
@@ -309,7 +297,7 @@ def advantages(policy, task, batch, cfg, step):
     """Compute A, which may be 0 for the tokens of low entropy. -> (B, 1) or (B, T)"""
     A = estimate(policy, task, batch, cfg, step)
     if cfg.top_entropy_quantile < 1:
-        A = A * high_entropy(batch.entropy, batch.mask, cfg.top_entropy_quantile)       # eq. (20)
+        A = A * high_entropy(batch.entropy, batch.mask, cfg.top_entropy_quantile)       # eq. (18)
     return A
 
 
@@ -341,10 +329,8 @@ def estimate(policy, task, batch, cfg, step):
 class Config(grpo.Config):
     loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and its average
     advantage: Literal[ADVANTAGES] = "group"            # estimator of A; group: (1) of grpo.py
-    top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (20)
+    top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (18)
     dppo_tv_delta: float = 0.15             # bound of D_t in (1), with (2) (delta)
-    dppo_tv_kl_tau: float = 0.0             # weight of the penalty in (18) (c)
-    dppo_tv_two_sided: bool = False         # take M_t from (19), whatever the sign of A
     dppo_kl_delta: float = 0.05             # bound of D_t in (1), with (3) (delta)
     gmpo_epsilon: float = 0.4               # bound of log rho_t in (4) (eps)
     vespo_k_pos: float = 2.0                # k in (5) if A >= 0

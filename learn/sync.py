@@ -5,13 +5,10 @@
 
 Each script is self-contained, so shared code is repeated on purpose, and tests/test_sync.py fails
 if the copies drift apart. All that follows the marker line is the machinery, which is the same in
-all scripts. If several scripts define the same function, class or assignment above that line, its
-text must be the same, too, including its decorators and the comments directly above it. There are
-three exceptions: the names in LESSONS may differ; a function in BRANCHES has only the branches
-that its script uses, so two scripts share its text only if they use the same branches; and a table
-has only the rows for which its script has a branch, so two tables share the rows that both have.
+all scripts. If several scripts define the same function or class above that line, its text must be
+the same, too, including its decorators and the comments directly above it. Only the names in
+LESSONS may differ, and assignments, such as tables of losses.
 """
-import ast
 import difflib
 import re
 import sys
@@ -22,10 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
 MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
 MACHINERY = "the machinery"                 # what messages call the part after the marker line
-# The scripts are written to show these, so they may differ.
-LESSONS = {"Config", "COLUMNS", "advantages", "log_ratio", "policy_loss", "compute_advantages",
+# The scripts are written to show these, so they may differ. kl has the estimators that each needs.
+LESSONS = {"Config", "advantages", "kl", "log_ratio", "policy_loss", "compute_advantages",
            "backward", "update", "main"}
-BRANCHES = {"kl"}
+PIECE = re.compile(r"^(?:[#@].*\n)*(?:def|class) (\w+)[\s\S]*", re.M)
 USAGE = "run: make sync FROM=grpo.py, or: make diff A=grpo.py B=gspo.py"
 
 
@@ -42,29 +39,10 @@ def split(source):
 
 
 def pieces(lesson):
-    """Find the functions, classes, assignments and rows of tables of a lesson.
-    -> dict of name -> text"""
-    lines = lesson.split("\n")
-    texts = {}
-    for node in ast.parse(lesson).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            name = node.name
-        elif isinstance(node, ast.Assign):
-            name = ast.unparse(node.targets[0])
-        else:
-            continue
-        if isinstance(getattr(node, "value", None), ast.Dict) and name not in LESSONS:
-            for key, value in zip(node.value.keys, node.value.values):
-                row = [*lines[key.lineno - 1:value.end_lineno - 1],
-                       lines[value.end_lineno - 1][:value.end_col_offset]]
-                texts[f"{name}[{ast.unparse(key)}]"] = "\n".join(row)
-            continue
-        decorators = getattr(node, "decorator_list", [])
-        first = min(part.lineno for part in [node, *decorators]) - 1
-        while first > 0 and lines[first - 1].startswith("#"):   # include a comment directly above
-            first -= 1
-        texts[name] = "\n".join(lines[first:node.end_lineno]) + "\n"
-    return texts
+    """Find the functions and classes of a lesson that must be the same in all scripts. Two empty
+    lines end each of them. -> dict of name -> text"""
+    found = map(PIECE.search, lesson.split("\n\n\n"))
+    return {one[1]: one[0] for one in found if one and one[1] not in LESSONS}
 
 
 # ---- 2. two scripts --------------------------------------------------------------------------
@@ -75,15 +53,8 @@ def drifted(one, other):
     other_lesson, other_machinery = split(other)
     here = pieces(lesson)
     there = pieces(other_lesson)
-    names = [name for name in here if name in there and here[name] != there[name]
-             and name not in LESSONS and not (name in BRANCHES and
-                                              branches(here[name]) != branches(there[name]))]
+    names = [name for name in here if name in there and here[name] != there[name]]
     return sorted(names) + [MACHINERY] * (machinery != other_machinery)
-
-
-def branches(text):
-    """List the strings that a function compares an argument with, one per branch. -> list"""
-    return re.findall('== "([a-z0-9_]+)"', text)
 
 
 def sync(source, target):
@@ -101,8 +72,8 @@ def sync(source, target):
 def difference(one, other):
     """List the lines that differ between two scripts: removed ones are marked -, added ones +. The
     files' docstrings and empty lines do not count. -> list"""
-    bodies = [[line for line in source.split("\n")[ast.parse(source).body[0].end_lineno:]
-               if line.strip()] for source in (one, other)]
+    bodies = [[line for line in source.split('"""', 2)[2].split("\n") if line.strip()]
+              for source in (one, other)]
     return [line for line in difflib.ndiff(*bodies) if line[0] in "+-"]
 
 
@@ -135,7 +106,7 @@ def main(words):
             repair(words[0])
         else:
             raise ValueError(USAGE)
-    except (SyntaxError, ValueError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 

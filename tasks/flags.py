@@ -30,9 +30,6 @@ def find(name):
                and issubclass(value, Task) and value.__module__ == module.__name__]
     if len(classes) != 1:
         common.fail(f"--task {name}: {path} does not define one subclass of tasks.Task")
-    for method in ("sample", "demonstration", "verify"):
-        if not hasattr(classes[0], method):
-            common.fail(f"--task {name}: {path} does not define {method}")
     return classes[0]
 
 
@@ -84,8 +81,9 @@ def load_part(cfg, task_flag, verify):
     if level and task_class.__init__ is Task.__init__:
         common.fail(f"--task {task_flag}: {name} has no levels")
     task = task_class(cfg, level, verify) if name == "arithmetic" else task_class(cfg, level)
-    if task.prompt_width is None:
-        common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define prompt_width")
+    for need in ("prompt_width", "sample", "demonstration", "verify"):
+        if getattr(task, need, None) is None:
+            common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define {need}")
     task.machinery = sys.modules[verify.__module__]
     check_splits(task)
     return task

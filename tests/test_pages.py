@@ -145,6 +145,29 @@ def test_every_link_and_picture_leads_somewhere(page):
         assert not anchor or anchor in anchors(place), target
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.html")), ids=lambda page: page.name)
+def test_every_link_of_an_html_page_leads_somewhere(page):
+    text = re.sub("<script.*?</script>", "", page.read_text("utf-8"), flags=re.S)
+    for link in re.findall(r'(?:href|src|srcset)="?([^"\s>:]+)(?=["\s>])', text):
+        path, _, anchor = html.unescape(link).partition("#")
+        place = page.parent / path.partition("?")[0] if path else page
+        assert place.exists(), link
+        if anchor and "?" not in path:                  # not play.html?figure#SETTINGS
+            ids = re.findall(r'\s(?:id|name)="?([\w.-]+)', place.read_text("utf-8"))
+            assert anchor in (anchors(place) if place.suffix == ".md" else ids), link
+
+
+def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("nav:")[1]
+    named = {name for name in re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
+             if not name.endswith(".ipynb.md")}
+    pages = {*PAGES, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.html"))}
+    assert named == pages - {"docs/path.md"} | {"CHANGELOG.md", "vectors/README.md"}
+    header = (ROOT / "learn/header.html").read_text("utf-8")
+    tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
+    assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
+
+
 # ---- the notebook ----------------------------------------------------------------------------
 
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):

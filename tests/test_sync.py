@@ -15,8 +15,8 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python in a folder, with the folders in it; "." has only its files. If your change needs more,
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
-MOST_OF_A_FOLDER = {".": 3815, "tasks": 1740, "kernels": 730, "examples": 1200, "vectors": 1160,
-                    "report": 865, "pretrained": 1930, "learn": 3410, "lab": 3390, "tests": 10630}
+MOST_OF_A_FOLDER = {".": 3815, "tasks": 1740, "kernels": 730, "examples": 1193, "vectors": 1160,
+                    "report": 865, "pretrained": 1930, "learn": 3290, "lab": 3390, "tests": 10630}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -47,23 +47,13 @@ def test_a_folder_does_not_grow_unseen(folder):
 
 # ---- two small scripts -----------------------------------------------------------------------
 
-FULL = f'''"""A script with two branches."""
-LOSSES = {{                              # the sign
-    "plain": ("minus", "sum"),          # as in the paper
-    "gated": ("minus",
-              "mean")}}
+FULL = f'''"""A small script."""
+LOSSES = {{"plain": "sum"}}
 
 
 # Positive numbers only.
 def root(x):
     return x ** 0.5
-
-
-def kl(x, estimator):
-    if estimator == "k1":
-        return x
-    assert estimator == "k3"
-    return x.expm1() - x
 
 
 def policy_loss(x):
@@ -75,31 +65,18 @@ def policy_loss(x):
 def verify(text):
     return text == "4"
 '''
-# It has no branch for the loss "gated".
-SHORT = FULL.replace(''',          # as in the paper
-    "gated": ("minus",
-              "mean")}''', "}").replace("return -x", "return -2 * x")
+SHORT = FULL.replace("return -x", "return -2 * x").replace('"sum"', '"mean"')
 
 
 @pytest.mark.parametrize("old, new, names", [
     ("x ** 0.5", "x ** 0.25", ["root"]),
     ("# Positive", "# Negative", ["root"]),                     # the comment above it
     ("\ndef root(", "\n@cached\ndef root(", ["root"]),
-    ("expm1()", "exp()", ["kl"]),
-    ('"plain": ("minus"', '"plain": ("plus"', ["LOSSES['plain']"]),
     ('== "4"', '== "5"', [sync.MACHINERY]),
     ("return -x", "return x", []),                              # a lesson may differ
-    ('estimator == "k1"', 'estimator == "k2"', []),             # other branches
-    ('"mean")}', '"mean"),\n    "new": ("other", "sum")}', []),     # the other script lacks the row
-    ("# as in the paper", "# as in the code", [])])
+    ('"plain"', '"gated"', [])])                                # and so may a table
 def test_drift_of_a_script_is_named_and_repaired(old, new, names):
     changed = FULL.replace(old, new)
     assert changed != FULL
     assert sync.drifted(SHORT, changed) == sync.drifted(changed, SHORT) == names
     assert sync.sync(SHORT, changed) == (FULL if names else changed)
-
-
-def test_a_row_of_several_lines_is_compared_as_a_whole():
-    changed = FULL.replace('"gated": ("minus"', '"gated": ("plus"')
-    assert sync.drifted(FULL, changed) == ["LOSSES['gated']"]
-    assert sync.sync(FULL, changed) == FULL

@@ -1,11 +1,11 @@
-"""Test examples/zoo.py: the losses of prime-rl, the tokens that Clip-Cov draws, and its advantages.
-Its other functions are among the test vectors."""
+"""Test examples/zoo.py: the tokens that Clip-Cov draws, and its advantages. Its other
+functions are among the test vectors."""
 import importlib
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import close, f64, gradient
+from conftest import close, f64
 from small_runs import SMALL
 
 import common
@@ -28,20 +28,6 @@ def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
         chosen.append((loss == 0) & (mask > 0))
     assert chosen[0].sum() == 9 and chosen[2].sum() == 9                # int(0.1 * 96)
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("two_sided, M", [
-    (False, [[0, 1, 1], [1, 0, 1]]), (True, [[0, 0, 1], [0, 0, 1]])])
-def test_losses_of_prime_rl_keep_or_drop_tokens_that_come_back_and_penalize_all(two_sided, M):
-    logps = f64([[0.8, 0.1, 0.95], [0.4, 0.1, 0.6]]).log().requires_grad_()
-    cfg = zoo.Config(device="cpu", dppo_tv_delta=0.2, dppo_tv_kl_tau=0.5,
-                     dppo_tv_two_sided=two_sided)
-    log_rho = (logps - OLD.log()).detach()
-    loss = zoo.policy_loss(cfg, logps, OLD.log(), A, torch.ones(2, 3).double())
-    surrogate = -f64(M) * log_rho.exp() * A[:, None]
-    close(loss, surrogate + 0.5 * log_rho.square())
-    close(gradient(loss.sum(), logps), surrogate + log_rho)
 
 
 # ---- advantages ------------------------------------------------------------------------------

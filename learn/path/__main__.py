@@ -7,17 +7,12 @@
   python -m learn.path write 6       writes the scripts that chapter 6 compares, to change them
   python -m learn.path run FILE      runs a script that you have edited, from the same base
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
-  python -m learn.path run gspo --real MODEL    trains this model with it, or with a FILE instead
-                                     of gspo; after MODEL, you can name a file of problems
   python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
                                      search for the best learning rate of each script
-  python -m learn.path check         judges the claims of the chapters on the stored runs
   python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
 
-Numbers or names of rungs after `write`, `measure` or `check` select chapters.
+Numbers or names of rungs after `write` or `measure` select chapters.
 """
-import subprocess
-import sys
 from pathlib import Path
 
 import common
@@ -76,22 +71,15 @@ def main():
     flags = parser(__doc__)
     flags.add_argument("words", nargs="*", metavar="WORD", help="a command or a rung, see above")
     flags.add_argument("--seed", type=int, metavar="S", default=0, help="seed of a run")
-    flags.add_argument("--real", nargs="*", metavar="MODEL",
-                       help="use real.py instead of nano.py: a model, and a file of problems")
+    flags.add_argument("--real", action="store_true", help="write scripts for real models")
     args = flags.parse_args()
     match args.words:
         case []:
             for name, chapter in CHAPTERS.items():
                 print(f"{chapter.number:2}  {chapter.file:17} {counts(name):8} "
                       f"{chapter.fields['short']}")
-        case ["write", *keys] if args.real is not None:
-            names = rungs(keys + args.real) if keys + args.real else REAL_RUNGS
-            print(*map(write_real, names), sep="\n")
-        case ["run", key] if args.real is not None:
-            if not args.real:
-                common.fail(f"name a model: {command('learn.path', 'run', key, '--real', 'MODEL')}")
-            file = key if Path(key).is_file() else write_real(*rungs([key]))
-            raise SystemExit(subprocess.run([sys.executable, file, *args.real]).returncode)
+        case ["write", *keys] if args.real:
+            print(*map(write_real, rungs(keys) if keys else REAL_RUNGS), sep="\n")
         case ["write"]:
             print(*(write(CHAPTERS[name].file, script(name)) for name in CHAPTERS), sep="\n")
         case ["write", *keys]:
@@ -105,8 +93,6 @@ def main():
         case ["measure", *keys]:
             measure.measure(rungs(keys))
             measure.sweep([name for name in rungs(keys) if name != RUNGS[0]])
-        case ["check", *keys]:
-            raise SystemExit(0 if measure.check(rungs(keys), measure.load()) else 1)
         case ["page"]:
             from learn.path import page
             page.write(measure.load())

@@ -1,4 +1,4 @@
-"""Measure the chapters of the path, look up their numbers by name, and judge their claims."""
+"""Measure the chapters of the path, and look up their numbers by name."""
 import hashlib
 import itertools
 import json
@@ -154,26 +154,3 @@ def value(one, name):
              if fmean(right[end - 3:end]) >= float(level)), math.inf)
     return {"last": fmean(values[-3:]), "first": values[0], "max": max(values),
             "mean": fmean(values)}[kind]
-
-
-def check(names, stored):
-    """Judge the claims of chapters, which are lines such as `without last < with last`. A line that
-    ends with `on 4` claims that it holds on at least 4 seeds, and not on all. A line that begins
-    with `best:` is about the best rate of each side.
-
-    Prints for each claim on how many seeds it holds, and the differences. -> whether all hold
-    """
-    holds = True
-    for name in names:
-        for line in CHAPTERS[name].fields.get("claim", "").splitlines() or ["no claim"]:
-            claim, _, least = line.removeprefix("best: ").partition(" on ")
-            at_best = line.startswith("best: ")
-            runs = runs_of(name, stored, best(name, stored) if at_best else None)
-            (low, of_low), *other = (part.split(" ", 1) for part in claim.split(" < "))
-            differences = [value(b, of_high) - value(a, of_low) for high, of_high in other
-                           for a, b in zip(runs[low], runs[high])]
-            count = sum(difference > 0 for difference in differences)
-            holds = holds and count >= int(least or len(differences))
-            print(f"{name:12} {line:44} {count} of {len(differences)}: "
-                  + " ".join(f"{difference:+.3g}" for difference in differences))
-    return holds

@@ -3,17 +3,15 @@
   python -m learn.practice nano             writes practice/nano.py, with a blank for each equation;
                                             the same for reinforce, ppo, grpo, gspo and dpo
   python -m learn.practice grpo 1 3         leaves blanks for equations (1) and (3) only
-  python -m learn.practice check practice/grpo.py       grades it, and trains once all is right
-  python -m learn.practice check --no_train FILE        only grades it; exits with 0 or 1
+  python -m learn.practice check practice/grpo.py       grades it; exits with 0 if all is right
   python -m learn.practice hunt grpo 1      writes hunt/grpo_1.py, with one mistake; levels 1 to 3
   python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? (or in a function)
   python -m learn.practice answer hunt/grpo_1.py        shows the mistake, and the tests that fail
   python -m learn.practice plant "cold sampler" --max_steps 10      trains with a mistake of
                                             mistakes.txt, or of the lab's bugs.txt
 """
-import contextlib
 import os
-import subprocess
+import shlex
 import sys
 import threading
 from pathlib import Path
@@ -31,16 +29,6 @@ SECONDS = 60                # limit for grading a file, which may never end
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
 
-def free(folder, name, ending=""):
-    """Find the first of NAME, NAME_2 .. that is free, so that nothing is overwritten. -> path"""
-    path = Path(folder, name + ending)
-    number = 1
-    while path.exists():
-        number += 1
-        path = path.with_name(f"{name}_{number}{ending}")
-    return path
-
-
 def make(name, *numbers):
     """Write a new exercise into the current folder: practice/NAME.py, NAME_2.py and so on."""
     exercise = Exercise(f"{name}.py")
@@ -48,7 +36,11 @@ def make(name, *numbers):
     if unknown:
         common.fail(f"{name}.py has no equation ({unknown[0]}); it has these: "
                     f"{', '.join(map(str, exercise.equations))}")
-    path = free("practice", name, ".py")
+    path = Path("practice", f"{name}.py")
+    number = 1
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{name}_{number}.py")
     plumbing.write(path, exercise.text([int(number) for number in numbers]))
     print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
           "its equation in the docstring, its shape, and the variables that the right line reads.\n"
@@ -56,8 +48,8 @@ def make(name, *numbers):
           f" {command('learn.practice', 'check', path)}")
 
 
-def check(word, trains=True):
-    """Print the grades of a file; if all is right, train with it, unless `trains` is False."""
+def check(word):
+    """Print the grades of a file and, if all is right, the command that trains with it."""
     path = Path(word)
     name = path.stem.partition("_")[0]
     if not path.is_file():
@@ -94,14 +86,8 @@ def check(word, trains=True):
     print(f"{count} of {len(graded)} functions are right{open_functions}.")
     if count < len(graded):
         raise SystemExit(1)
-    if not trains:
-        return
-    print("Well done. Your file now trains a policy; Ctrl-C stops it.", flush=True)
-    flags = [] if name == "nano" else ["--output_dir", free("runs", f"practice-{path.stem}")]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with contextlib.suppress(KeyboardInterrupt):
-        raise SystemExit(subprocess.run([sys.executable, path, *flags], env=os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths)}).returncode)
+    print("Well done. Your file now trains a policy:\n"
+          f"  PYTHONPATH={shlex.quote(str(ROOT))} {plumbing.command(path)}")
 
 
 def give_up(word):
@@ -118,8 +104,6 @@ def main():
             make(name, *numbers)
         case ["check", word]:
             check(word)
-        case ["check", "--no_train" | "--no-train", word]:
-            check(word, trains=False)
         case ["hunt", *words] if len(words) <= 2:
             hunt.begin(*words)
         case ["answer", word, *guess] if len(guess) <= 1:
