@@ -3,7 +3,8 @@
 The pages are staged in .site/ with the layout of the repository, so that every relative link holds.
 Files that a page links outside docs/, such as a script, become pages with numbered lines. The path
 is docs/path.html, which shows more than docs/path.md. Zensical builds site/ from .site/ as
-mkdocs.yml says. tests/test_pages.py checks the links of all pages, and the navigation.
+mkdocs.yml says. Then we check what it misses: links, pictures and anchors of all pages, and the
+navigation.
 """
 import json
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 SITE = Path("site").resolve()
 PATH = Path("docs/path.md")
@@ -20,6 +22,8 @@ LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(
 # pages that would hide, in the search, those that explain: source files and the list of changes
 UNSEARCHED = re.compile(r"(\.py|\.txt|LICENSE|CHANGELOG)\.html")
 SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
+VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
+LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
 
 
 def as_page(path):
@@ -60,10 +64,28 @@ def stage(page, text):
     Path(".site", page).write_text(text, encoding="utf-8")
 
 
+def dead_links():
+    """Yield the links of the built pages that lead to no file, or to no anchor."""
+    pages = {page: re.sub(r"(?s)<script.*?</script>", "", page.read_text(encoding="utf-8"))
+             for page in SITE.rglob("*.html") if page.name != "404.html"}
+    anchors = {page: {"", *(unescape(name.strip("\"'")) for name in
+                            re.findall(rf"\s(?:id|name)={VALUE}", text))}
+               for page, text in pages.items()}
+    for page, text in pages.items():
+        for link in re.findall(LINK, text):
+            to = urlsplit(unescape(link.strip("\"'")))
+            target = (page.parent / unquote(to.path)).resolve() if to.path else page
+            if not target.is_file() or unquote(to.fragment) not in anchors.get(target, {""}):
+                yield f"{page.relative_to(SITE)}: {link} leads nowhere"
+
+
 def make_searchable(html_pages):
     """Let the search find the sections of the HTML pages, which Zensical copies without reading
     them, but not UNSEARCHED pages. Each experiment of the lab is found once, not once for each of
-    its sections, which are called alike."""
+    its sections, which are called alike. A text that is shown from its middle begins with a word.
+
+    From file://, the theme loads search.js instead of search.json. A browser then refuses to load
+    the theme's worker, so search.js brings its text along."""
     index = json.loads((SITE / "search.json").read_text(encoding="utf-8"))
     found = []
     for item in index["items"]:
@@ -80,6 +102,16 @@ def make_searchable(html_pages):
                           "text": " ".join(texts), "path": path, "tags": []})
     text = json.dumps(index | {"items": found})
     (SITE / "search.json").write_text(text, encoding="utf-8")
+    [worker], [theme] = (SITE.glob(f"assets/javascripts/{name}*.js")
+                         for name in ("workers/search", "bundle"))
+    (SITE / "search.js").write_text(
+        f"const searchWorker = new Blob([{json.dumps(worker.read_text('utf-8'))}]);\n"
+        "Worker = class extends Worker {\n"
+        "  constructor() { super(URL.createObjectURL(searchWorker)); }\n};\n"
+        f"var __index = {text};\n", encoding="utf-8")
+    cut = "Math.max(0,n.start-o)"           # o letters before the match
+    before, after = theme.read_text("utf-8").split(cut)
+    theme.write_text(f'{before}e.lastIndexOf(" ",{cut})+1{after}', encoding="utf-8")
 
 
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html"),
@@ -92,4 +124,13 @@ for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
 make_searchable(page for page in pages if page.suffix == ".html")
-print(f"site/index.html: {len(pages)} pages")
+navigation = Path("mkdocs.yml").read_text("utf-8").split("nav:")[1]
+names = re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
+missing = pages - {Path(name) for name in names}
+tabs = re.findall(r">([\w ]+)</a>", Path("learn/header.html").read_text("utf-8"))[1:]
+unknown = [name for name in names if not Path(".site", name).is_file()]
+faults = [*sorted(set(dead_links())), *(f"{page}: add it to nav in mkdocs.yml" for page in missing),
+          *(f"{name}: is in nav of mkdocs.yml, but does not exist" for name in unknown)]
+if tabs != re.findall(r"(?m)^  - ([\w ]+):", navigation)[1:]:
+    faults.append("learn/header.html: its links are not the tabs of nav in mkdocs.yml")
+sys.exit("\n".join(faults) or print(f"site/index.html: {len(pages)} pages, no dead link"))
