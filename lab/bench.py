@@ -40,8 +40,8 @@ import torch
 
 import common
 import plumbing
-from lab.docs import DOCS, MACHINE, ROOT, put, replaced, run_once, table
-from report import chart
+from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
+from report import chart, replaced
 from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
@@ -103,7 +103,7 @@ def first_steps(name):
         main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
         torch.set_default_dtype(torch.float64)
         with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-                replaced(common, "rewarded", reward_odd_lengths):
+                replaced(common, rewarded=reward_odd_lengths):
             os.chdir(work)                              # for a base of its own
             main(flags)
             numbers += [line[key] for line in read_log("run", "metrics") for key in SHOWN_BY]

@@ -1,6 +1,5 @@
 """Helpers for all measurements: run a script, store the numbers in docs/NAME.json, and write tables
 between their marks into README.md or a page in docs/."""
-import contextlib
 import json
 import os
 import platform
@@ -41,17 +40,6 @@ def run_once(command, seed, metrics=(), scores=()):
         log = read_log(folder, "metrics")
     columns = {name: [line.get(name) for line in log] for name in metrics}
     return columns | {name: summary["trained"][name] for name in scores}
-
-
-@contextlib.contextmanager
-def replaced(owner, name, value):
-    """Replace an attribute of a module, as long as the context lasts."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 # ---- 2. docs/ --------------------------------------------------------------------------------

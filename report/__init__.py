@@ -1,5 +1,6 @@
 """Follow a run with observers, draw its report page, and ask its policy."""
 import argparse
+import contextlib
 import shlex
 import signal
 import sys
@@ -24,6 +25,17 @@ def start(main):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.stdout.reconfigure(errors="backslashreplace")
     main()
+
+
+@contextlib.contextmanager
+def replaced(module, **values):
+    """Replace what a module defines, as long as the context lasts."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
 def parser(description):

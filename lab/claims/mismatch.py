@@ -9,9 +9,8 @@ import torch.nn.functional as F
 import common
 import grpo
 from lab.bench import OURS, Claim, numbers
-from lab.docs import replaced
 from lab.training import load_base
-from report import chart
+from report import chart, replaced
 
 SEEDS, TUNING = range(22, 27), (20, 21)
 FLAGS = ("--task arithmetic:3 --max_completion_length 28 --num_prompts 16 --micro_batch_size 64 "
@@ -78,7 +77,7 @@ def train(case, rate, seed):
     lines = []
     for step in range(cfg.max_steps):
         older.load_state_dict(policy.state_dict())
-        with replaced(grpo, "sample_token", draw):
+        with replaced(grpo, sample_token=draw):
             batch = grpo.sample_batch(policy, task, cfg, step)
         logps, mass = score_as_sampled(older, batch.prompts, batch.tokens)
         ratio = (batch.logps - logps).exp() * batch.mask                        # (B, T)
@@ -88,7 +87,7 @@ def train(case, rate, seed):
             batch.logps, scorer = logps, score_as_sampled
         elif how == WEIGHTED:
             A = A * ratio.clamp(max=2)
-        with replaced(grpo, "score", scorer):
+        with replaced(grpo, score=scorer):
             line = grpo.update(policy, None, optimizer, batch, A, cfg, step)
         num_tokens = batch.mask.sum().item()
         lines.append(line | common.describe(batch) | {

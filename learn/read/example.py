@@ -9,7 +9,7 @@ import copy
 import functools
 import importlib
 import shlex
-from unittest import mock
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 import common
 import plumbing
 from learn.read.watch import Watch
+from report import replaced
 
 QUESTIONS = dict.fromkeys(("reinforce", "ppo", "grpo", "gspo"), "6+7=") | {"dpo": "3*4="}
 ANSWERS = [["1", "2", "⏎"], ["9", "⏎"], ["1", "3", "⏎"], ["7", "⏎"]]      # tokens of each output
@@ -107,9 +108,11 @@ def run(name, flags, *watched):
         start, then = REF_LOGPS, PREFERRED
     cfg = config(name, flags)
     task = common.Arithmetic(script.verify)
-    run = mock.Mock(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0)
     networks = []
-    run.begin = lambda: copy.deepcopy(networks[0])      # the base
+    nothing = lambda *_, **__: None
+    run = SimpleNamespace(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0,
+                          begin=lambda: copy.deepcopy(networks[0]),     # the base
+                          start=nothing, log=nothing, finish=nothing)
 
     def make(*network):
         networks.append(Network(*network))
@@ -122,14 +125,13 @@ def run(name, flags, *watched):
         return next((network.symbol, part) for network, part in zip(networks, parts)
                     if part is not None)
 
-    replaced = {"score": score, "sample_batch": lambda *_, **__: make_batch(REWARDS[name]),
-                "GPT": lambda cfg: make("log π", start, then),
-                "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
-                "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
-    with (mock.patch.dict(vars(script), replaced),
-          mock.patch.object(common, "load_task", lambda *_: task),
-          mock.patch.multiple(
-              plumbing, AdamW=Step, Run=lambda *_: run, parse_flags=lambda *_: cfg),
+    stand_ins = {"score": score, "sample_batch": lambda *_, **__: make_batch(REWARDS[name]),
+                 "GPT": lambda cfg: make("log π", start, then),
+                 "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
+                 "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
+    used = {name: value for name, value in stand_ins.items() if hasattr(script, name)}
+    with (replaced(script, **used), replaced(common, load_task=lambda *_: task),
+          replaced(plumbing, AdamW=Step, Run=lambda *_: run, parse_flags=lambda *_: cfg),
           Watch(script.__file__, *watched, gradient) as watch):
         script.main([])
     return watch.calls
