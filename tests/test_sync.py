@@ -1,8 +1,12 @@
 """Test that learn/sync.py finds and repairs drift in the code that the scripts share, that the
 files which a reader has to read stay short, and that no folder grows unseen."""
+import inspect
+
 import pytest
 from conftest import ROOT
 
+import grpo
+import gspo
 from learn import sync
 
 pytestmark = pytest.mark.quick
@@ -80,3 +84,8 @@ def test_drift_of_a_script_is_named_and_repaired(old, new, names):
     assert changed != FULL
     assert sync.drifted(SHORT, changed) == sync.drifted(changed, SHORT) == names
     assert sync.sync(SHORT, changed) == (FULL if names else changed)
+
+
+def test_grpo_and_gspo_have_the_same_estimators_of_the_kl_and_the_same_losses():
+    assert inspect.getsource(grpo.kl) == inspect.getsource(gspo.kl)
+    assert grpo.LOSS_TYPES == gspo.LOSS_TYPES
