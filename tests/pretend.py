@@ -18,8 +18,6 @@ from unittest import mock
 
 import torch
 
-from kernels import decode, logprob
-
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
@@ -152,6 +150,7 @@ def factory(name):
 
 def apply_kernel(logits, tokens, old_logps, temperature, inplace):
     """Replace the kernels of logprob.py, which would read any address, valid or not."""
+    from kernels import logprob
     for x in (logits, tokens, *([] if old_logps is None else [old_logps])):
         assert type(x) is Tensor, "Pointer argument (at 0) cannot be accessed from Triton"
     return logprob.logprob_torch(logits.flatten(0, 1), tokens, old_logps, temperature)
@@ -167,9 +166,7 @@ STAND_INS = [
     (torch, {"tensor": tensor}),
     (torch.Tensor, {"to": to, "device": property(
         lambda x, device=torch.Tensor.device: CUDA if type(x) is Tensor else device.__get__(x))}),
-    (torch._C._nn, {"pad_sequence": pad_sequence}),
-    (logprob.LogProb, {"apply": apply_kernel}),
-    (decode, {"capture": lambda step, device: step() or step})]
+    (torch._C._nn, {"pad_sequence": pad_sequence})]
 
 
 @contextlib.contextmanager
@@ -183,6 +180,10 @@ def cuda():
         for owner, values in STAND_INS:
             for name, value in values.items():
                 stack.enter_context(mock.patch.object(owner, name, value))
+        from kernels import decode, logprob  # now, because common.py looks for a GPU
+        stack.enter_context(mock.patch.object(logprob.LogProb, "apply", apply_kernel))
+        stack.enter_context(mock.patch.object(
+            decode, "capture", lambda step, device: step() or step))
         yield
 
 

@@ -2,6 +2,8 @@
 equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
+import subprocess
+import sys
 import types
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pretend
 import pytest
 import torch
+from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import arguments, steps
 
@@ -101,6 +104,12 @@ def test_a_pretrained_model_has_the_numbers_of_the_cpu(small_llama):
         with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
             load_example().main(arguments(flags | {"device": device, "output_dir": device}))
     assert_same_steps("entropy")            # there, the mean of -log pi estimates it
+
+
+def test_a_program_that_begins_there_finds_it():
+    code = "from tests import pretend\nwith pretend.cuda():\n    import common"
+    code += "\n    assert common.HAS_CUDA"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_base_is_made_there():
