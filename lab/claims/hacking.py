@@ -9,7 +9,7 @@ from lab.training import load_base, training
 from report import chart
 from tasks import preferences
 
-SEEDS, ONE_BASE = range(5, 13), True
+SEEDS, ONE_BASE = range(5, 10), True
 STEPS = 60
 MODELS = {"frozen": {0: 1}, "frozen, 5 times the pairs": {0: 5},
           "fresh": dict.fromkeys(range(0, STEPS, 12), 1)}       # step -> trainings before it
