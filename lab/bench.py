@@ -5,6 +5,9 @@ An experiment is a module lab/claims/NAME.py. It has SEEDS, and
   RUNS              {case: command line of a script}, with METRICS, which are kept of each step, and
                     SCORES, which are kept of the trained policy; or
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
+  SIDES, COMPARED   {side: (command line, or None for measure, a learning rate to begin with)}, and
+                    pairs (side, what) that are compared by score(columns, what), at the best rate
+                    of each on the seeds TUNING, as measured with SEEDS; cases are "SIDE, RATE"
   FEWER             {case: its seeds}, for cases that do not have all SEEDS
   ONE_BASE = True   if all seeds start from one base; else each seed has its own
   EQUAL, TUNED      what its page says about fairness, unless it is what the constants here say
@@ -74,14 +77,23 @@ def module(name):
 
 # ---- 1. measuring ----------------------------------------------------------------------------
 
+def commands(one):
+    """-> {case, or side: command line of a script}"""
+    sides = {side: command for side, (command, _) in getattr(one, "SIDES", {}).items() if command}
+    return getattr(one, "RUNS", {}) | sides
+
+
 def perform(name, case, seed):
     """Measure a case of an experiment with one seed. -> {column: values with six digits}"""
     torch.set_num_threads(1)
     print(f"{name}: {case}, seed {seed}", flush=True)
     one = module(name)
-    if case in getattr(one, "RUNS", ()):
+    side, _, rate = case.rpartition(", ")
+    command = getattr(one, "RUNS", {}).get(case) or (
+        side in commands(one) and f"{commands(one)[side]} --learning_rate {rate}")
+    if command:
         own = "" if hasattr(one, "ONE_BASE") else f" --base_seed {seed}"
-        columns = run_once(one.RUNS[case] + own, seed, one.METRICS, getattr(one, "SCORES", ()))
+        columns = run_once(command + own, seed, one.METRICS, getattr(one, "SCORES", ()))
     else:
         columns = one.measure(case, seed)
     return json.loads(json.dumps(columns), parse_float=lambda text: float(f"{float(text):.6g}"))
@@ -95,10 +107,10 @@ def first_steps(name):
 
     def reward_odd_lengths(batch, _):
         return rewarded(batch, lambda *x: len(x[1]) % 2)
-    commands = {command.split()[0]: command for command in getattr(one, "RUNS", {}).values()
-                if "--reward model" not in command}     # which needs a base that is often right
+    chosen = {command.split()[0]: command for command in commands(one).values()
+              if "--reward model" not in command}       # which needs a base that is often right
     numbers = []
-    for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
+    for command in chosen.values() or [getattr(one, "CHECK", "grpo.py")]:
         script, *flags = shlex.split(f"{command} {SHORT}")
         main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
         torch.set_default_dtype(torch.float64)
@@ -118,17 +130,48 @@ def check(name):
     return numpy.allclose(first_steps(name), load(name)[1]["first steps"], rtol=1e-6, atol=1e-9)
 
 
+def tune(name, x, side, what):
+    """Choose the best learning rate of a side on the seeds TUNING: from half the rate to begin
+    with, this rate, and twice this rate; a best rate at an end is followed by one more.
+    -> the names of the cases that have to be tried, in order, and the best one; None if some of
+    them are not measured yet"""
+    one = module(name)
+    middle = one.SIDES[side][1]
+    tried = [middle / 2, middle, middle * 2]
+
+    def score(rate):
+        columns = {column: rows[:len(one.TUNING)]
+                   for column, rows in x[f"{side}, {rate:g}"].items()}
+        return one.score(columns, what).mean(), -abs(math.log(rate / middle))
+    while all(f"{side}, {rate:g}" in x for rate in tried):
+        best = max(tried, key=score)
+        if tried[0] < best < tried[-1]:
+            return [f"{side}, {rate:g}" for rate in tried], f"{side}, {best:g}"
+        tried = sorted([*tried, best / 2 if best == tried[0] else best * 2])
+    return [f"{side}, {rate:g}" for rate in tried], None
+
+
+def wanted(name, x):
+    """List what has to be measured, as far as the results x show it. -> pairs of a case and a
+    seed"""
+    one = module(name)
+    jobs = [(case, seed) for case in (*getattr(one, "RUNS", ()), *getattr(one, "CASES", ()))
+            for seed in getattr(one, "FEWER", {}).get(case, one.SEEDS)]
+    found = [tune(name, x, *pair) for pair in getattr(one, "COMPARED", ())]
+    jobs += [(case, seed) for tried, _ in found for case in tried for seed in one.TUNING]
+    if all(best for _, best in found):
+        jobs += [(best, seed) for _, best in found for seed in one.SEEDS]
+    return list(dict.fromkeys(jobs))
+
+
 def measure(name, processes):
     """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
     this is interrupted, the next call continues, unless the code was committed in between."""
-    one = module(name)
-    jobs = [(name, case, seed) for case in (*getattr(one, "RUNS", ()), *getattr(one, "CASES", ()))
-            for seed in getattr(one, "FEWER", {}).get(case, one.SEEDS)]
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
                             capture_output=True, text=True).stdout.strip()
     about = {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
              "commit": commit}
-    results, seconds = [], 0                                    # of the first jobs
+    results, seconds = [], 0                                    # [case, seed, columns]
     path = ROOT / "runs" / f"lab-{name}.json"
     if path.exists():
         *interrupted, before = json.loads(path.read_text("utf-8"))
@@ -137,25 +180,41 @@ def measure(name, processes):
     clock = time.perf_counter() - seconds
     context = multiprocessing.get_context("spawn")              # a fork can hang with threads
     with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
-        for columns in pool.map(perform, *zip(*jobs[len(results):])):
-            results.append(columns)
-            seconds = round(time.perf_counter() - clock)
-            plumbing.write(path, json.dumps([results, seconds, about]))
+        while True:
+            done = {(case, seed) for case, seed, _ in results}
+            jobs = [job for job in wanted(name, arrays(grouped(results))) if job not in done]
+            if not jobs:
+                break
+            for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
+                results.append([*job, columns])
+                seconds = round(time.perf_counter() - clock)
+                plumbing.write(path, json.dumps([results, seconds, about]))
     stored = {"about": {"seconds": seconds} | about | {"first steps": first_steps(name)}}
-    for (_, case, _), columns in zip(jobs, results):
-        for column, values in columns.items():
-            stored.setdefault(case, {}).setdefault(column, []).append(values)
-    lines = json.dumps(stored).replace("]], ", "]],\n").replace("}, ", "},\n")
+    lines = json.dumps(stored | grouped(results)).replace("]], ", "]],\n").replace("}, ", "},\n")
     plumbing.write(DOCS / f"lab/{name}.json", lines + "\n")
     path.unlink()
+
+
+def grouped(results):
+    """Group the results of cases and seeds. -> {case: {column: a list with an entry for each
+    seed}}"""
+    found = {}
+    for case, _, columns in results:
+        for column, values in columns.items():
+            found.setdefault(case, {}).setdefault(column, []).append(values)
+    return found
 
 
 def load(name):
     """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
     stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
     about = stored.pop("about")
+    return arrays(stored), about
+
+
+def arrays(stored):
     return {case: {column: array(rows) for column, rows in columns.items()}
-            for case, columns in stored.items()}, about
+            for case, columns in stored.items()}
 
 
 def array(rows):
@@ -300,6 +359,28 @@ def numbers(cases, by="", form=".3g"):
         return text.replace("inf", "never")
     return table([by, *next(iter(cases.values()))],
                  [[case, *map(cell, columns.values())] for case, columns in cases.items()])
+
+
+def at_best(name, x):
+    """Look up what each of COMPARED has with SEEDS at its best learning rate.
+    -> {(side, what): {column: array}}"""
+    one = module(name)
+    best = {pair: tune(name, x, *pair)[1] for pair in one.COMPARED}
+    return {pair: {column: rows[len(one.TUNING):] for column, rows in x[case].items()}
+            for pair, case in best.items()}
+
+
+def tuned(name, x, form=".3g"):
+    """Write a table of the learning rates that each of COMPARED tried and got. -> Markdown"""
+    one = module(name)
+    rows = []
+    for (side, what), columns in at_best(name, x).items():
+        tried, best = tune(name, x, side, what)
+        values = abs(one.score(columns, what))
+        ends = f"{values.mean():{form}} ({values.min():{form}} to {values.max():{form}})"
+        rates = [case.removeprefix(f"{side}, ") for case in (*tried, best)]
+        rows.append([side, what, ", ".join(rates[:-1]), rates[-1], ends.replace("inf", "never")])
+    return table(["side", "judged by", "rates tried", "best rate", "other seeds at it"], rows)
 
 
 def page(name):

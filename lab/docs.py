@@ -1,5 +1,8 @@
 """Helpers for all measurements: run a script, store the numbers in docs/NAME.json, and write tables
 between their marks into README.md or a page in docs/."""
+import contextlib
+import importlib
+import io
 import json
 import os
 import platform
@@ -31,12 +34,13 @@ def run(script, folder, *flags):
 
 
 def run_once(command, seed, metrics=(), scores=()):
-    """Run a command line. -> columns with the metrics of each step and the scores of the trained
-    policy"""
+    """Run a command line in this process. -> columns with the metrics of each step and the scores
+    of the trained policy"""
     script, *flags = shlex.split(command)
-    with tempfile.TemporaryDirectory() as work:
+    main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(work, "run")
-        summary = run(script, folder, *flags, "--seed", seed)
+        summary = main([*flags, "--seed", str(seed), "--output_dir", str(folder)])
         log = read_log(folder, "metrics")
     columns = {name: [line.get(name) for line in log] for name in metrics}
     return columns | {name: summary["trained"][name] for name in scores}

@@ -1,66 +1,49 @@
-"""Methods: how many samples and seconds each script needs to reach 90% accuracy, or twice
-its base's accuracy"""
-import numpy
-
-from lab.bench import OURS, Claim, numbers, steps_to
+"""Methods: how many samples and seconds each script needs to reach 90% accuracy, each at its own
+learning rate"""
+from lab.bench import OURS, Claim, at_best, numbers, steps_to, tuned
 from report import chart
 
-SEEDS = range(5)
+SEEDS, TUNING = range(5), range(5, 8)
 LEVEL = 0.9
 WINDOW = 5                                      # number of batches that accuracy is averaged over
-SAMPLES_A_STEP = 32 * 8
-OVER_TOKENS = "grpo.py with a mean over tokens"
-METHODS = {"reinforce.py": "reinforce.py", "ppo.py": "ppo.py", "grpo.py": "grpo.py",
-           OVER_TOKENS: "grpo.py --loss_type dapo", "gspo.py": "gspo.py",
-           "dpo.py --online": "dpo.py --online"}
-GOALS = {"arithmetic": f"{LEVEL:.0%} accuracy", "countdown": "twice the base's accuracy"}
-FLAGS = {"arithmetic": "--max_steps 40 --num_eval_problems 256",
-         "countdown": "--task countdown --max_steps 32 --num_eval_samples 4"}
-TUNED = "nothing; the learning rate is 5e-4, and 1e-4 for dpo.py"
-RUNS = {f"{task}, {name}": f"{command} --eval_steps 1000 {flags}"
-        for task, flags in FLAGS.items() for name, command in METHODS.items()}
+STEPS, SAMPLES_A_STEP = 36, 32 * 8
+EQUAL = "base, problems and other flags"
+TUNED = "the learning rate of each script, on three other seeds"
+FLAGS = f"--eval_steps 1000 --max_steps {STEPS} --num_eval_problems 256"
+SIDES = {"reinforce.py": (f"reinforce.py {FLAGS}", 1e-3), "ppo.py": (f"ppo.py {FLAGS}", 1e-3),
+         "grpo.py": (f"grpo.py {FLAGS}", 1e-3), "gspo.py": (f"gspo.py {FLAGS}", 1e-3),
+         "dpo.py --online": (f"dpo.py --online {FLAGS}", 4e-4)}
 METRICS, SCORES = ["accuracy", "step_time"], ["greedy", "pass@1"]
-# Comparisons of two methods on each task, with the source of the claim
-RATIOS = {
-    "arithmetic": (("reinforce.py", "no more samples", "ppo.py", "after Ahmadian and others"),
-                   ("dpo.py --online", "no more samples", "ppo.py", "after Guo and others"),
-                   ("grpo.py", "more samples", "reinforce.py", OURS)),
-    "countdown": (("grpo.py", "no more samples", "ppo.py", "after DeepSeekMath"),
-                  ("ppo.py", "more seconds", "grpo.py", "after DeepSeekMath"),
-                  ("reinforce.py", "no more samples", "grpo.py", OURS),
-                  ("grpo.py", "more samples", OVER_TOKENS, OURS))}
+NEEDED = f"thousand samples to {LEVEL:.0%} accuracy"
+COMPARED = [(side, NEEDED) for side in SIDES]
+RATIOS = (("reinforce.py", "no more samples", "ppo.py", "after Ahmadian and others"),
+          ("grpo.py", "no more samples", "ppo.py", "after DeepSeekMath"),
+          ("ppo.py", "more seconds", "grpo.py", "after DeepSeekMath"),
+          ("dpo.py --online", "no more samples", "ppo.py", "after Guo and others"),
+          ("grpo.py", "more samples", "reinforce.py", OURS))
 
 
-def needed(x, task):
-    """Count what each run needed to reach the goal of a task. -> {unit: {name: (S,)}}"""
-    accuracy, seconds = (numpy.array([x[f"{task}, {name}"][column] for name in METHODS])
-                         for column in METRICS)                                 # (M, S, T)
-    base = accuracy[..., :1].mean(axis=0)                                       # (S, 1)
-    level = LEVEL if task == "arithmetic" else 2 * base
-    steps = numpy.array([1 + steps_to(rows / level, 1, WINDOW) for rows in accuracy])   # (M, S)
-    return {"samples": dict(zip(METHODS, SAMPLES_A_STEP * steps)),
-            "seconds": dict(zip(METHODS, seconds.mean(axis=-1) * steps))}
+def score(columns, what):
+    """Count the samples that each run needed; higher is better. -> minus thousands, (S,)"""
+    return -(1 + steps_to(columns["accuracy"], LEVEL, WINDOW)) * SAMPLES_A_STEP / 1000
 
 
 def page(x):
-    for task, goal in GOALS.items():
-        taken = needed(x, task)
-        for one, more, other, source in RATIOS[task]:
-            units = taken[more.split()[-1]]
-            finding = (f"With one rate for all, on {task}, {one} needs "
-                       f"{units[one].mean():.0f} samples to reach {goal}, and {other} needs "
-                       f"{units[other].mean():.0f}")
-            yield Claim(f"on {task}, {one} needs {more} than {other}", source,
-                        (units[one], units[other]), ratio=True,
-                        finding=finding * (one == "reinforce.py"),
-                        **{"at_most" if more.startswith("no") else "at_least": 1.2})
-        yield numbers({name: {
-            f"thousand samples to {goal}": taken["samples"][name] / 1000,
-            f"seconds to {goal}": taken["seconds"][name],
-            "greedy accuracy, held out": x[f"{task}, {name}"]["greedy"],
-            "pass@1, held out": x[f"{task}, {name}"]["pass@1"]}
-            for name in METHODS}, f"script, on {task}", ".2f")
-    thousands = {name: samples / 1000
-                 for name, samples in needed(x, "arithmetic")["samples"].items()}
-    yield lambda axis: chart.dots(axis, thousands, 40 * SAMPLES_A_STEP / 1000,
-                                  xlabel=f"thousand samples to {GOALS['arithmetic']}")
+    ends = {side: columns for (side, _), columns in at_best("methods", x).items()}
+    samples = {side: -score(columns, NEEDED) for side, columns in ends.items()}
+    seconds = {side: samples[side] * 1000 / SAMPLES_A_STEP * columns["step_time"].mean(axis=1)
+               for side, columns in ends.items()}
+    for one, more, other, source in RATIOS:
+        units = seconds if more.endswith("seconds") else samples
+        finding = (f"At the best learning rate of each, {one} needs {1000 * units[one].mean():.0f} "
+                   f"samples to reach {LEVEL:.0%} accuracy, and {other} needs "
+                   f"{1000 * units[other].mean():.0f}") * (one == "reinforce.py")
+        yield Claim(f"{one} needs {more} than {other} (at the best rate of each)", source,
+                    (units[one], units[other]), ratio=True, finding=finding,
+                    **{"at_most" if more.startswith("no") else "at_least": 1.2})
+    yield numbers({side: {
+        NEEDED: samples[side], f"seconds to {LEVEL:.0%} accuracy": seconds[side],
+        "greedy accuracy, held out": columns["greedy"], "pass@1, held out": columns["pass@1"]}
+        for side, columns in ends.items()}, "script", ".2f")
+    yield tuned("methods", x)
+    yield lambda axis: chart.dots(axis, samples, STEPS * SAMPLES_A_STEP / 1000, xlabel=NEEDED)

@@ -3,14 +3,12 @@ import itertools
 
 import numpy
 
-from lab.bench import OURS, Claim, numbers, student, student_quantile
+from lab.bench import OURS, Claim, load, numbers, student, student_quantile, tune
 from report import chart
 
-SEEDS = range(10)
-RUNS = {"grpo.py": "grpo.py --max_steps 20"}
-METRICS, SCORES = [], ["pass@1"]
+SEEDS = range(5)
+EQUAL, TUNED = "only luck differs", "nothing"
 NORMAL, COLLAPSING = CASES = ("ordinary luck", "one run in ten collapses")
-FEWER = dict.fromkeys(CASES, range(5))
 SIGNS, BOOTSTRAP, STUDENT = "all seeds have one sign", "bootstrap", "Student's interval"
 SIZES = (3, 5, 8)                               # seeds of a comparison
 DRAWS = 4000
@@ -57,9 +55,10 @@ def page(x):
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
                 x[NORMAL][STUDENT].mean(axis=1), at_most=MOST)
-    dealt = deals(x["grpo.py"]["pass@1"])
-    half = student_quantile(4, 0.975) * dealt.std(axis=1, ddof=1) / 5 ** 0.5
-    yield Claim("if GRPO's own ten seeds are dealt to two sides of five, in all "
+    runs, _ = load("rates")
+    dealt = deals(runs[tune("rates", runs, "GRPO", "pass@1")[1]]["pass@1"])
+    half = student_quantile(3, 0.975) * dealt.std(axis=1, ddof=1) / 4 ** 0.5
+    yield Claim("if the eight runs of GRPO in rates are dealt to two sides of four, in all "
                 f"{len(dealt):,} ways, Student's 95% interval misses the truth at most 6 times in "
                 "100", OURS, (abs(dealt.mean(axis=1)) > half).mean(), at_most=MOST, exact=True)
 
