@@ -4,6 +4,7 @@ import itertools
 import numpy
 
 from lab.bench import OURS, Claim, load, numbers, student, student_quantile, tune
+from lab.claims.methods import NEEDED, score
 from report import chart
 
 SEEDS = range(5)
@@ -55,10 +56,10 @@ def page(x):
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
                 x[NORMAL][STUDENT].mean(axis=1), at_most=MOST)
-    runs, _ = load("rates")
-    dealt = deals(runs[tune("rates", runs, "GRPO", "pass@1")[1]]["pass@1"])
+    runs, _ = load("methods")
+    dealt = deals(score(runs[tune("methods", runs, "grpo.py", NEEDED)[1]], NEEDED))
     half = student_quantile(3, 0.975) * dealt.std(axis=1, ddof=1) / 4 ** 0.5
-    yield Claim("if the eight runs of GRPO in rates are dealt to two sides of four, in all "
+    yield Claim("if the eight runs of grpo.py in methods are dealt to two sides of four, in all "
                 f"{len(dealt):,} ways, Student's 95% interval misses the truth at most 6 times in "
                 "100", OURS, (abs(dealt.mean(axis=1)) > half).mean(), at_most=MOST, exact=True)
 

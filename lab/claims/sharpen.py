@@ -23,7 +23,7 @@ K = KS[-1]
 MANY = range(1, len(KS))                        # places in KS of the k > 1, which are all judged
 PROBLEMS = 64                                   # for pass@k, the same for all seeds
 GAIN = 0.02                                     # smallest difference of two fractions that matters
-TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
+TASKS = {"arithmetic": "", "countdown": "--task countdown --max_steps 40"}
 CHECK = "grpo.py --task countdown"
 GUESSES = "random guesses"
 CASES, FEWER = [*TASKS, GUESSES], {GUESSES: [0]}
@@ -33,18 +33,20 @@ THINK, ANSWER, ANSWERED = map(common.TOKENIZER.encode_single_token,
 
 
 def measure(case, seed):
-    """Train on a task, and score the base and the trained policy, their thoughts alone, and the
-    base with CoT decoding; or score random guesses."""
+    """Score the base of arithmetic with CoT decoding; or train on countdown, and score the base and
+    the trained policy, and their thoughts alone; or score random guesses."""
     if case == GUESSES:
         return guessed(seed)
     flags = f"{TASKS[case]} --seed {seed} --base_seed {seed}"
     cfg, task, base = load_base(grpo, flags)
+    if case == "arithmetic":
+        return decoded(base, task, cfg)
     trained = grpo.GPT(cfg)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
         summary = run("grpo.py", folder, *flags.split(), *SCORED.split())
         plumbing.load_policy(trained, folder / "checkpoint.pt")
-    columns = decoded(base, task, cfg)
+    columns = {}
     for name, policy, scored in (("base", base, summary["base"]),
                                  ("after RL", trained, summary["trained"])):
         columns[f"{name} think_share"] = scored["think_share"]
@@ -148,11 +150,11 @@ def page(x):
              "thoughts of the base": base["thoughts"], GUESSES: x[GUESSES]["pass@k"]}
     yield lambda axis: chart.curves(axis, lines, KS, xscale="log", ylim=(0, 1.03),
                                     xlabel="samples of a problem, k", ylabel="pass@k on countdown")
-    yield numbers({f"{task}, {policy}": {
-        "fraction that thinks": x[task][f"{policy} think_share"]} | {
-        f"{score}, k = {k}": x[task][f"{policy} {score}"][:, KS.index(k)]
+    yield numbers({policy: {
+        "fraction that thinks": x["countdown"][f"{policy} think_share"]} | {
+        f"{score}, k = {k}": x["countdown"][f"{policy} {score}"][:, KS.index(k)]
         for score in ("pass@k", "thoughts") for k in (1, 8, 128)}
-        for task in TASKS for policy in ("base", "after RL")}, "task, policy", ".2f")
+        for policy in ("base", "after RL")}, "countdown", ".2f")
     yield numbers({f"k = {k}": {"pass@k of thoughts: base minus after RL": lead[:, place],
                                 "pass@k of all outputs: after RL minus base": gain[:, place]}
                    for place, k in enumerate(KS)}, "countdown", "+.3f")
