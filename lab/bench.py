@@ -58,6 +58,7 @@ FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with the
 # Flags for runs whose batches are measured, so that no time is spent on evaluations
 UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
+NOT_FOUND = "not found here"    # instead of contradicted, because papers speak of large models
 NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 # What was held equal and what was tuned, unless the experiment says something else
@@ -303,7 +304,8 @@ class Claim:
     @property
     def verdict(self):
         ends = numpy.exp(self.interval) if self.ratio else self.interval
-        return NO_VERDICT if self.reason else self.judge(*ends)
+        verdict = NO_VERDICT if self.reason else self.judge(*ends)
+        return NOT_FOUND if verdict == CONTRADICTED and self.source != OURS else verdict
 
     @property
     def title(self):
@@ -411,7 +413,8 @@ def overview():
                 f"![chart](lab/{name}.svg)\n"
                 for name in FINDINGS if name in claims]
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
-    counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
+    counts = ", ".join(f"{found[word]} {word}"
+                       for word in (SHOWN, CONTRADICTED, NOT_FOUND, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
               "The tables have the main ones. If a claim is shown, they only name its source. By "
               "itself, a policy of a hundred thousand parameters, whose answers have about thirty "

@@ -33,7 +33,7 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
 @pytest.mark.parametrize("effect, region, verdict, measured", [
     (FIVE, {"at_least": 0.095}, "undecided", "0.1 (0.0912 to 0.109)"),
     (FIVE, {"at_least": 0.0912}, "shown", "0.1 (0.0912 to 0.109)"),
-    (FIVE, {"at_least": 0.11}, "contradicted", "0.1 (0.0912 to 0.109)"),
+    (FIVE, {"at_least": 0.11}, "not found here", "0.1 (0.0912 to 0.109)"),
     (FIVE, {"at_most": 0.11}, "shown", "0.1 (0.0912 to 0.109)"),
     (FIVE, {"at_least": -0.1, "at_most": 0.1}, "undecided", "0.1 (0.0912 to 0.109)"),
     (FIVE, {"at_least": 0.0912, "comparisons": 2}, "undecided", "0.1 (0.0889 to 0.111)"),
@@ -43,12 +43,14 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     (([0.5, 0.6], [0.3, 0.1]), {"at_least": 0.6}, "undecided", "0.35 (-1.56 to 2.26)"),
     ([2, 8], {"at_least": 1.5, "ratio": True, "exact": True}, "shown", "2 to 8 times"),
     ([0.5, 0.5], {"at_least": 0.5, "exact": True}, "shown", "0.5"),
-    ([0.5, 0.4], {"at_least": 0.45, "exact": True}, "contradicted", "0.4 to 0.5")])
+    ([0.5, 0.4], {"at_least": 0.45, "exact": True}, "not found here", "0.4 to 0.5")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(effect, region, verdict, measured):
     claim = bench.Claim("so", "after VinePPO", effect, finding="It is so", **region)
     assert claim.cells()[:3] == ["so", f"**{verdict}**", measured]
     assert claim.cells()[4] == "after [VinePPO](https://arxiv.org/abs/2410.01679)"
     assert claim.title == "It is so" + " (undecided)" * (verdict == "undecided")
+    own = bench.Claim("so", bench.OURS, effect, **region).verdict
+    assert own == ("contradicted" if verdict == "not found here" else verdict)
 
 
 @pytest.mark.parametrize("effect, region, why", [
