@@ -25,8 +25,8 @@ topk_logits only uses its k most likely tokens S, and all others as one event, t
   pi(rest) = 1 - sum_{v in S} pi(v)                                                  (6)
 
 With --no-distillation_add_tail, (1) only adds up over S, so it is not a divergence. With beta 1
-it is least at pi = pi_T / e, so the student moves at least 63% of its probability out of S
-(verl#5041). With beta 0, it moves everything into S.
+it is least at pi = pi_T / e, where at least 63% of the probability lies outside S (verl#5041); our
+short runs kept 98% in S. With beta 0, it is least where everything lies in S.
 
 Even less is the probability of the sampled token alone. --distillation_mode sampled_token is
 REINFORCE with a reward whose mean is -KL(pi || pi_T), and with the G_t of reinforce.py:
