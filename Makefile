@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds compare levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds levers \
         zoo lab stale race bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
@@ -82,9 +82,6 @@ seeds: $(READY)          ## make run with several seeds, each with its own base:
 
 nano-seeds: $(READY)
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
-
-compare: $(READY)        ## compare all scripts from the same bases, on two tasks: lab/methods.md
-	$(PY) -m lab methods
 
 levers: $(READY)         ## measure what the levers of docs/play.html do, with node: play.html
 	$(PY) -m learn.play --measure
