@@ -2,17 +2,16 @@
 lab-NAME), or all of them (make lab).
 
 An experiment is a module lab/claims/NAME.py. It has SEEDS, and
-  RUNS              {case: command line of a script}, with METRICS, which are kept of each step, and
-                    SCORES, which are kept of the trained policy; or
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
-  SIDES, COMPARED   {side: (command line, or None for measure, a learning rate to begin with)}, and
-                    pairs (side, what) that are compared by score(columns, what), at the best rate
-                    of each on the seeds TUNING, as measured with SEEDS; cases are "SIDE, RATE"
   FEWER             {case: its seeds}, for cases that do not have all SEEDS
+  SIDES, COMPARED   {side: (command line of a script, or None for measure, a learning rate to begin
+                    with)}, and pairs (side, what) that are compared by score(columns, what), with
+                    SEEDS, at the rate that is best on the seeds TUNING; cases are "SIDE, RATE".
+                    METRICS are kept of each step of a script, and SCORES of the trained policy
   ONE_BASE = True   if all seeds start from one base; else each seed has its own
   EQUAL, TUNED      what its page says about fairness, unless it is what the constants here say
   CHECK             a command whose first two steps show whether the code has changed; by default,
-                    one of RUNS for each script
+                    one of SIDES for each script
   page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
 x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
 docs/lab/NAME.json. What can be computed exactly is computed in page.
@@ -78,23 +77,16 @@ def module(name):
 
 # ---- 1. measuring ----------------------------------------------------------------------------
 
-def commands(one):
-    """-> {case, or side: command line of a script}"""
-    sides = {side: command for side, (command, _) in getattr(one, "SIDES", {}).items() if command}
-    return getattr(one, "RUNS", {}) | sides
-
-
 def perform(name, case, seed):
     """Measure a case of an experiment with one seed. -> {column: values with six digits}"""
     torch.set_num_threads(1)
     print(f"{name}: {case}, seed {seed}", flush=True)
     one = module(name)
     side, _, rate = case.rpartition(", ")
-    command = getattr(one, "RUNS", {}).get(case) or (
-        side in commands(one) and f"{commands(one)[side]} --learning_rate {rate}")
+    command, _ = getattr(one, "SIDES", {}).get(side, (None, None))
     if command:
-        own = "" if hasattr(one, "ONE_BASE") else f" --base_seed {seed}"
-        columns = run_once(command + own, seed, one.METRICS, getattr(one, "SCORES", ()))
+        columns = run_once(f"{command} --learning_rate {rate} --base_seed {seed}", seed,
+                           one.METRICS, one.SCORES)
     else:
         columns = one.measure(case, seed)
     return json.loads(json.dumps(columns), parse_float=lambda text: float(f"{float(text):.6g}"))
@@ -108,10 +100,10 @@ def first_steps(name):
 
     def reward_odd_lengths(batch, _):
         return rewarded(batch, lambda *x: len(x[1]) % 2)
-    chosen = {command.split()[0]: command for command in commands(one).values()
-              if "--reward model" not in command}       # which needs a base that is often right
+    commands = {command.split()[0]: command for command, _ in getattr(one, "SIDES", {}).values()
+                if command and "--reward model" not in command}     # whose base has to be right
     numbers = []
-    for command in chosen.values() or [getattr(one, "CHECK", "grpo.py")]:
+    for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
         script, *flags = shlex.split(f"{command} {SHORT}")
         main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
         torch.set_default_dtype(torch.float64)
@@ -156,7 +148,7 @@ def wanted(name, x):
     """List what has to be measured, as far as the results x show it. -> pairs of a case and a
     seed"""
     one = module(name)
-    jobs = [(case, seed) for case in (*getattr(one, "RUNS", ()), *getattr(one, "CASES", ()))
+    jobs = [(case, seed) for case in getattr(one, "CASES", ())
             for seed in getattr(one, "FEWER", {}).get(case, one.SEEDS)]
     found = [tune(name, x, *pair) for pair in getattr(one, "COMPARED", ())]
     jobs += [(case, seed) for tried, _ in found for case in tried for seed in one.TUNING]

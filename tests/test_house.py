@@ -34,8 +34,8 @@ FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo"
           "dpo", "nano", "real", "vectors", "examples", "pretrained", "learn", "lab"]
 # Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
 LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
-           "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.bench", "lab.docs",
-           "common"}
+           "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.bench",
+           "lab.docs", "common"}
 
 
 def imports(name, source):

@@ -85,11 +85,14 @@ def test_steps_are_counted_to_where_the_mean_crosses_the_level():
 
 def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkeypatch):
     def run_once(flags, seed, metrics, scores):
-        assert flags == f"grpo.py --base_seed {seed}" and metrics == ["reward"]
-        return {"reward": [0.5]}
+        rate = float(re.fullmatch(f"grpo.py --learning_rate (.*) --base_seed {seed}", flags)[1])
+        assert metrics == ["reward"] and scores == []
+        return {"reward": [-abs(rate - 1e-3)]}
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(3, 4), RUNS={"a": "grpo.py"}, METRICS=["reward"], CASES=["x"], FEWER={"a": (3,)},
-        measure=lambda case, seed: {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}))
+        SEEDS=(3, 4), TUNING=(8,), SIDES={"a": ("grpo.py", 1e-3)}, COMPARED=[("a", "reward")],
+        score=lambda columns, what: columns[what].mean(axis=1), METRICS=["reward"], SCORES=[],
+        CASES=["x", "y"], FEWER={"y": (3,)}, measure=lambda case, seed: {
+            "value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}))
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
     for where, name, value in (
             (bench, "ROOT", tmp_path), (bench, "DOCS", tmp_path), (bench, "run_once", run_once),
@@ -100,7 +103,8 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
         (tmp_path / folder).mkdir()
     bench.measure("made_up", 2)
     stored, about = bench.load("made_up")
-    assert stored["a"]["reward"].tolist() == [[0.5]] and about["processes"] == 2
+    assert stored["a, 0.001"]["reward"].tolist() == [[0.0]] * 3 and about["processes"] == 2
+    assert stored["a, 0.002"]["reward"].tolist() == [[-0.001]] and len(stored["y"]["value"]) == 1
     assert stored["x"]["value"].tolist() == [6, 8]
     assert stored["x"]["steps"].tolist() == [[3, pytest.approx(math.nan, nan_ok=True)],
                                              [4, 0.333333]]
@@ -168,7 +172,7 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
         monkeypatch.setattr(module, constant, value)
     found = module.measure(case, 0)
     stored, _ = bench.load(name)
-    assert stored.keys() >= {*getattr(module, "RUNS", ()), *module.CASES}
+    assert stored.keys() >= {*module.CASES}
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
@@ -192,18 +196,13 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
     assert task.state == after["task"]
 
 
-def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_the_rates_of_their_pages(
-        monkeypatch):
+def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
     for name in bench.NAMES:
-        page = (ROOT / f"docs/lab/{name}.md").read_text("utf-8")
-        stated = re.search("Tuned: (.*)", page)
-        for script, *flags in map(shlex.split, getattr(bench.module(name), "RUNS", {}).values()):
+        for command, _ in getattr(bench.module(name), "SIDES", {}).values():
+            script, *flags = shlex.split(command or bench.module(name).CHECK)
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-            cfg = plumbing.parse_flags(module.Config, flags)
-            common.load_task(cfg, grpo.verify)
-            assert name == "rates" or cfg.learning_rate in map(
-                float, re.findall(r"\d[\d.]*e-\d", stated[1])), f"{name}: {cfg}"
+            common.load_task(plumbing.parse_flags(module.Config, flags), grpo.verify)
 
 
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):

@@ -4,7 +4,7 @@ import itertools
 import torch
 
 import grpo
-from lab.bench import UNSCORED, Claim, numbers, steps_to
+from lab.bench import Claim, numbers, steps_to
 from lab.training import load_base, training
 from report import chart
 
@@ -15,12 +15,10 @@ WINDOW = 2                      # number of batches averaged before we compare w
 LATE = 10                       # number of last batches averaged for the late accuracy
 GAIN = 0.02                     # smallest difference of accuracy that matters
 TASK = "--task lookup --num_prompts 16"
-FLAGS = f"{TASK} --max_steps {STEPS} {UNSCORED}"
 MASKED, LEARNED, NO_TOOL = (f"outcome reward, {tool}" for tool in (
     "tool tokens masked", "tool tokens learned", "no tool"))
-RUNS = {MASKED: f"grpo.py {FLAGS}"}
-METRICS = ["accuracy"]
-CASES = [LEARNED, NO_TOOL]
+CASES = [MASKED, LEARNED, NO_TOOL]
+CHECK = f"grpo.py {TASK}"
 
 
 def unmask(task):
@@ -35,11 +33,11 @@ def unmask(task):
 
 
 def measure(case, seed):
-    """Train grpo.py without a tool, or without the mask of the tool's tokens."""
+    """Train grpo.py as it is, without a tool, or without the mask of the tool's tokens."""
     cfg, task, policy = load_base(grpo, f"{TASK} --seed {seed}")
     if case == LEARNED:
         unmask(task)
-    else:
+    if case == NO_TOOL:
         task.respond = lambda problem, text: ""
     batches = itertools.islice(training(cfg, task, policy), STEPS)
     return {"accuracy": [batch.is_correct.double().mean().item() for batch in batches]}
