@@ -160,10 +160,11 @@ def wanted(name, x):
 def measure(name, processes):
     """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
     this is interrupted, the next call continues, unless the code was committed in between."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT,
-                            capture_output=True, text=True).stdout.strip()
+    commit, changes = (subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
     about = {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
-             "commit": commit}
+             "commit": commit + "-dirty" * bool(changes)}
     results, seconds = [], 0                                    # [case, seed, columns]
     path = ROOT / "runs" / f"lab-{name}.json"
     if path.exists():
