@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds compare levers \
-        zoo lab stale race bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+        zoo lab stale bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -100,9 +100,6 @@ zoo: $(READY)            ## draw how much a token counts in the losses of exampl
 
 stale: $(READY)          ## repeat two steps of each experiment: which pages of the lab are stale?
 	$(PY) -m lab --check
-
-race: $(READY)           ## make race ENTRY=mine.py:train: its sampled tokens until 95%; SHORT=1: two runs
-	$(PY) -m lab.race $(ENTRY) $(if $(SHORT),--bases 3)
 
 bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.measure kernels
