@@ -117,9 +117,8 @@ recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with t
 families: $(READY)       ## try a tiny model of each family that real-models.md lists
 	$(PY) -m pytest -rfP tests/families.py
 
-engine: .venv-engine/installed lowest    ## test vLLM and LoRA, and measure their cost: real-models.md
+engine: .venv-engine/installed lowest    ## test vLLM and LoRA
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
-	.venv-engine/bin/python -m lab.measure engine
 
 lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions that it allows
 	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py

@@ -11,8 +11,8 @@ from collections import Counter
 import torch
 
 import vectors
-from lab.docs import put, record, table
-from lab.measure import make_base
+from lab.docs import put, record, run, table
+from pretrained import export
 from report import start
 
 TRAINERS = ("TRL", "verl")
@@ -56,7 +56,9 @@ def tables(content):
 
 def main():
     from lab.conform import theirs as peers  # imported here, because they need .venv-conform
-    make_base(peers.EXPORTED.parent)
+    base = peers.EXPORTED.parent / "base"       # for a model whose log-probabilities are replaced
+    run("grpo.py", base, "--max_steps", 0, "--device", "cpu", "--base_steps", 1)
+    export.export(base, peers.EXPORTED)
     torch.set_default_dtype(torch.float64)
     content = {"versions": peers.VERSIONS, "vectors": peers.results()}
     record("conformance", **content)
