@@ -24,15 +24,14 @@ def tables(content):
     disputed = []                       # cases with a convention
     wrong = []                          # other cases that a trainer gets wrong
     shares = {trainer: [] for trainer in TRAINERS}
-    for name in vectors.files():
-        found = content["vectors"].get(name, {})
-        for case in vectors.read(name)["cases"]:
-            answers = found.get(case["id"], {})
-            place = f"{name} ({case['id']})"
-            if answers and "convention" in case:
+    for name, found in content["vectors"].items():
+        conventions = {case["id"]: case.get("convention") for case in vectors.read(name)["cases"]}
+        for case, answers in found.items():
+            place = f"{name} ({case})"
+            if conventions[case]:
                 words = {"right": "same", None: ""}
                 cells = [words.get(answers.get(trainer), "different") for trainer in TRAINERS]
-                disputed.append([place, *cells, case["convention"]])
+                disputed.append([place, *cells, conventions[case]])
             else:
                 wrong += [[trainer, place, answer] for trainer, answer in answers.items()
                           if answer != "right"]
@@ -41,8 +40,7 @@ def tables(content):
             right = [one[trainer] == "right" for one in found.values() if trainer in one]
             shares[trainer] += right
             row.append(f"{sum(right)} of {len(right)}" if right else "")
-        if found:
-            counts.append(row)
+        counts.append(row)
     wrongs = Counter(trainer for trainer, *_ in wrong)
     summary = " ".join(
         f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has a "
