@@ -117,8 +117,8 @@ def make_problems():
 def real_py(**settings):
     """Import real.py, with the settings of the job. -> module"""
     import real
-    vars(real).update(
-        P=JOB.P, G=JOB.G, T=JOB.T, N=JOB.P * JOB.G, M=JOB.M, HELD_OUT=8,
+    vars(real).update(                          # pretrained/train.py changes W and TEMPERATURE
+        P=JOB.P, G=JOB.G, W=512, T=JOB.T, N=JOB.P * JOB.G, M=JOB.M, TEMPERATURE=1.0, HELD_OUT=8,
         verify=lambda answer, text: reward([text], [answer])[0], **settings)
     return real
 

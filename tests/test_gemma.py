@@ -50,7 +50,7 @@ def small(tmp_path, monkeypatch):
         examples="", largest=9, held_out=2, K=2, P=2, G=2, T=3, M=4, steps=2)
     for name, value in {"FOLDER": tmp_path, "make_base": lambda: base, "JOB": job}.items():
         monkeypatch.setattr(gemma, name, value)
-    for name in ("P", "G", "T", "N", "M", "RATE", "HELD_OUT", "verify"):
+    for name in ("P", "G", "W", "T", "N", "M", "RATE", "TEMPERATURE", "HELD_OUT", "verify"):
         monkeypatch.setattr(real, name, getattr(real, name))
     (tmp_path / "case").mkdir()
     monkeypatch.chdir(tmp_path / "case")
@@ -60,9 +60,11 @@ def small(tmp_path, monkeypatch):
 def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watch, stops):
     cases = [(gemma.ALL, "1e-3", 0), (gemma.LORA, "1e-2", 0), (gemma.CONTROL, "1e-3", 1)]
     evaluated = watch(gemma, "evaluate", lambda folder, problems: folder)
+    settings = watch(real, "main", lambda *_: (real.W, real.TEMPERATURE))
     first = gemma.measure(tmp_path / "store.json", cases[:1])["runs"]
     results = gemma.measure(tmp_path / "store.json", cases)
     assert evaluated == ["../base", "trained", "run/checkpoint-2", "trained"]
+    assert settings == [(512, 1.0)] * 2
     base, *runs = results["runs"]
     assert [base, runs[0]] == first and [(*run.values(),)[:3] for run in runs] == cases
     for run in runs:
