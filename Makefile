@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds levers \
-        zoo lab stale race bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+        zoo lab stale bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -98,9 +98,6 @@ zoo: $(READY)            ## draw how much a token counts in the losses of exampl
 stale: $(READY)          ## repeat two steps of each experiment: which pages of the lab are stale?
 	$(PY) -m lab --check
 
-race: $(READY)           ## make race ENTRY=mine.py:train: its sampled tokens until 95%; SHORT=1: two runs
-	$(PY) -m lab.race $(ENTRY) $(if $(SHORT),--bases 3)
-
 bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.measure kernels
 
@@ -117,9 +114,8 @@ recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with t
 families: $(READY)       ## try a tiny model of each family that real-models.md lists
 	$(PY) -m pytest -rfP tests/families.py
 
-engine: .venv-engine/installed lowest    ## test vLLM and LoRA, and measure their cost: real-models.md
+engine: .venv-engine/installed lowest    ## test vLLM and LoRA
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
-	.venv-engine/bin/python -m lab.measure engine
 
 lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions that it allows
 	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py

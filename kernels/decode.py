@@ -23,9 +23,6 @@ would fill memory in between.
 The script's own functions read the prompts, before the graph starts, and draw and score each token.
 Without CUDA the same step runs as plain torch.
 """
-from __future__ import annotations
-
-import dataclasses
 import functools
 import sys
 import types
@@ -44,35 +41,9 @@ CHECK_EVERY = 8                         # steps between checks whether all rows 
 
 # ---- 1. the state of a rollout ---------------------------------------------------------------
 
-@dataclasses.dataclass
-class State:
-    """Everything that a step reads and writes, except for the weights. Tensors change only in
-    place."""
-    # constants
-    script: types.ModuleType        # the script that defines the model
-    temperature: float
-    kernel: str
-    prompt_width: int
-    cos: torch.Tensor               # (L, hd / 2)     for rotary position embeddings
-    sin: torch.Tensor               # (L, hd / 2)
-    attention_mask: torch.Tensor    # (L, L)          added to attention scores: 0 or -inf
-    # inputs of each batch
-    uniforms: torch.Tensor | None   # (B, T)          None: takes the most likely token
-    # progress
-    slot: torch.Tensor              # (1,)            slot of the last token
-    token: torch.Tensor             # (B,)            the last token
-    has_ended: torch.Tensor         # (B,)            whether EOS was sampled
-    keys: torch.Tensor              # (blocks, B, KV, L, hd)
-    values: torch.Tensor            # (blocks, B, KV, L, hd)
-    # outputs; after the end of a row, tokens are PAD and the rest is 0
-    tokens: torch.Tensor            # (B, T)
-    mask: torch.Tensor              # (B, T)
-    logps: torch.Tensor             # (B, T)
-    entropy: torch.Tensor           # (B, T)
-
-
 def allocate(model, prompts, cfg, uniforms):
-    """Allocate the tensors for a batch as large as these prompts. -> State"""
+    """Allocate everything that a step reads and writes, except for the weights, for as many rows as
+    there are prompts. Its tensors change only in place. -> namespace"""
     B, W = prompts.shape
     T = cfg.max_completion_length
     L = (W + T + 15) // 16 * 16             # attention needs aligned rows of the mask
@@ -82,20 +53,24 @@ def allocate(model, prompts, cfg, uniforms):
     cache_shape = (len(model.blocks), B, num_kv_heads, L, block.head_size)
     positions = torch.arange(L, device=weight.device)
     angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
-    return State(
-        script=sys.modules[type(model).__module__],
+    return types.SimpleNamespace(
+        # constants
+        script=sys.modules[type(model).__module__],     # which defines the model
         temperature=cfg.temperature,
         kernel=cfg.kernel,
         prompt_width=W,
-        cos=angles.cos(),
+        cos=angles.cos(),                               # for rotary position embeddings
         sin=angles.sin(),
-        attention_mask=weight.new_full((L, L), float("-inf")).triu(1),
-        uniforms=None if uniforms is None else torch.zeros_like(uniforms),
-        slot=prompts.new_zeros(1),
-        token=prompts.new_zeros(B),
-        has_ended=prompts.new_zeros(B, dtype=torch.bool),
+        attention_mask=weight.new_full((L, L), float("-inf")).triu(1),  # is added to the scores
+        # inputs of each batch; without uniforms, a step takes the most likely token
+        uniforms=None if uniforms is None else torch.zeros_like(uniforms),      # (B, T)
+        # progress
+        slot=prompts.new_zeros(1),                      # slot of the last token
+        token=prompts.new_zeros(B),                     # the last token
+        has_ended=prompts.new_zeros(B, dtype=torch.bool),       # whether EOS was sampled
         keys=weight.new_zeros(cache_shape),
         values=weight.new_zeros(cache_shape),
+        # outputs; after the end of a row, tokens are PAD and the rest is 0
         tokens=prompts.new_zeros(B, T),
         mask=weight.new_zeros(B, T),
         logps=weight.new_zeros(B, T),

@@ -225,7 +225,7 @@ def backward_kernel(
         N, T, V, stride_b, stride_t, grad_b, grad_t, scale, ALIKE: tl.constexpr,
         ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, LINE: tl.constexpr,
         STEP: tl.constexpr):
-    """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
+    """Read logits (B, T, V) once and write their gradient (B, T, V)."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
 
@@ -330,9 +330,8 @@ def run_forward(logits, tokens, old_logps, temperature):
 
 
 def run_backward(logits, others, grad, temperature):
-    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). It may be the same
-    tensor as the logits. `others` are the arguments (N,) of backward_kernel, from the tokens to
-    g_entropy."""
+    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). `others` are the
+    arguments (N,) of backward_kernel, from the tokens to g_entropy."""
     if grad.numel() > 0:
         strides = (*logits.stride()[:2], *grad.stride()[:2])
         launch(backward_kernel, logits, (*others, grad), strides, temperature,
@@ -345,10 +344,9 @@ class LogProb(torch.autograd.Function):
     old_logps (N,) or None, both contiguous."""
 
     @staticmethod
-    def forward(ctx, logits, tokens, old_logps, temperature, inplace):
+    def forward(ctx, logits, tokens, old_logps, temperature):
         logps, ratio, entropy, m, S = run_forward(logits, tokens, old_logps, temperature)
         ctx.temperature = temperature
-        ctx.inplace = inplace
         ctx.save_for_backward(logits, tokens, ratio, entropy, m, S)
         return logps, ratio, entropy
 
@@ -357,14 +355,9 @@ class LogProb(torch.autograd.Function):
     def backward(ctx, *gradients):
         logits, *saved = ctx.saved_tensors
         gradients = [g.contiguous() for g in gradients]
-        if ctx.inplace:
-            grad = logits
-        else:
-            grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
         run_backward(logits, (*saved, *gradients), grad, ctx.temperature)
-        if ctx.inplace:         # if other code still needs the logits, autograd raises an error
-            torch.autograd.graph.increment_version(logits)
-        return grad, None, None, None, None
+        return grad, None, None, None
 
 
 # ---- 4. the functions that others call -------------------------------------------------------
@@ -392,14 +385,14 @@ def can_run(device):
     return torch.cuda.get_device_capability(device) >= (8, 0) and can_compile()
 
 
-def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
+def logprob(logits, tokens, old_logps=None, temperature=1.0):
     """Compute logps, ratio and entropy, (...) each, in fp32, of softmax(logits / temperature). All
     three are differentiable in the logits (..., V); the tokens are (...).
 
     old_logps (...) are constants. None stands for the current logps: the ratio is 1, but it has a
     gradient. Padding (token < 0) is not read; it has logp 0, ratio 1, entropy 0 and gradient 0.
-    With inplace=True the gradient overwrites the logits, so nothing else may need them. If the
-    kernels cannot run (see `can_run`), or the dtype is not in DTYPES, logprob_torch computes it.
+    If the kernels cannot run (see `can_run`), or the dtype is not in DTYPES, logprob_torch computes
+    all of it.
     """
     for name, rows in (("tokens", tokens), ("old_logps", old_logps)):
         if rows is not None and rows.shape != logits.shape[:-1]:
@@ -407,9 +400,6 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
                              "one number per row")
     if not temperature > 0:                     # nan fails here, too
         raise ValueError(f"temperature={temperature}: must be > 0; the limit 0 is argmax")
-    if inplace and not logits.is_contiguous():
-        raise ValueError(f"inplace=True, but strides {logits.stride()} may share memory: "
-                         "use inplace=False")
     if logits.dtype not in DTYPES or not can_run(logits.device):
         return logprob_torch(logits, tokens, old_logps, temperature)
 
@@ -421,7 +411,7 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
     rows = tokens.reshape(-1).contiguous()                                  # (N,)
     if old_logps is not None:
         old_logps = old_logps.detach().float().reshape(-1).contiguous()     # (N,)
-    outputs = LogProb.apply(x, rows, old_logps, temperature, inplace)
+    outputs = LogProb.apply(x, rows, old_logps, temperature)
     return tuple(values.view(tokens.shape) for values in outputs)
 
 

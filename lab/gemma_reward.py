@@ -5,19 +5,11 @@ import re
 FORM = re.compile(r"[1-9]\d{0,2}( [-+*] [1-9]\d{0,2})+", re.ASCII)
 
 
-def _is_right(text, answer):
-    """Whether a completion is right. answer: the numbers and the value. -> float"""
-    text = text.strip()
-    if FORM.fullmatch(text) is None:
-        return 0.0
-    *numbers, value = answer
-    found = sorted(map(int, re.findall("[0-9]+", text)))
-    return float(found == sorted(numbers) and eval(text) == value)
-
-
-def correct(completions, answer, **columns):
-    return [*map(_is_right, completions, answer)]
-
-
-def reward(correct, **columns):
-    return correct
+def reward(completions, answer, **columns):
+    """Judge completions. answer: the numbers and the value of each. -> list of floats"""
+    rewards = []
+    for text, (*numbers, value) in zip(map(str.strip, completions), answer):
+        has_form = FORM.fullmatch(text) is not None
+        found = sorted(map(int, re.findall("[0-9]+", text))) if has_form else []
+        rewards.append(float(found == sorted(numbers) and eval(text) == value))
+    return rewards

@@ -2,7 +2,6 @@
 
   python -m lab.measure seeds 0 1 2     runs grpo.py with each seed (make seeds)
   python -m lab.measure nano 0 1 2      runs nano.py with each seed (make nano-seeds)
-  python -m lab.measure engine          trains with vLLM, LoRA and bfloat16 (make engine)
   python -m lab.measure kernels         times kernels/logprob.py on a GPU (make bench)
   python -m lab.measure step 64         times a step of 64 outputs on a real model: speed.md
 
@@ -30,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import common
 from kernels.logprob import logprob, logprob_torch
-from lab.docs import DOCS, MACHINE, ROOT, put, record, run, run_once, table
+from lab.docs import DOCS, MACHINE, ROOT, put, record, table
 from pretrained import export
 from report import parser, start
 from report.logs import read_log, read_summary
@@ -40,6 +39,9 @@ SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
 PACKAGES = [f"{name} {version(name)}" for name in ("torch", "triton", "transformers", "trl")
             if find_spec(name)]
 ON_DEVICE = ", ".join([f"{NAME}: {MACHINE}", *PACKAGES])
+SCORES = {                              # heading: name, digits
+    "greedy accuracy": ("greedy", 3), "pass@1": ("pass@1", 3),
+    "fraction that thinks": ("think_share", 2), "mean tokens": ("mean_length", 0)}
 
 
 # ---- 1. the main job -------------------------------------------------------------------------
@@ -51,155 +53,66 @@ def printed_by(folder, *words):
     return done.stdout
 
 
-def example(printed):
-    """Select the lines of a run that README.md shows: the base, the first step and its samples, the
-    last step, the last evaluation, and the end, with the interpreter of make run. -> str"""
-    base = re.search("^base: .*\n", printed, re.MULTILINE)[0]
-    first = re.search("^ step .*\n(.*\n){3}", printed, re.MULTILINE)[0]
-    last = re.findall("^ *[0-9]+ +[0-9.]+ .*\n", printed, re.MULTILINE)[-1]
-    end = printed[printed.rindex("held out: "):]
-    end = re.sub("^  .* -m report.ask", "  .venv/bin/python -m report.ask", end, flags=re.MULTILINE)
-    return f"```\n{base}{first}  ...\n{last}{end}```\n"
+def excerpt(printed, words, first, last):
+    """Select the `first` lines of a run from its line that begins with these words, and the `last`
+    lines. -> block of Markdown"""
+    lines = printed.splitlines()
+    begin = [line.startswith(words) for line in lines].index(True)
+    return "\n".join(["```", *lines[begin:begin + first], "  ...", *lines[-last:], "```\n"])
 
 
-def main_job(seeds):
+def main_job(*seeds):
     """Run grpo.py with each seed in an empty folder, so that each run makes its own base. README.md
     shows parts of the first run, and docs/play.html has its policy."""
-    results = {}
-    for seed in seeds:
+    results, rows = {}, []
+    for seed in seeds or "01234":
         with tempfile.TemporaryDirectory() as empty:
             printed = printed_by(empty, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
             folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
-            results[seed] = read_summary(folder)
-            if seed == seeds[0]:
-                put("example", example(printed), "seeds")
+            results[seed] = one = read_summary(folder)
+            if not rows:
+                shown = excerpt(printed, "base: ", 5, 7)
+                shown = re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask", shown)
+                put("example", shown, "seeds")
                 printed_by(ROOT, "-m", "learn.play", folder)
+        cells = [f"{one['base'][name]:.{digits}f} -> {one['trained'][name]:.{digits}f}"
+                 for name, digits in SCORES.values()]
+        rows.append([seed, *cells, one["steps"],
+                     f"{one['seconds_warm_start']:.0f} s", f"{one['seconds_total']:.0f} s"])
     record("seeds", seeds=results)
-    put("table", seeds_table(results), "seeds")
+    heads = ["seed", *SCORES, "steps", "time for the base", "total time"]
+    put("table", f"{table(heads, rows)}\nAn arrow leads from the base to the policy after RL. Both "
+        f"are scored on {one['trained']['problems']} held-out problems, all different. Machine: "
+        f"{MACHINE}.\n", "seeds")
 
 
-def seeds_table(results):
-    """Write the table of docs/lab.md. results: seed -> summary of its run. -> str"""
-    rows = []
-    for seed, summary in results.items():
-        base, trained = summary["base"], summary["trained"]
-        rows.append([
-            seed, f"{base['greedy']:.3f}", f"{trained['greedy']:.3f}",
-            f"{base['pass@1']:.3f} -> {trained['pass@1']:.3f}",
-            f"{base['think_share']:.2f} -> {trained['think_share']:.2f}",
-            f"{base['mean_length']:.0f} -> {trained['mean_length']:.0f}", summary["steps"],
-            f"{summary['seconds_warm_start']:.0f} s", f"{summary['seconds_total']:.0f} s"])
-    heads = ["seed", "greedy accuracy, base", "greedy accuracy, after RL", "pass@1",
-             "fraction that thinks", "mean tokens", "steps", "time for the base", "total time"]
-    seconds = statistics.median(summary["seconds_total"] for summary in results.values())
-    return (f"{table(heads, rows)}\nThe median of the total times is {seconds:.0f} s. The policies "
-            f"are scored on {trained['problems']} held-out problems, all different. Machine: "
-            f"{MACHINE}.\n")
-
-
-def nano(seeds):
+def nano(*seeds):
     """Run nano.py with each seed. docs/nano.md shows parts of the first run."""
-    results = {}
-    outputs = []
-    for seed in seeds:
+    results, rows = {}, []
+    for seed in seeds or "01234":
         began = time.perf_counter()
-        outputs.append(printed_by(ROOT, "-c", f"import nano; nano.main(seed={seed})"))
-        before, after = re.findall("(?:before|after): +([0-9.]+) right", outputs[-1])
-        results[seed] = {"before": float(before), "after": float(after),
-                         "seconds": time.perf_counter() - began}
+        printed = printed_by(ROOT, "-c", f"import nano; nano.main(seed={seed})")
+        before, after = re.findall("(?:before|after): +([0-9.]+) right", printed)
+        seconds = time.perf_counter() - began
+        results[seed] = {"before": float(before), "after": float(after), "seconds": seconds}
+        if not rows:
+            shown = excerpt(printed, "held-out questions, before", 2, 2)
+        rows.append([seed, before, after, f"{seconds:.0f} s"])
     record("nano-seeds", seeds=results)
-    lines = outputs[0].splitlines()
-    steps = [line for line in lines if line.startswith("step")]
-    before = next(line for line in lines if "before:" in line)
-    shown = "\n".join([*lines[:2], "...", before, *steps[:11:5], "...", *lines[-2:]])
-    rows = []
-    for word, end in (("lowest", min), ("highest", max)):
-        before, after, seconds = (end(one[name] for one in results.values())
-                                  for name in ("before", "after", "seconds"))
-        rows.append([f"{word} of {len(seeds)} seeds", f"{before:.3f}", f"{after:.3f}",
-                     f"{seconds:.0f} s"])
-    numbers = table(["", "right before", "right after", "seconds"], rows)
-    put("nano", f"```\n{shown}\n```\n\n{numbers}\n{MACHINE}.\n", "nano-seeds")
+    numbers = table(["seed", "right before", "right after", "seconds"], rows)
+    put("nano", f"{shown}\n{numbers}\n{MACHINE}.\n", "nano-seeds")
 
 
-# ---- 2. pretrained/train.py ------------------------------------------------------------------
-
-STEPS = (10, 20, 30)                    # after which a run is evaluated
-HALF = "--dtype bfloat16"
-VLLM = "--engine vllm --engine_memory 0.1"
-LORA = "--lora_rank 8 --learning_rate"
-LEARNING = {                            # name: flags
-    "transformers, float32": "",
-    "transformers, bfloat16": HALF,
-    "vLLM, float32": VLLM,
-    "vLLM, bfloat16": f"{VLLM} {HALF}",
-    "vLLM, bfloat16, no correction": f"{VLLM} {HALF} --importance_sampling_correction none",
-    "LoRA of rank 8, learning rate 5e-4": f"{LORA} 5e-4",
-    "LoRA of rank 8, learning rate 2e-3": f"{LORA} 2e-3",
-    "LoRA, learning rate 2e-3, vLLM, bfloat16": f"{LORA} 2e-3 {VLLM} {HALF}"}
-DIFFERENCE = "sampling/sampling_logp_difference/mean"
-
-
-def make_base(work, *flags):
-    """Train a base with grpo.py, and export it. -> its run folder, the exported folder"""
-    base, model = Path(work, "base"), Path(work, "model")
-    run("grpo.py", base, "--max_steps", 0, "--device", "cpu", "--num_eval_problems", 8,
-        "--num_eval_samples", 1, *flags)
-    export.export(base, model)
-    return base, model
-
-
-def engine():
-    """Do the main job with pretrained/train.py from one base, with each engine and dtype, and with
-    LoRA, and measure how far sampler and trainer differ."""
-    results = {}
-    rows = []
-    with tempfile.TemporaryDirectory() as work:
-        _, model = make_base(work, "--num_attention_heads", 2)
-        job = (f"pretrained/train.py --model {model} --task arithmetic --max_completion_length 48 "
-               f"--learning_rate 5e-4 --micro_batch_size 32 --save_steps 1 --max_steps {STEPS[-1]} "
-               f"--eval_steps {STEPS[0]} --num_eval_samples 1")
-        for name, flags in LEARNING.items():
-            runs = [run_once(f"{job} {flags}", seed, ["eval/greedy", DIFFERENCE])
-                    for seed in range(3)]
-            greedy = [[x for x in one["eval/greedy"] if x is not None] for one in runs]
-            difference = statistics.mean(statistics.mean(one[DIFFERENCE]) for one in runs)
-            results[name] = {"greedy": greedy, "difference": difference}
-            cells = [f"{statistics.mean(scores):.3f} ({min(scores):.3f})"
-                     for scores in zip(*greedy)]
-            rows.append([name, *cells, f"{difference:.0e}"])
-    record("engine", learning=results)
-    heads = ["", *(f"greedy after {n} steps" for n in STEPS),
-             "sampler and trainer differ by (nats per token)"]
-    put("learning", f"{table(heads, rows)}\nEach row does the main job from the same base, with 3 "
-        "seeds. *greedy* is the share of held-out problems that the\nmost likely answers get "
-        "right: the mean over the seeds, with the lowest seed in parentheses. One thread;\n"
-        f"{MACHINE}.\n", "engine")
-
-
-# ---- 3. kernels on a GPU ---------------------------------------------------------------------
+# ---- 2. kernels on a GPU ---------------------------------------------------------------------
 
 REPEATS = 5                             # measured runs, after one to warm up
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
 
 
-def take_turns(jobs, timer):
-    """Measure each job several times. All take turns, so a slow minute of the machine slows down
-    all of them. {who: job} -> {who: list of seconds}"""
-    times = {who: [] for who in jobs}
-    for _ in range(1 + REPEATS):
-        for who, job in jobs.items():
-            times[who].append(timer(job))
-    return {who: taken[1:] for who, taken in times.items()}     # the first run warms up
-
-
-def logits(what, part):
-    """Compute log-probs and entropies of logits "N x V dtype", or their gradient, with our kernels,
-    with torch, eager and compiled, and with TRL; and copy as many bytes.
-    -> {who: list of seconds}"""
+def time_logits(N, V, dtype, part):
+    """Compute log-probs and entropies of logits (N, V), or their gradient, with our kernels, with
+    torch, eager and compiled, and with TRL; and copy as many bytes. -> {who: list of seconds}"""
     from triton.testing import do_bench
-    N, _, V, dtype = what.split()
-    N, V = int(N), int(V)
     logits = 3 * torch.randn(N, V, device="cuda")
     logits = logits.to(getattr(torch, dtype)).requires_grad_()
     tokens = torch.randint(V, (N,), device="cuda")
@@ -221,19 +134,12 @@ def logits(what, part):
     copied = logits.detach()[:N if part == "backward" else N // 2]
     jobs["copy"] = functools.partial(torch.empty_like(copied).copy_, copied)
 
-    def with_a_cold_cache(job):
-        return do_bench(job, warmup=5, rep=25, return_mode="median") / 1e3
-    return take_turns(jobs, with_a_cold_cache)
-
-
-def measured():
-    """Measure and print each row. After each, yields all rows so far."""
-    rows = []
-    for (N, V), dtype, part in product(LOGITS, ("bfloat16", "float32"), ("forward", "backward")):
-        of = {"logits": f"{N} x {V} {dtype}", "pass": part}
-        rows.append({"of": of, "seconds": logits(*of.values())})
-        print(kernel_table(rows[-1:]), flush=True)
-        yield rows
+    rounds = []         # in which all take turns, so a slow minute of the machine slows down all
+    for _ in range(1 + REPEATS):
+        # in milliseconds, with a cold cache
+        rounds.append([do_bench(job, warmup=5, rep=25, return_mode="median") / 1e3
+                       for job in jobs.values()])
+    return dict(zip(jobs, zip(*rounds[1:])))            # the first round warms up
 
 
 def kernel_table(rows):
@@ -266,13 +172,16 @@ def kernels():
     """Measure the kernels, and store the numbers after each row, in case later ones time out."""
     if NAME == "cpu":
         common.fail("make bench: needs a GPU")
-    torch.set_float32_matmul_precision("highest")
-    for rows in measured():
+    rows = []
+    for (N, V), dtype, part in product(LOGITS, ("bfloat16", "float32"), ("forward", "backward")):
+        rows.append({"of": {"logits": f"{N} x {V} {dtype}", "pass": part},
+                     "seconds": time_logits(N, V, dtype, part)})
+        print(kernel_table(rows[-1:]), flush=True)
         record(f"bench-{SLUG}", machine=ON_DEVICE, logits=rows)
     put("logits", kernel_tables(), "bench")
 
 
-# ---- 4. a step on a real model ---------------------------------------------------------------
+# ---- 3. a step on a real model ---------------------------------------------------------------
 
 TRAINERS = ["real.py", "pretrained/train.py"] + ["TRL"] * bool(find_spec("trl"))
 # Sizes of a Qwen3: on a GPU those of Qwen3-0.6B, on a CPU ten million parameters
@@ -298,7 +207,7 @@ def write_model(folder):
         "def odd(completions, **_):\n    return [len(text) % 2.0 for text in completions]\n")
 
 
-def step(trainer, folder, outputs):
+def one_step(trainer, folder, outputs):
     """Let a trainer do three steps, and print the seconds, tokens and gap of the last one, and the
     peak memory in GiB, as the last line."""
     outputs, data, updates = int(outputs), f"{folder}/data.jsonl", []
@@ -318,7 +227,8 @@ def step(trainer, folder, outputs):
                    f"--max_completion_length {OUTPUT} --num_eval_problems 1 --num_eval_samples 1 "
                    f"--num_threads {torch.get_num_threads()}".split())
         last = read_log("run", "metrics")[-1]
-        gap, length = last[DIFFERENCE], last["completions/mean_length"]
+        gap = last["sampling/sampling_logp_difference/mean"]
+        length = last["completions/mean_length"]
     else:
         import datasets
         import trl
@@ -336,13 +246,13 @@ def step(trainer, folder, outputs):
     print(json.dumps([seconds, outputs * float(length), gap and float(gap), peak]))
 
 
-def steps(all_outputs):
+def steps(*all_outputs):
     """Time a step of each trainer, in turns, each time in a process of its own."""
     rows = []
-    for outputs, _, trainer in product(all_outputs, range(2), TRAINERS):
+    for outputs, _, trainer in product(all_outputs or OUTPUTS, range(2), TRAINERS):
         with tempfile.TemporaryDirectory() as folder:
             write_model(folder)
-            printed = printed_by(ROOT, "-m", "lab.measure", "step", trainer, folder, outputs)
+            printed = printed_by(ROOT, "-m", "lab.measure", "one-step", trainer, folder, outputs)
         seconds, tokens, gap, peak = json.loads(printed.splitlines()[-1])
         rows.append([trainer, outputs, f"{seconds:.2f}", f"{tokens / seconds:,.0f}",
                      f"{peak:.1f}" if peak else "", "" if gap is None else f"{gap:.0e}"])
@@ -352,23 +262,15 @@ def steps(all_outputs):
     put("step", f"{table(heads, rows)}\n{ON_DEVICE}.\n", "gpu")
 
 
+JOBS = {"seeds": main_job, "nano": nano, "kernels": kernels, "step": steps, "one-step": one_step}
+
+
 def main(argv=None):
     flags = parser(__doc__)
-    flags.add_argument("what", choices=("seeds", "nano", "engine", "kernels", "step"))
-    flags.add_argument("seeds", nargs="*", metavar="SEED")
+    flags.add_argument("what", choices=JOBS)
+    flags.add_argument("words", nargs="*", help="seeds, or numbers of outputs")
     args = flags.parse_args(argv)
-    if args.what == "seeds":
-        main_job(args.seeds or [*"01234"])
-    elif args.what == "nano":
-        nano(args.seeds or [*"01234"])
-    elif args.what == "engine":
-        engine()
-    elif args.what == "kernels":
-        kernels()
-    elif len(args.seeds) == 3:              # a trainer, a folder, and a number of outputs
-        step(*args.seeds)
-    else:
-        steps(args.seeds or OUTPUTS)
+    JOBS[args.what](*args.words)
 
 
 if __name__ == "__main__":

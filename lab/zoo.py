@@ -5,17 +5,15 @@ A panel of docs/zoo.svg shows the gradient of a loss in log pi of one token, for
 2.5, divided by the gradient of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient.
 """
 import functools
-import importlib
 import math
 from typing import NamedTuple
 
 import torch
 
 import grpo
+from examples import zoo
 from lab.docs import DOCS
 from report import chart, parser, start
-
-zoo = importlib.import_module("examples.zoo")
 
 N = 8                                       # tokens of a whole output
 RATIOS = torch.arange(0.005, 2.5, 0.01)     # between the numbers at which losses have edges

@@ -148,7 +148,7 @@ def factory(name):
         function(*args, **{**options, "device": CPU, "pin_memory": None}))
 
 
-def apply_kernel(logits, tokens, old_logps, temperature, inplace):
+def apply_kernel(logits, tokens, old_logps, temperature):
     """Replace the kernels of logprob.py, which would read any address, valid or not."""
     from kernels import logprob
     for x in (logits, tokens, *([] if old_logps is None else [old_logps])):

@@ -1,5 +1,4 @@
 """Test how lab/gemma.py saves the model that transformers reads, and that it keeps each run."""
-import contextlib
 import itertools
 import json
 import sys
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_models import NEEDS, save_random
-from small_runs import at_work
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 pytest.importorskip("peft", reason=NEEDS)
@@ -46,44 +44,34 @@ def test_a_model_in_gguf_is_saved_so_that_texts_also_end_with_their_line(tmp_pat
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A tiny random Gemma 3 as the base, whose runs are short and in this process."""
+    """A tiny random Gemma 3 as the base, whose runs are short."""
     base = save_random(tmp_path / "base", "gemma3_text", **TINY)
     job = gemma.TWO._replace(
         examples="", largest=9, held_out=2, K=2, P=2, G=2, T=3, M=4, steps=2)
     for name, value in {"FOLDER": tmp_path, "make_base": lambda: base, "JOB": job}.items():
         monkeypatch.setattr(gemma, name, value)
-    for name in ("P", "G", "T", "N", "M", "RATE", "HELD_OUT", "verify", "sample", "advantages",
-                 "surrogate_loss"):
+    for name in ("P", "G", "W", "T", "N", "M", "RATE", "TEMPERATURE", "HELD_OUT", "verify"):
         monkeypatch.setattr(real, name, getattr(real, name))
-
-    class Here(contextlib.ExitStack):
-        def submit(self, function, *values):
-            with at_work(tmp_path), monkeypatch.context() as patch:
-                for name in ("sample", "advantages", "surrogate_loss"):
-                    patch.setattr(real, name, getattr(real, name))
-                found = function(*values)
-            return SimpleNamespace(result=lambda: found)
-    monkeypatch.setattr(gemma, "ProcessPoolExecutor", lambda *_: Here())
+    vars(real).update(W=9, TEMPERATURE=2.0)             # on a GPU, pretrained/train.py changes them
+    (tmp_path / "case").mkdir()
+    monkeypatch.chdir(tmp_path / "case")
     return base
 
 
 def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watch, stops):
-    rates = {gemma.ALL: (1e-3,), gemma.LORA: (1e-2,), gemma.CONTROL: (1e-3,)}
-    cases = gemma.cases_of(rates, (0,))
-    evaluated = watch(gemma, "evaluate", lambda folder, problems: folder.name)
-    first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
-    kept = json.dumps(first)
-    called = watch(gemma, "train", lambda job, folder, method, *case: method)
+    cases = [(gemma.ALL, "1e-3", 0), (gemma.LORA, "1e-2", 0), (gemma.CONTROL, "1e-3", 1)]
+    evaluated = watch(gemma, "evaluate", lambda folder, problems: folder)
+    settings = watch(real, "main", lambda *_: (real.W, real.TEMPERATURE))
+    first = gemma.measure(tmp_path / "store.json", cases[:1])["runs"]
     results = gemma.measure(tmp_path / "store.json", cases)
-    assert called == [gemma.LORA, gemma.CONTROL]
-    assert json.dumps({name: results[name] for name in first}) == kept
-    assert [*results] == ["machine", "settings", "base", *cases]
-    assert evaluated == ["base", "trained", "checkpoint-2", "trained"]
-    for name in cases:
-        steps = results[name]["steps"]
+    assert evaluated == ["../base", "trained", "run/checkpoint-2", "trained"]
+    assert settings == [(512, 1.0)] * 2
+    base, *runs = results["runs"]
+    assert [base, runs[0]] == first and [(*run.values(),)[:3] for run in runs] == cases
+    for run in runs:
+        steps = run["steps"]
         assert [step["reward"] for step in steps] == [0.0, 0.0] and steps[0]["time"] > 0
-        assert 0 < steps[1]["length"] <= 3 and len(results[name]["counts"]) == 6
-        assert ("entropy" in steps[1]) == (gemma.CONTROL not in name)
+        assert 0 < steps[1]["length"] <= 3 and steps[1]["entropy"] > 0 and len(run["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
     assert gemma.describe(results).count(" | 0.000 | 0.000 | ") == 4
     monkeypatch.setattr(gemma, "JOB", gemma.JOB._replace(steps=3))
@@ -92,17 +80,19 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watc
 
 def test_the_control_learns_the_right_outputs_of_the_base(small, tmp_path, monkeypatch, watch):
     gemma.make_problems()
-    monkeypatch.chdir(tmp_path)
     samplers = watch(real, "sample", lambda policy, questions, greedy=False: (greedy, policy))
     learned = watch(real, "descend", lambda policy, *_: policy)
-    gemma.TRAIN[gemma.CONTROL](small, 1e-3, 0)
+    functions = []
+    watch(real, "main", lambda *_: functions.extend((real.advantages, real.surrogate_loss)))
+    gemma.TRAIN[gemma.CONTROL]("1e-3", 0)
     assert [greedy for greedy, _ in samplers] == [True, False, False, True]
     assert samplers[1][1] is samplers[2][1] is not learned[0]
     logps, mask = -torch.rand(3, 4), torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
-    real.advantages(mask)                               # begins a step
-    loss = real.surrogate_loss(logps, logps, torch.tensor([[1.0], [0], [1]]), mask)
+    advantages, surrogate_loss = functions
+    advantages(mask)                                    # begins a step
+    loss = surrogate_loss(logps, logps, torch.tensor([[1.0], [0], [1]]), mask)
     assert loss.item() == pytest.approx(-logps[[0, 0, 2], [0, 1, 0]].mean().item())
-    assert real.surrogate_loss(logps, logps, torch.zeros(3, 1), mask) == 0
+    assert surrogate_loss(logps, logps, torch.zeros(3, 1), mask) == 0
 
 
 def test_a_text_counts_only_if_it_has_ended(small, monkeypatch):
@@ -139,8 +129,8 @@ def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False),
     ("3 - 14 + 22", False), ("014 - 3", False)])
 def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
-    found = gemma_reward.correct(completions=[text], answer=[[3, 14, 11]], prompts=[""])
-    assert found == gemma_reward.reward(correct=found, completions=[text]) == [float(is_right)]
+    found = gemma_reward.reward(completions=[text], answer=[[3, 14, 11]], prompts=[""])
+    assert found == [float(is_right)]
 
 
 @pytest.mark.parametrize("job, sizes", [(gemma.TWO, [258, 246]), (gemma.THREE, [300, 2595])])
@@ -162,7 +152,7 @@ def test_held_out_problems_have_other_numbers_than_those_to_train_on(
         signs = itertools.product(job.signs, repeat=len(numbers) - 1)
         texts = [str(numbers[0]) + "".join(f" {x} {y}" for x, y in zip(one, numbers[1:]))
                  for one in signs]
-        assert any(gemma_reward.correct(texts, [row["answer"]] * len(texts)))
+        assert any(gemma_reward.reward(texts, [row["answer"]] * len(texts)))
 
 
 def test_the_page_has_the_table_of_the_stored_runs():

@@ -1,6 +1,5 @@
 """The lab: verdicts, measurements and pages, which all experiments share; that each measure fills
-the columns of its file; that the scripts accept what the lab asks of them; and the race, which
-counts each sampled token."""
+the columns of its file; and that the scripts accept what the lab asks of them."""
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -22,7 +21,7 @@ from small_runs import SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import bench, race, training
+from lab import bench, training
 from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -216,27 +215,3 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
             grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
         assert texts == batch.texts
         assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
-
-
-# ---- the race --------------------------------------------------------------------------------
-
-LOOP = """import torch, grpo
-def train(policy, sample, step_done):
-    while True:
-        batch = sample(num_prompts=2, num_generations=3, max_completion_length=24)
-        logps, _ = grpo.score(policy, batch.prompts, batch.tokens)
-        assert torch.allclose(logps * batch.mask, batch.logps, atol=1e-5)
-        print(int(batch.mask.sum()), file=open("COUNTS", "a"))
-        assert batch.problems is batch.texts is batch.verdicts is None
-        policy.embed.weight.data += 0.1 * torch.randn(policy.embed.weight.shape)
-        step_done()
-"""
-
-
-def test_each_token_counts_until_the_goal_is_reached(tmp_path, monkeypatch):
-    scores = iter([0.94, 0.94, 0.96])
-    monkeypatch.setattr(race.grpo, "evaluate", lambda *_, greedy: {"greedy": next(scores)})
-    counts = tmp_path / "counts.txt"
-    (tmp_path / "entry.py").write_text(LOOP.replace("COUNTS", str(counts)))
-    tokens = race.race(f"{tmp_path}/entry.py:train", {}, 0, 0)
-    assert tokens == sum(map(int, counts.read_text().split())) < 3 * 2 * 3 * 24

@@ -11,8 +11,8 @@ from collections import Counter
 import torch
 
 import vectors
-from lab.docs import put, record, table
-from lab.measure import make_base
+from lab.docs import put, record, run, table
+from pretrained import export
 from report import start
 
 TRAINERS = ("TRL", "verl")
@@ -24,15 +24,14 @@ def tables(content):
     disputed = []                       # cases with a convention
     wrong = []                          # other cases that a trainer gets wrong
     shares = {trainer: [] for trainer in TRAINERS}
-    for name in vectors.files():
-        found = content["vectors"].get(name, {})
-        for case in vectors.read(name)["cases"]:
-            answers = found.get(case["id"], {})
-            place = f"{name} ({case['id']})"
-            if answers and "convention" in case:
+    for name, found in content["vectors"].items():
+        conventions = {case["id"]: case.get("convention") for case in vectors.read(name)["cases"]}
+        for case, answers in found.items():
+            place = f"{name} ({case})"
+            if conventions[case]:
                 words = {"right": "same", None: ""}
                 cells = [words.get(answers.get(trainer), "different") for trainer in TRAINERS]
-                disputed.append([place, *cells, case["convention"]])
+                disputed.append([place, *cells, conventions[case]])
             else:
                 wrong += [[trainer, place, answer] for trainer, answer in answers.items()
                           if answer != "right"]
@@ -41,8 +40,7 @@ def tables(content):
             right = [one[trainer] == "right" for one in found.values() if trainer in one]
             shares[trainer] += right
             row.append(f"{sum(right)} of {len(right)}" if right else "")
-        if found:
-            counts.append(row)
+        counts.append(row)
     wrongs = Counter(trainer for trainer, *_ in wrong)
     summary = " ".join(
         f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has a "
@@ -56,7 +54,9 @@ def tables(content):
 
 def main():
     from lab.conform import theirs as peers  # imported here, because they need .venv-conform
-    make_base(peers.EXPORTED.parent)
+    base = peers.EXPORTED.parent / "base"       # for a model whose log-probabilities are replaced
+    run("grpo.py", base, "--max_steps", 0, "--device", "cpu", "--base_steps", 1)
+    export.export(base, peers.EXPORTED)
     torch.set_default_dtype(torch.float64)
     content = {"versions": peers.VERSIONS, "vectors": peers.results()}
     record("conformance", **content)

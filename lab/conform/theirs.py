@@ -47,9 +47,10 @@ def missing(*_, **__):
     raise NotImplementedError
 
 
-def case(mask, truncated=None, **known):
-    """Collect the inputs of a vector under the names of a Batch; what is missing is 0.
-    -> namespace"""
+def parted(mask, truncated=None, **given):
+    """Collect the tensors of a vector under the names of a Batch; what is missing is 0.
+    -> namespace, and the other arguments"""
+    tensors = {name: x for name, x in given.items() if torch.is_tensor(x)}
     B, T = mask.shape
     rows = torch.arange(B)
     lengths = (mask * torch.arange(1, T + 1)).amax(dim=1).clamp(min=1).long()
@@ -57,20 +58,14 @@ def case(mask, truncated=None, **known):
     if truncated is not None:
         ends[truncated > 0] = 1
     zeros = dict.fromkeys(("logps", "old_logps", "ref_logps", "entropy"), 0 * mask)
-    x = Some(**zeros | {"rewards": rows.view(1, B).to(mask)} | known)
+    x = Some(**zeros | {"rewards": rows.view(1, B).to(mask)} | tensors)
     x.mask = mask
     x.old_logps = x.old_logps.detach()                  # trainers hold them as data
     x.lengths = lengths
     x.slots = (torch.arange(T) < lengths[:, None]).to(mask)     # 1 also in holes of the mask
     x.prompts = rows[:, None]
     x.tokens = torch.ones(B, T).long().scatter(1, lengths[:, None] - 1, ends[:, None])
-    return x
-
-
-def parted(mask, given):
-    """Part the arguments of a function into a case of its tensors, and its parameters."""
-    tensors = {name: x for name, x in given.items() if torch.is_tensor(x)}
-    return case(mask, **tensors), {name: x for name, x in given.items() if name not in tensors}
+    return x, {name: x for name, x in given.items() if name not in tensors}
 
 
 def renamed(names, flags):
@@ -159,7 +154,7 @@ def trl_flags(method, how, epsilon_high=None, **given):
 def trl_policy_loss(mask, advantages, **given):
     if advantages.dim() == 2 or len(mask) < 2 or not mask[:, -1].any():
         missing()       # GRPOTrainer has an advantage for each output, and no slot that all lack
-    x, parameters = parted(mask, given)
+    x, parameters = parted(mask, **given)
     return sampled(x, A=advantages, **trl_flags(**parameters))[0]
 
 
@@ -168,7 +163,7 @@ def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coe
     scale = {"grpo": "group", "mean": "none"}.get(advantage) or missing()
     if nll_coef or estimator == "k2":
         missing()
-    x, parameters = parted(mask, given)
+    x, parameters = parted(mask, **given)
     return sampled(x, parts=6 // micro_batch, scale_rewards=scale,
                    use_bias_correction_kl=estimator == "k3_ratio",
                    mask_truncated_completions=mask_truncated, **trl_flags(**parameters))[0]
@@ -176,7 +171,7 @@ def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coe
 
 def trl_advantages(rewards, method, eps=None, ddof=1, **_):
     scale = {"grpo": "group", "batch_std": "batch", "mean": "none"}.get(method)
-    x = case(torch.ones(rewards.numel(), 1).to(rewards), rewards=rewards)
+    x, _ = parted(torch.ones(rewards.numel(), 1).to(rewards), rewards=rewards)
     if method == "rloo":
         _, A = sampled(x, "RLOO")
     elif scale is None or eps not in (None, 1e-4) or ddof != 1:
@@ -195,7 +190,7 @@ def trl_pair_loss(chosen, rejected, ref_chosen, ref_rejected, mask_chosen, mask_
     if nll_coef:
         flags = {"loss_type": (kind, "sft"), "loss_weights": (1.0, nll_coef)}
     made = trainer("DPO", beta=beta, label_smoothing=label_smoothing, **flags)
-    x = case(torch.cat([mask_chosen, mask_rejected]))
+    x, _ = parted(torch.cat([mask_chosen, mask_rejected]))
 
     def model(*logps):
         zeros = torch.zeros_like(x.mask)
@@ -284,7 +279,7 @@ def verl_flags(method, how, epsilon_low=None, epsilon_high=None, epsilon=None, d
 
 
 def verl_policy_loss(mask, advantages, **given):
-    x, parameters = parted(mask, given)
+    x, parameters = parted(mask, **given)
     return policy_update(x, advantages, **verl_flags(**parameters))
 
 
@@ -296,7 +291,7 @@ def verl_recipe(rewards, mask, advantage, eps=None, estimator="k3", micro_batch=
     A = token_advantages
     if advantage != "given":
         A = verl_advantages(rewards, advantage, eps).flatten()
-    x, parameters = parted(mask, given)
+    x, parameters = parted(mask, **given)
     flags = verl_flags(**parameters)
     if beta:
         flags |= {"kl_loss_coef": beta, "kl_loss_type": KINDS_OF_KL[estimator]}
