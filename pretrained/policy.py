@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import re
-import time
 
 import torch
 import transformers
@@ -41,8 +40,7 @@ class Policy:
         self.room = room - cfg.max_completion_length    # largest number of prompt tokens
         models.remove_dropout(self.model)
         if cfg.lora_rank > 0:
-            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype,
-                               cfg.lora_target_modules)
+            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
         self.model.to(cfg.device).train()               # checkpointing works only in this mode
@@ -51,7 +49,6 @@ class Policy:
             cfg.device, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16")
         self.engine = None                              # None: transformers samples
         self.is_warned = False                          # that prompts lack a token
-        self.last_line = time.monotonic()               # when `generate` last printed one
 
     def text_of(self, prompt):
         """Write a prompt as the model reads it, in its chat template if it has one. Exits with one
@@ -111,21 +108,19 @@ class Policy:
     def encode(self, problems):
         """Encode prompts. Exits with one line if one is too long. -> token ids (B, W)"""
         rows = [self.token_ids(problem.prompt) for problem in problems]
-        W = max(len(row) for row in rows)
+        W, longest = max((len(row), problem.prompt) for row, problem in zip(rows, problems))
         if self.room < W:
             T = self.cfg.max_completion_length
-            common.fail(f"--max_completion_length {T}: a prompt has {W} tokens, and the model "
-                        f"reads {self.room + T} in all; lower it")
+            common.fail(f"--max_completion_length {T}: the prompt {longest[:40]!a} has {W} tokens, "
+                        f"and the model reads {self.room + T} in all; lower it, or take this "
+                        "prompt out of the data")
         rows = [[NO_TOKEN] * (W - len(row)) + row for row in rows]
         return torch.tensor(rows, device=self.cfg.device)
 
     def longest(self, task):
-        """Find how many tokens the longest prompt has. Leaves out problems of --data whose prompts
-        are too long, and exits with one line if no problem is left. -> int"""
+        """Find how many tokens the longest prompt has. -> int"""
         if self.cfg.data:
-            prompts = {problem.prompt for problem in (*task.train, *task.test)}
-            lengths = {prompt: len(self.token_ids(prompt)) for prompt in prompts}
-            return task.leave_out(lengths, self.room)
+            return max(self.encode([one]).shape[1] for one in (*task.train, *task.test))
         shortest = self.encode([common.Problem("0", "")]).shape[1]
         return shortest + task.prompt_width + 2         # a character is at most one token
 

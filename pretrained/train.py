@@ -64,7 +64,6 @@ class Config(grpo.Config):
     dtype: Literal["float32", "bfloat16"] = None    # dtype of products; None: bfloat16 on CUDA
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
-    lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
     engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
     data: str = ""                      # file of {"prompt": ..., "answer": ...}, instead of --task
@@ -131,7 +130,7 @@ class Config(grpo.Config):
                 (("reward",), not self.reward_file, "cannot be used with --reward_file"),
                 (("beta", "delta"), not self.teacher, "cannot be used with --teacher"),
                 (("distillation_topk",), self.teacher, "needs --teacher"),
-                (("lora_alpha", "lora_target_modules"), self.lora_rank > 0, "needs --lora_rank"),
+                (("lora_alpha",), self.lora_rank > 0, "needs --lora_rank"),
                 (("sample_batch_size",), self.engine != "vllm", "needs --engine transformers"),
                 (("engine_memory",), self.engine == "vllm", "needs --engine vllm")):
             for name in names:
