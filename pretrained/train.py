@@ -259,7 +259,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad.zero_()
-    sums = collections.Counter()                        # of tensors, so nothing waits for a GPU
+    sums = collections.Counter()            # of tensors: a GPU is waited for only at each part's T
     largest = [0.0]
     for part in parts[processes.RANK::processes.WORLD_SIZE]:
         T = int(batch.lengths[part].max())
