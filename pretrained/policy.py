@@ -136,11 +136,9 @@ class Policy:
         return found[0].rstrip() if found else ""
 
 
-def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True,
-          read=None):
-    """Compute log-probabilities of completions, and entropies, or what read(logits, places) returns
-    from logits (.., V) and places (..) in the flattened completions. All are 0.0 where there is no
-    token. (B, W), (B, T) -> (B, T) and, if with_entropy, (B, T)"""
+def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True):
+    """Compute log-probabilities of completions, and entropies, 0.0 where there is no token.
+    (B, W), (B, T) -> (B, T) and, if with_entropy, (B, T)"""
     T = completions.shape[1]
     prompts, completions = (ids[:, (ids != NO_TOKEN).any(dim=0)] for ids in (prompts, completions))
     ids = torch.cat([prompts, completions], dim=1)              # (B, w + t)  without empty columns
@@ -149,11 +147,8 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
     inputs = {"input_ids": ids.clamp(min=0), "attention_mask": is_token, "position_ids": positions,
               "use_cache": False, "logits_to_keep": completions.shape[1] + 1}
 
-    unused = completions == NO_TOKEN
-    places = torch.arange(unused.numel(), device=ids.device).view_as(completions)
-
-    def read_logps(logits, places):
-        tokens = completions.flatten()[places].clamp(min=0)
+    def read(logits, tokens):
+        tokens = tokens.clamp(min=0)
         is_triton = common.kernels and common.kernels.applies(kernel, logits)
         logits = logits if is_triton else logits.float()
         if with_entropy or is_triton:
@@ -161,15 +156,15 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
         logits = logits.div(temperature).flatten(0, 1)                          # (n, V)
         return [-nn.functional.cross_entropy(
             logits, tokens.flatten(), reduction="none").view_as(tokens)]
-    read = read or read_logps
     with policy.autocast():
         is_large = policy.head.is_large(policy.model, completions)
     with policy.autocast():         # a new one: older versions of torch keep casts without gradient
         if is_large:
-            with policy.head.scoring(read, places.masked_fill(unused, -1)):
+            with policy.head.scoring(read, completions):
                 found = policy.model(**inputs).logits.unbind(dim=-1)
         else:
-            found = read(policy.model(**inputs).logits[:, :-1], places)
+            found = read(policy.model(**inputs).logits[:, :-1], completions)
+    unused = completions == NO_TOKEN
     return [nn.functional.pad(x.masked_fill(unused, 0.0), (0, T - x.shape[1])) for x in found]
 
 

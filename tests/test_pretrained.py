@@ -39,7 +39,6 @@ import common
 import grpo
 import gspo
 import plumbing
-from examples import distill
 from pretrained import export
 from report import ask
 from report.observers import warnings
@@ -155,41 +154,6 @@ def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy
         assert again[name] == pytest.approx(found[name], rel=1e-5, abs=1e-6), name
     assert again["max_log_ratio"] > 0.05
     check_gradients(model, policy)
-
-
-@pytest.mark.parametrize("at_once", [4, 2**16])
-def test_a_teacher_gives_the_loss_and_gradient_of_the_example(
-        at_once, off_policy, small_base, small_llama, refused, monkeypatch, tmp_path):
-    """Whether logits are computed for all positions, or for few at a time. The teacher has more
-    embeddings, as larger models of a family often do."""
-    batch, policy, _, llama = off_policy
-    flags = {"distillation_topk": 5, "temperature": 0.7, "micro_batch_size": 5,
-             "max_completion_length": 16, "device": "cpu"}
-    rows = torch.arange(3, len(batch.texts))
-    base, _ = export.read_policy(small_base, "checkpoint.pt")
-    policy.zero_grad()
-    found = distill.backward(
-        policy, base, batch, rows, distill.Config(distillation_mode="topk_logits", **flags))
-    monkeypatch.setattr(models.Head, "AT_ONCE", at_once * grpo.VOCAB_SIZE)
-    larger = models.load_model(small_llama)
-    larger.resize_token_embeddings(grpo.VOCAB_SIZE + 8)
-    larger.save_pretrained(shutil.copytree(small_llama, tmp_path / "larger"))
-    cfg = config_of(teacher=str(tmp_path / "larger"), loss_type="dapo", **flags)
-    model = pretrained.Policy(llama, cfg)
-    teacher = pretrained.load_teacher(cfg, model)
-    again = pretrained.backward(model, list(model.model.parameters()), batch, batch.logps,
-                                batch.mask, rows, cfg, teacher)
-    assert again["loss"] == pytest.approx(found["loss"], rel=1e-5) and found["loss"] > 0.01
-    check_gradients(model, policy)
-    assert all(weight.grad is None for weight in teacher.model.parameters())
-    model.tokenizer = SimpleNamespace(get_vocab=dict)
-    refused("choose a teacher with the same tokenizer", pretrained.load_teacher, cfg, model)
-
-
-def test_a_run_learns_from_its_teacher_and_not_from_rewards(run, small_llama):
-    """If the teacher is the base, the first loss is 0."""
-    kl = [line["teacher_kl"] for line in steps(run(teacher=small_llama, learning_rate=1e-5))]
-    assert all(0 <= x < 1e-4 for x in kl)
 
 
 @pytest.mark.parametrize("script, flags", [
