@@ -189,7 +189,7 @@ def correct(policy, batch, cfg):
     if cfg.importance_sampling_correction == "none":
         return batch.mask, {}
     logps, entropy = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    batch.entropy = entropy * batch.mask                # vLLM reports none
+    batch.entropy = entropy * batch.mask                # the sampler may only estimate it
     return lag.correct(batch, logps * batch.mask, cfg)
 
 
@@ -307,8 +307,6 @@ def main(argv=None):
     check_sampler(policy, common.held_out_problems(task, 4))
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(grpo.COLUMNS)
-    if policy.engine and cfg.importance_sampling_correction == "none":
-        del columns["entropy"]                          # neither vLLM nor the trainer computes it
     if cfg.beta == 0:
         del columns["kl"]                               # there is no reference
     run = processes.Run(cfg, task, policy, columns)
