@@ -9,7 +9,6 @@ LULL on `G d3 7`, its mirror image.
 """
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import torch
 
@@ -110,20 +109,15 @@ class Gridworld(Task):
 
 # ---- the world -------------------------------------------------------------------------------
 
-class Outcome(NamedTuple):
-    """How a move ends."""
-    cell: str
-    reward: float
-
-
 @functools.cache
 def outcome(name, cell, move):
-    """Find how a move ends; any other character is wasted and ends where it began. -> Outcome"""
+    """Find how a move ends; any other character is wasted and ends where it began.
+    -> cell, reward"""
     x, y = MOVES.get(move, (0, 0))
     end = chr(ord(cell[0]) + x) + chr(ord(cell[1]) + y)
     if end not in MAPS[name]:
         end = cell
-    return Outcome(end, WORTH.get(MAPS[name][end], -1.0))
+    return end, WORTH.get(MAPS[name][end], -1.0)
 
 
 @dataclasses.dataclass
@@ -142,11 +136,11 @@ def play(problem, text):
         if episode.is_over:
             episode.rewards.append(-1.0)
         else:
-            end = outcome(name, episode.cells[-1], character)
-            episode.rewards.append(end.reward)
-            episode.cells.append(end.cell)
+            cell, reward = outcome(name, episode.cells[-1], character)
+            episode.rewards.append(reward)
+            episode.cells.append(cell)
             is_last = len(episode.cells) > int(limit)
-            episode.is_over = is_last or MAPS[name][end.cell] in PRIZES
+            episode.is_over = is_last or MAPS[name][cell] in PRIZES
     return episode
 
 
