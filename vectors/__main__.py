@@ -9,9 +9,10 @@ MODULE is a name or a path. Without FILE, the file has the name of the function.
 all functions of the module that have the name of a file are checked. NAME=VALUE selects the cases
 with this parameter, which the function then need not take; id=NAME selects one case. A function
 gets the inputs and parameters that it names, as torch tensors; if its file imports jax instead, as
-JAX arrays; if it imports numpy alone, as numpy arrays, without a check of gradients. It returns the results in the order of
-the file, or the losses of tokens, which are averaged for it. A case is skipped if the function
-lacks one of its parameters, needs another one, or raises NotImplementedError.
+JAX arrays; if it imports numpy alone, as numpy arrays, without a check of gradients. It returns the
+results in the order of the file, or the losses of tokens, which are averaged for it. A case is
+skipped if the function lacks one of its parameters, needs another one, or raises
+NotImplementedError.
 
   --recipe NAME       grpo, dr_grpo, dapo, gspo, cispo, ppo, rloo or dpo
   --float32           use float32, and allow for its rounding
