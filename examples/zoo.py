@@ -49,24 +49,21 @@ noisy, so REINFORCE++ (2501.03262) takes mean and std of all tokens of the batch
   A_i   = max(r) - max(r without r_i)                                                    (12)
   A_i   = whiten(r_i), or whiten(r_i - mean(r))                                          (13)
 
-Three more are r - b with a baseline b. The b of least variance weighs outputs by their squared
+Two more are r - b with a baseline b. The b of least variance weighs outputs by their squared
 gradients. OPO (opo, 2505.23585) weighs them by length, as if the gradients of all tokens had the
-same size and were uncorrelated. Tokens differ, so the optimal token baseline (otb, 2602.07078)
-takes the size that the gradients have in the logits, and has a b_t for each place. A critic is
-large, so ReMax (remax, 2310.10505) takes the reward of the greedy output. Use these three with
---loss_type dr_grpo: if the loss sums over tokens, ReMax leaves the mean of the gradient unchanged.
-OPO and otb do so only in the limit of large groups, because their b contains r_i, with a weight
-that depends on the output. If the loss divides by |o_i|, all three change it (docs/methods.md).
+same size and were uncorrelated. A critic is large, so ReMax (remax, 2310.10505) takes the reward of
+the greedy output. Use these two with --loss_type dr_grpo: if the loss sums over tokens, ReMax
+leaves the mean of the gradient unchanged. OPO does so only in the limit of large groups, because
+its b contains r_i, with a weight that depends on the output. If the loss divides by |o_i|, both
+change it (docs/methods.md).
 
   b     = sum_i |o_i| r_i / sum_i |o_i|                                                  (14)
-  b_t   = sum_i W_it r_i / sum_i W_it,     W_it = sum_{s<=t} g_is                        (15)
-  g_t   = 1 - 2 pi(o_t) + sum_v pi(v)^2                                                  (16)
-  b     = r(greedy output)                                                               (17)
+  b     = r(greedy output)                                                               (15)
 
 Most tokens continue what was begun, and only a few, of high entropy H_t, decide how an output goes
 on. So --top_entropy_quantile learns from these alone (2506.01939); tau is a quantile of all H_t:
 
-  A_t   = A if H_t >= tau, else 0                                                        (18)
+  A_t   = A if H_t >= tau, else 0                                                        (16)
 
 Departures: the means in (7) are over a micro-batch, as in verl. They leave out the outputs whose A
 is 0, because grpo.py does; such outputs have no penalty in (10). REINFORCE++ has no KL in
@@ -86,7 +83,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common  # isort: split
 
 import torch
-import torch.nn.functional as F
 
 import grpo
 import ppo
@@ -256,27 +252,6 @@ def opo(rewards, lengths):
     return torch.where(common.has_signal(rewards), rewards - b[:, None], 0.0)
 
 
-def otb(rewards, norms, mask):
-    """`norms` are the squared gradients (16) of the tokens, (B, T)."""
-    P, G = rewards.shape
-    r = rewards[:, :, None]                                                     # (P, G, 1)
-    W = ((norms * mask).cumsum(dim=1) * mask).view(P, G, -1)                    # (P, G, T)
-    b = (W * r).sum(dim=1, keepdim=True) / W.sum(dim=1, keepdim=True).clamp(min=1e-8)
-    A = torch.where(common.has_signal(rewards)[:, :, None], r - b, 0.0)         # eq. (15)
-    return A.view_as(mask) * mask                                               # (B, T)
-
-
-@torch.no_grad()
-def gradient_norms(policy, batch, cfg):
-    """Compute the squared norm of the gradient of log pi(o_t) in its logits. -> (B, T)"""
-    norms = torch.zeros_like(batch.mask)
-    for rows in torch.arange(len(norms)).split(cfg.micro_batch_size):
-        hidden = grpo.completion_states(policy, batch.prompts[rows], batch.tokens[rows])
-        p = F.softmax(F.linear(hidden, policy.embed.weight) / cfg.temperature, dim=-1)
-        norms[rows] = 1 - 2 * batch.logps[rows].exp() + p.square().sum(dim=-1)  # eq. (16)
-    return norms * batch.mask
-
-
 def greedy_rewards(policy, task, batch, cfg, step):
     """Compute the reward of the greedy output for each problem. -> (P, 1)"""
     problems = batch.problems[::cfg.num_generations]
@@ -286,18 +261,18 @@ def greedy_rewards(policy, task, batch, cfg, step):
 def high_entropy(entropy, mask, share):
     """Mark this share of the tokens, those with the highest entropy. (B, T) each -> (B, T)"""
     tau = entropy[mask > 0].quantile(1 - share)
-    return (entropy >= tau) * mask                                              # for (18)
+    return (entropy >= tau) * mask                                              # for (16)
 
 
-ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "otb", "remax")
-WITHIN_GROUPS = ("group", "passk", "opo", "otb")    # give 0 if all rewards of a group are equal
+ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax")
+WITHIN_GROUPS = ("group", "passk", "opo")   # give 0 if all rewards of a group are equal
 
 
 def advantages(policy, task, batch, cfg, step):
     """Compute A, which may be 0 for the tokens of low entropy. -> (B, 1) or (B, T)"""
     A = estimate(policy, task, batch, cfg, step)
     if cfg.top_entropy_quantile < 1:
-        A = A * high_entropy(batch.entropy, batch.mask, cfg.top_entropy_quantile)       # eq. (18)
+        A = A * high_entropy(batch.entropy, batch.mask, cfg.top_entropy_quantile)       # eq. (16)
     return A
 
 
@@ -305,8 +280,6 @@ def estimate(policy, task, batch, cfg, step):
     """Compute A with the estimator --advantage; group is (1) of grpo.py. -> (B, 1) or (B, T)"""
     rewards = batch.rewards.to(cfg.device)
     name = cfg.advantage
-    if name == "otb":
-        return otb(rewards, gradient_norms(policy, batch, cfg), batch.mask)
     if name in ("rpp", "rpp_baseline"):
         return rpp(rewards, batch.mask, has_baseline=name == "rpp_baseline")
     if name == "group":
@@ -319,7 +292,7 @@ def estimate(policy, task, batch, cfg, step):
         A = opo(rewards, batch.mask.sum(dim=1).view_as(rewards))
     else:
         assert name == "remax", name
-        A = rewards - greedy_rewards(policy, task, batch, cfg, step).to(cfg.device)     # eq. (17)
+        A = rewards - greedy_rewards(policy, task, batch, cfg, step).to(cfg.device)     # eq. (15)
     return A.view(-1, 1)
 
 
@@ -329,7 +302,7 @@ def estimate(policy, task, batch, cfg, step):
 class Config(grpo.Config):
     loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and its average
     advantage: Literal[ADVANTAGES] = "group"            # estimator of A; group: (1) of grpo.py
-    top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (18)
+    top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (16)
     dppo_tv_delta: float = 0.15             # bound of D_t in (1), with (2) (delta)
     dppo_kl_delta: float = 0.05             # bound of D_t in (1), with (3) (delta)
     gmpo_epsilon: float = 0.4               # bound of log rho_t in (4) (eps)

@@ -41,7 +41,7 @@ def translated(c):
     vllm_importance_sampling_clip_max={high}, vllm_importance_sampling_clip_min={low or None})"""
     if c.lora_rank:
         trl += (f"\npeft_config = LoraConfig(r={c.lora_rank}, lora_alpha={c.lora_alpha}, "
-                f"target_modules={c.lora_target_modules!r})")
+                "target_modules='all-linear')")
     verl = f"""python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
   algorithm.norm_adv_by_std_in_grpo={c.scale_rewards != "none"} data.seed={c.seed} \\
   algorithm.rollout_correction.rollout_is={"null" if kind == "none" else level or "token"} \\
@@ -49,7 +49,7 @@ def translated(c):
   data.train_batch_size={c.num_prompts} data.max_response_length={c.max_completion_length} \\
   MODEL.path={c.model} MODEL.enable_gradient_checkpointing={c.gradient_checkpointing} \\
   MODEL.lora_rank={c.lora_rank} MODEL.lora_alpha={c.lora_alpha} ROLLOUT.n={c.num_generations} \\
-  MODEL.target_modules={c.lora_target_modules} ROLLOUT.tensor_model_parallel_size=1 \\
+  MODEL.target_modules=all-linear ROLLOUT.tensor_model_parallel_size=1 \\
   ROLLOUT.name=vllm ROLLOUT.temperature={c.temperature} ROLLOUT.dtype={c.dtype} \\
   ROLLOUT.log_prob_micro_batch_size_per_gpu={b} ACTOR.ppo_micro_batch_size_per_gpu={b} \\
   ACTOR.ppo_mini_batch_size={c.num_prompts // parts} ACTOR.ppo_epochs={c.num_iterations} \\

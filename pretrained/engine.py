@@ -120,7 +120,8 @@ class Engine:
             results = self.llm.generate(texts, params, use_tqdm=False, lora_request=self.adapter)
             for i, result in zip(rows, results):
                 [sampled] = result.outputs
-                entropies = [float("nan")] * T          # vLLM reports none
-                completions[i].extend(sampled.token_ids, sampled.logprobs.logprobs, entropies, T=T)
+                logps = sampled.logprobs.logprobs
+                entropies = [-logp for logp in logps]   # estimates: vLLM reports none
+                completions[i].extend(sampled.token_ids, logps, entropies, T=T)
             rows = [i for i in rows if not completions[i].has_ended and len(completions[i].ids) < T]
         self.sleep()

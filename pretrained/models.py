@@ -224,32 +224,13 @@ class Few(torch.autograd.Function):
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
 
-def add_adapter(model, rank, alpha, dtype, targets="all-linear"):
+def add_adapter(model, rank, alpha, dtype):
     """Freeze the weights and add B A alpha / rank, a product of two thin trained matrices, to each
-    matrix except the embeddings and the head, or only to the matrices named in `targets`. At first
-    it is 0. The frozen matrices are stored in the dtype of products, which round them anyway. Exits
-    with one line if the model has no such names."""
+    matrix except the embeddings and the head. At first it is 0. The frozen matrices are stored in
+    the dtype of products, which round them anyway."""
     from peft import LoraConfig
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
-    names = targets
-    if targets != "all-linear":
-        names = [name.strip() for name in targets.split(",")]
-        paths = [f".{path}" for path, module in model.named_modules()
-                 if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
-        for name in names:                      # peft adapts those that exist, and ignores others
-            if not any(path.endswith(f".{name}") for path in paths):
-                found = {path.rpartition(".")[2] for path in paths}
-                common.fail(f"--lora_target_modules {targets}: {name} is not a matrix of the "
-                            f"model, which has {', '.join(sorted(found))}")
-    is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    try:
-        model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
-    except ValueError as error:
-        common.fail(f"--lora_target_modules {targets}: {one_line(error)}")
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    if is_tied and any(hasattr(end, "base_layer") for end in ends):
-        common.fail(f"--lora_target_modules {targets}: the embeddings and the head are the same "
-                    "weights, to which an adapter cannot add; choose other matrices")
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"))
     for module in model.modules():
         if hasattr(module, "base_layer"):
             module.base_layer.to(getattr(torch, dtype))
@@ -283,8 +264,7 @@ def base_of(folder):
 
 def adapter_weights(folder):
     """Read the weights of a checkpoint's adapter. -> dict, by their names in the model"""
-    return {re.sub("(lora_(embedding_)?[AB])", r"\1.default",
-                   name.removeprefix("base_model.model.")): weight
+    return {re.sub("(lora_[AB])", r"\1.default", name.removeprefix("base_model.model.")): weight
             for name, weight in load_file(Path(folder, ADAPTER)).items()}
 
 
@@ -292,8 +272,7 @@ def with_adapter(model, folder):
     """Merge the adapter in a folder into the model. ValueError if it belongs to another model."""
     from peft import PeftModel, get_peft_model_state_dict
     model = PeftModel.from_pretrained(model, folder)
-    names = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
-    unmatched = [name for name in names if ".base_layer." not in name]      # a copy of embeddings
+    unmatched = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
     if unmatched:
         raise ValueError(f"the adapter belongs to another model: {min(unmatched)} has no match")
     return model.merge_and_unload().requires_grad_(True)

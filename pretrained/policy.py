@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import re
-import time
 
 import torch
 import transformers
@@ -41,8 +40,7 @@ class Policy:
         self.room = room - cfg.max_completion_length    # largest number of prompt tokens
         models.remove_dropout(self.model)
         if cfg.lora_rank > 0:
-            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype,
-                               cfg.lora_target_modules)
+            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
         self.model.to(cfg.device).train()               # checkpointing works only in this mode
@@ -51,7 +49,6 @@ class Policy:
             cfg.device, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16")
         self.engine = None                              # None: transformers samples
         self.is_warned = False                          # that prompts lack a token
-        self.last_line = time.monotonic()               # when `generate` last printed one
 
     def text_of(self, prompt):
         """Write a prompt as the model reads it, in its chat template if it has one. Exits with one
@@ -111,21 +108,19 @@ class Policy:
     def encode(self, problems):
         """Encode prompts. Exits with one line if one is too long. -> token ids (B, W)"""
         rows = [self.token_ids(problem.prompt) for problem in problems]
-        W = max(len(row) for row in rows)
+        W, longest = max((len(row), problem.prompt) for row, problem in zip(rows, problems))
         if self.room < W:
             T = self.cfg.max_completion_length
-            common.fail(f"--max_completion_length {T}: a prompt has {W} tokens, and the model "
-                        f"reads {self.room + T} in all; lower it")
+            common.fail(f"--max_completion_length {T}: the prompt {longest[:40]!a} has {W} tokens, "
+                        f"and the model reads {self.room + T} in all; lower it, or take this "
+                        "prompt out of the data")
         rows = [[NO_TOKEN] * (W - len(row)) + row for row in rows]
         return torch.tensor(rows, device=self.cfg.device)
 
     def longest(self, task):
-        """Find how many tokens the longest prompt has. Leaves out problems of --data whose prompts
-        are too long, and exits with one line if no problem is left. -> int"""
+        """Find how many tokens the longest prompt has. -> int"""
         if self.cfg.data:
-            prompts = {problem.prompt for problem in (*task.train, *task.test)}
-            lengths = {prompt: len(self.token_ids(prompt)) for prompt in prompts}
-            return task.leave_out(lengths, self.room)
+            return max(self.encode([one]).shape[1] for one in (*task.train, *task.test))
         shortest = self.encode([common.Problem("0", "")]).shape[1]
         return shortest + task.prompt_width + 2         # a character is at most one token
 
@@ -141,11 +136,9 @@ class Policy:
         return found[0].rstrip() if found else ""
 
 
-def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True,
-          read=None):
-    """Compute log-probabilities of completions, and entropies, or what read(logits, places) returns
-    from logits (.., V) and places (..) in the flattened completions. All are 0.0 where there is no
-    token. (B, W), (B, T) -> (B, T) and, if with_entropy, (B, T)"""
+def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True):
+    """Compute log-probabilities of completions, and entropies, 0.0 where there is no token.
+    (B, W), (B, T) -> (B, T) and, if with_entropy, (B, T)"""
     T = completions.shape[1]
     prompts, completions = (ids[:, (ids != NO_TOKEN).any(dim=0)] for ids in (prompts, completions))
     ids = torch.cat([prompts, completions], dim=1)              # (B, w + t)  without empty columns
@@ -154,11 +147,8 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
     inputs = {"input_ids": ids.clamp(min=0), "attention_mask": is_token, "position_ids": positions,
               "use_cache": False, "logits_to_keep": completions.shape[1] + 1}
 
-    unused = completions == NO_TOKEN
-    places = torch.arange(unused.numel(), device=ids.device).view_as(completions)
-
-    def read_logps(logits, places):
-        tokens = completions.flatten()[places].clamp(min=0)
+    def read(logits, tokens):
+        tokens = tokens.clamp(min=0)
         is_triton = common.kernels and common.kernels.applies(kernel, logits)
         logits = logits if is_triton else logits.float()
         if with_entropy or is_triton:
@@ -166,15 +156,15 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
         logits = logits.div(temperature).flatten(0, 1)                          # (n, V)
         return [-nn.functional.cross_entropy(
             logits, tokens.flatten(), reduction="none").view_as(tokens)]
-    read = read or read_logps
     with policy.autocast():
         is_large = policy.head.is_large(policy.model, completions)
     with policy.autocast():         # a new one: older versions of torch keep casts without gradient
         if is_large:
-            with policy.head.scoring(read, places.masked_fill(unused, -1)):
+            with policy.head.scoring(read, completions):
                 found = policy.model(**inputs).logits.unbind(dim=-1)
         else:
-            found = read(policy.model(**inputs).logits[:, :-1], places)
+            found = read(policy.model(**inputs).logits[:, :-1], completions)
+    unused = completions == NO_TOKEN
     return [nn.functional.pad(x.masked_fill(unused, 0.0), (0, T - x.shape[1])) for x in found]
 
 

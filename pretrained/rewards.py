@@ -21,7 +21,6 @@ import math
 import symtable
 import sys
 import threading
-import traceback
 import types
 from pathlib import Path
 
@@ -34,7 +33,8 @@ from tasks.problems import messages
 
 
 class Own(Wrapper):
-    """A task whose rewards, verdicts and responses come from the functions of a file."""
+    """A task whose rewards, verdicts and responses come from the functions of a file. An error in
+    the file ends the run with Python's message, because a reward of 0 would hide it."""
 
     def __init__(self, cfg, task):
         super().__init__(task)
@@ -44,31 +44,19 @@ class Own(Wrapper):
         self.trainer_state = types.SimpleNamespace(global_step=0, max_steps=cfg.max_steps)
         self.loop = asyncio.new_event_loop()        # in a thread, because a notebook has one here
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        try:
-            names = read(self.path)
-        except (Exception, SystemExit) as error:                # a file may raise anything
-            self.fail(error)
+        names = read(self.path)
         self.functions = {name: value for name, value in names.items() if callable(value)
                           and not inspect.isclass(value) and not name.startswith("_")}
         self.rewards = [name for name in self.functions if name not in ("correct", "respond")]
         self.weights = names.get("reward_weights", [1.0] * len(self.rewards))
         self.is_judged = task.is_judged or "correct" in self.functions
         calls = names.get("call_tokens", [])
-        is_list = type(calls) in (list, tuple) and all(type(x) is str and x for x in calls)
-        if not is_list or bool(calls) != ("respond" in self.functions):
-            self.fail("call_tokens, a list of texts, and respond need each other")
         self.call_tokens = tuple(calls) or task.call_tokens
-        if not self.rewards:
-            self.fail("has no reward, such as def reward(prompts, completions, **columns)")
-        if len(self.weights) != len(self.rewards):
-            self.fail(f"has {len(self.weights)} reward_weights for {', '.join(self.rewards)}")
-        for name, function in self.functions.items():
-            lists = self.lists([], [], []) | ({"correct": []} if name in self.rewards else {})
-            try:
-                inspect.signature(function).bind(**lists)
-            except TypeError as error:
-                self.fail(f"{name}: {error}; write {name}(prompts, completions, **columns), which "
-                          f"returns a list. It gets {', '.join(sorted(lists))}")
+        if isinstance(calls, str) or bool(calls) != ("respond" in self.functions):
+            self.fail("call_tokens, a list of texts, and respond need each other")
+        if not self.rewards or len(self.weights) != len(self.rewards):
+            self.fail(f"has the rewards {self.rewards}, with the reward_weights {self.weights}; "
+                      "write a function such as def brevity(prompts, completions, **columns)")
 
     def lists(self, problems, texts, ids):
         """Make the arguments of a call. -> {name: list with an entry for each completion}"""
@@ -81,23 +69,18 @@ class Own(Wrapper):
         return columns | {"prompts": prompts, "completions": completions, "completion_ids": ids,
                           "trainer_state": self.trainer_state}
 
-    def call(self, names, lists, is_good):
-        """Call functions, those that are async side by side. Exits with one line if one fails or
-        returns something bad, because a reward of 0 would hide the mistake. -> list of lists"""
-        try:
-            results = [self.functions[name](**lists) for name in names]
-            results = asyncio.run_coroutine_threadsafe(finish(results), self.loop).result()
-        except Exception as error:                              # a function may raise anything
-            self.fail(error, code=1)
-        texts = lists["completions"]
+    def call(self, names, lists, is_good=None):
+        """Call functions, those that are async side by side. Exits with one line if one does not
+        return a list of as many good entries as there are completions. -> list of lists"""
+        is_good = is_good or (lambda x: x is None or hasattr(x, "__float__") and math.isfinite(x))
+        results = [self.functions[name](**lists) for name in names]
+        results = asyncio.run_coroutine_threadsafe(finish(results), self.loop).result()
+        n = len(lists["completions"])
         for name, result in zip(names, results):
-            if not isinstance(result, list | tuple) or len(result) != len(texts):
-                self.fail(f"{name} returned {result!r:.60}, not a list with an entry for each of "
-                          f"{len(texts)} completions", code=1)
-            for x, text in zip(result, texts):
-                if not is_good(x):
-                    self.fail(f"{name} returned {x!r:.60} for {text!r:.200}, which is not a "
-                              f"{'text' if name == 'respond' else 'finite number'}", code=1)
+            is_list = isinstance(result, list | tuple) and len(result) == n
+            if not (is_list and all(map(is_good, result))):
+                self.fail(f"{name} returned {result!r:.200}, not a list of {n} "
+                          f"{'texts' if name == 'respond' else 'finite numbers, or None'}", code=1)
         return results
 
     def respond(self, problem, text):
@@ -111,7 +94,7 @@ class Own(Wrapper):
 
     def verdicts(self, completions, lists):
         if "correct" in self.functions:
-            [correct] = self.call(["correct"], lists, is_number)
+            [correct] = self.call(["correct"], lists)
         else:
             correct = [self.task.is_correct(problem, self.task.verdict(problem, *rest))
                        for problem, *rest in completions]
@@ -123,8 +106,8 @@ class Own(Wrapper):
         problems, texts = zip(*(one[:2] for one in completions))
         lists = self.lists(problems, texts, ids)
         lists["correct"] = self.verdicts(completions, lists)
-        rewards = self.call(self.rewards, lists, is_number)
-        rewards = [[math.nan if x is None else float(x) for x in values] for values in rewards]
+        rewards = [[math.nan if x is None else float(x) for x in values]
+                   for values in self.call(self.rewards, lists)]
         return torch.tensor([lists["correct"], *rewards]).T
 
     def judge(self, batch, G, purpose):
@@ -154,44 +137,24 @@ class Own(Wrapper):
             name: x for name, x in means.items() if not math.isnan(x)}
 
     def fail(self, problem, code=2):
-        """Exit with one line. For an exception, it names the function and the line of the file."""
-        if isinstance(problem, BaseException):
-            frames = [one for one in traceback.extract_tb(problem.__traceback__)
-                      if one.filename == str(self.path)]
-            place = f"{frames[0].name}, line {frames[-1].lineno}: " if frames else ""
-            problem = f"{place}{type(problem).__name__}: {' '.join(str(problem).split())}"
         common.fail(f"--reward_file {self.path}: {problem}", code)
 
 
 def read(path):
-    """Execute a file. Its imports find the files next to it before ours of the same name, such as
-    common.py. -> what it defines, but does not import: {name: value}"""
+    """Execute a file, whose imports find the files next to it. Exits with one line if it is gone.
+    -> what it defines, but does not import: {name: value}"""
+    if not path.is_file():
+        common.fail(f"--reward_file {path}: there is no such file")
     source = path.read_bytes()
     module = sys.modules["reward_file"] = types.ModuleType("reward_file")
     module.__file__ = str(path)
-    names = {one.stem for one in path.parent.glob("*") if path.parent != common.HERE}
-    hidden = {name: one for name, one in sys.modules.items() if name.partition(".")[0] in names
-              and Path(getattr(one, "__file__", None) or "").is_relative_to(common.HERE)}
-    for name in hidden:
-        del sys.modules[name]
     sys.path.insert(0, str(path.parent))
-    try:
-        exec(compile(source, path, "exec"), vars(module))
-    finally:
-        sys.modules.update(hidden)
-        sys.path.remove(str(path.parent))
-        sys.path.append(str(path.parent))           # for functions that import something
+    exec(compile(source, path, "exec"), vars(module))
+    sys.path.remove(str(path.parent))
+    sys.path.append(str(path.parent))               # for functions that import something
     symbols = symtable.symtable(source, str(path), "exec").get_symbols()
     defined = [one.get_name() for one in symbols if one.is_assigned() and not one.is_imported()]
     return {name: value for name, value in vars(module).items() if name in defined}
-
-
-def is_number(x):
-    """Whether a reward is None or a finite number. -> bool"""
-    try:
-        return x is None or math.isfinite(x)
-    except (TypeError, ValueError, OverflowError):
-        return False
 
 
 async def finish(results):

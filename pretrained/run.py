@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import math
 import os
 import re
 import shutil
@@ -108,14 +107,6 @@ class Weights:
         saved.clear()                           # frees memory: it is large
 
 
-class DropUnknown:
-    """Leaves out the entropy if it is unknown: with vLLM, only a correction computes it."""
-
-    def step(self, run, batch, advantages, metrics):
-        if math.isnan(metrics["entropy"]):
-            del metrics["entropy"]
-
-
 def hashes(cfg):
     """Hash the files of the flags, which a resumed run has to have unchanged. -> dict"""
     return {flag: hashlib.sha256(Path(getattr(cfg, flag)).read_bytes()).hexdigest()
@@ -132,7 +123,6 @@ class Run(plumbing.Run):
         self.cfg = cfg
         self.signal = 0                         # the number of the signal that interrupted the run
         self.state |= {"files": hashes(cfg), "task": task.name}
-        self.observers.insert(0, DropUnknown())
         if cfg.resume_from_checkpoint:
             self.folder = Path(cfg.resume_from_checkpoint)
             self.resume()

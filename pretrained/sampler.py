@@ -3,7 +3,6 @@ possible, with `generate_recorded`; and check before training that the sampler c
 trainer computes."""
 import copy
 import dataclasses
-import time
 
 import torch
 import transformers
@@ -67,10 +66,6 @@ def generate(policy, prompts, completions, cfg, uniforms=None):
             if not continues.any():
                 break
             rows, row_in_cache = rows[continues], row_in_cache[continues]
-            if time.monotonic() > policy.last_line + 30:
-                policy.last_line = time.monotonic()
-                print(f"sampling: {t + 1} of at most {T} tokens; {len(rows)} of {len(completions)} "
-                      "completions have not ended", flush=True)
             if t == 0 or not continues.all():
                 output[name].reorder_cache(row_in_cache)
                 is_token, positions = is_token[row_in_cache], positions[row_in_cache]
@@ -128,7 +123,6 @@ def complete(policy, task, cfg, problems, generator=None):
         uniforms = None
         if generator is not None:
             uniforms = torch.rand(B, T, generator=generator)[share].to(cfg.device)      # (b, T)
-        policy.last_line = time.monotonic()
         for rows in torch.arange(len(share)).split(cfg.sample_batch_size):
             sample = generate_recorded if can_record(policy, completions) else generate
             sample(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,

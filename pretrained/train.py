@@ -31,7 +31,7 @@ import common
 import grpo
 import gspo
 import plumbing
-from examples import distill, lag
+from examples import lag
 from tasks import problems as problem_files
 from tasks import rewards
 from tasks.scores import part_of
@@ -64,7 +64,6 @@ class Config(grpo.Config):
     dtype: Literal["float32", "bfloat16"] = None    # dtype of products; None: bfloat16 on CUDA
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
-    lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
     engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
     data: str = ""                      # file of {"prompt": ..., "answer": ...}, instead of --task
@@ -74,8 +73,6 @@ class Config(grpo.Config):
     instruction: str = ""               # text to put before each prompt
     chat_template: bool = True          # use the chat template, if the tokenizer has one
     chat_template_kwargs: str = "{}"    # template arguments, as JSON: {"enable_thinking": false}
-    teacher: str = ""                   # model of the same tokenizer, whose KL replaces L_t
-    distillation_topk: int = 64         # likely tokens of the teacher that the KL compares (k)
     method: Literal[tuple(METHODS)] = "grpo"    # script whose equations are used
     epsilon: float = None               # lower clip range (eps_low); None: the script's, gspo 3e-4
     epsilon_high: float = None          # upper clip range (eps_high); None: the script's, gspo 4e-4
@@ -129,9 +126,7 @@ class Config(grpo.Config):
                 (("task",), not self.data, "cannot be used with --data"),
                 (("eval_data",), self.data, "needs --data"),
                 (("reward",), not self.reward_file, "cannot be used with --reward_file"),
-                (("beta", "delta"), not self.teacher, "cannot be used with --teacher"),
-                (("distillation_topk",), self.teacher, "needs --teacher"),
-                (("lora_alpha", "lora_target_modules"), self.lora_rank > 0, "needs --lora_rank"),
+                (("lora_alpha",), self.lora_rank > 0, "needs --lora_rank"),
                 (("sample_batch_size",), self.engine != "vllm", "needs --engine transformers"),
                 (("engine_memory",), self.engine == "vllm", "needs --engine vllm")):
             for name in names:
@@ -194,7 +189,7 @@ def correct(policy, batch, cfg):
     if cfg.importance_sampling_correction == "none":
         return batch.mask, {}
     logps, entropy = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    batch.entropy = entropy * batch.mask                # vLLM reports none
+    batch.entropy = entropy * batch.mask                # the sampler may only estimate it
     return lag.correct(batch, logps * batch.mask, cfg)
 
 
@@ -209,40 +204,7 @@ def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
     return token_loss
 
 
-def load_teacher(cfg, policy):
-    """Load the model --teacher. Exits with one line if it has other tokens than the policy."""
-    cfg = dataclasses.replace(cfg, lora_rank=0, gradient_checkpointing=False)
-    teacher = Policy(str(models.last_checkpoint(cfg.teacher) or cfg.teacher), cfg)
-    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        common.fail(f"--teacher {cfg.teacher}: its tokens differ from those of {cfg.model}; choose "
-                    "a teacher with the same tokenizer")
-    return teacher
-
-
-def learn_from(teacher, policy, prompts, tokens, cfg):
-    """Compute log-probabilities of tokens (b, T), and the KL(pi || pi_T) of examples/distill.py for
-    the teacher's k likely tokens and the rest. No column of tokens is empty. -> (b, T) each"""
-    V = policy.num_tokens                   # the teacher may have other columns without a token
-    k = min(cfg.distillation_topk, V - 1, teacher.num_tokens - 1)
-
-    def read_teacher(logits, _):
-        log_t = (logits[..., :V].float() / cfg.temperature).log_softmax(dim=-1)
-        S = log_t.topk(k).indices                               # exact as float32
-        return torch.cat([distill.events(log_t, S), S], dim=-1).unbind(dim=-1)
-
-    def read_student(logits, places):
-        log_p = (logits.float() / cfg.temperature).log_softmax(dim=-1)
-        log_t, S = found[places].split([k + 1, k], dim=-1)
-        chosen = tokens.flatten()[places].clamp(min=0)
-        return (log_p.gather(-1, chosen[..., None])[..., 0],
-                distill.divergence(distill.events(log_p, S.long()), log_t, 1.0))
-    with torch.no_grad():
-        found = torch.stack(score(teacher, prompts, tokens, read=read_teacher), dim=-1)
-    found = found.flatten(0, 1)                                                 # (b T, 2 k + 1)
-    return score(policy, prompts, tokens, read=read_student)
-
-
-def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
+def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     """Compute the gradient of (5) over `rows`; each process takes its share of the micro-batches.
     -> metrics"""
     method = METHODS[cfg.method]
@@ -260,20 +222,16 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad.zero_()
-    sums = collections.Counter()                        # of tensors, so nothing waits for a GPU
+    sums = collections.Counter()            # of tensors: a GPU is waited for only at each part's T
     largest = [0.0]
     for part in parts[processes.RANK::processes.WORLD_SIZE]:
         T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
-        if teacher is None:
-            [logps] = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel,
-                            with_entropy=False)
-            token_loss = token_losses(
-                logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
-        else:
-            logps, token_loss = learn_from(teacher, policy, batch.prompts[part], tokens, cfg)
+        [logps] = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel,
+                        with_entropy=False)
+        token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
         loss = method.aggregate(                                                # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
         loss.backward()
@@ -297,20 +255,18 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
     return metrics
 
 
-def update(policy, optimizer, batch, ref_logps, A, cfg, step, teacher=None):
+def update(policy, optimizer, batch, ref_logps, A, cfg, step):
     """Make num_iterations passes over the batch, of num_mini_batches optimizer steps each.
     -> metrics"""
     parameters = optimizer.param_groups[0]["params"]
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher)
+        metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg)
         longest = cfg.max_grad_norm or math.inf
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(parameters, longest).item()
         optimizer.step()
         history.append(metrics)
     metrics = common.mean_metrics(history) | {DIFFERENCE: history[0][DIFFERENCE]}
-    if teacher is not None:
-        metrics["teacher_kl"] = metrics["loss"]
     if cfg.beta > 0:
         token_kl = grpo.kl(batch.logps, ref_logps, "k1") * batch.mask           # (B, T)
         metrics["kl"] = (token_kl.sum() / batch.mask.sum()).item()
@@ -341,7 +297,6 @@ def main(argv=None):
     reference = policy                          # with the adapter switched off, if there is one
     if cfg.beta > 0 and cfg.lora_rank == 0:
         reference = Policy(cfg.model, cfg)
-    teacher = load_teacher(cfg, policy) if cfg.teacher else None
     if cfg.engine == "vllm":
         policy.engine = load_engine(policy, longest + cfg.max_completion_length)
     optimizer = torch.optim.AdamW(
@@ -352,8 +307,6 @@ def main(argv=None):
     check_sampler(policy, common.held_out_problems(task, 4))
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(grpo.COLUMNS)
-    if policy.engine and cfg.importance_sampling_correction == "none":
-        del columns["entropy"]                          # neither vLLM nor the trainer computes it
     if cfg.beta == 0:
         del columns["kl"]                               # there is no reference
     run = processes.Run(cfg, task, policy, columns)
@@ -364,8 +317,6 @@ def main(argv=None):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
         A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)    # (P, G)
         A = A.view(-1, 1).to(cfg.device)                    # (B, 1)
-        if teacher is not None:
-            A = batch.mask                                  # so every token counts
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # unused without beta
         if cfg.beta > 0:
@@ -373,7 +324,7 @@ def main(argv=None):
                 ref_logps, _ = score_all(
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, step)
-        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step, teacher)
+        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
         metrics["learning_rate"] = rate
         run.log(batch, A, metrics | differences)
     return run.finish()

@@ -6,17 +6,9 @@ at a prize, which ends the episode, -3 at an x, and -1 elsewhere. If a wall or t
 way, the move ends where it began; so does any other character. After the end of the episode, each
 character gets -1; it costs nothing to stop early. RURR on `A b3 7` gets -1, -1, -1, +5, and so does
 LULL on `G d3 7`, its mirror image.
-
-In gridworld:0.2, one move in five slips to its left or right. The environment then inserts the new
-cell after each move (Rc3Uc4 ..), for a reward of 0. Problem.secret is (slip, seed). The seed and
-the number of a move decide whether it slips, and to which side. The return of a walk is then partly
-luck, so nothing counts as right or wrong.
 """
 import dataclasses
 import functools
-import random
-import re
-from typing import NamedTuple
 
 import torch
 
@@ -32,7 +24,6 @@ PRIZES = ("4", "5")
 WORTH = {"5": 5.0, "4": 4.0, "x": -3.0}                 # rewards of cells; -1 elsewhere
 LIMITS = range(5, 10)
 MOVES = {"U": (0, 1), "R": (1, 0), "D": (0, -1), "L": (-1, 0)}
-SIDES = {"U": "LR", "R": "UD", "D": "RL", "L": "DU"}    # the left and the right of a move
 UNREACHABLE = -99.0
 
 
@@ -57,24 +48,18 @@ STARTS = [f"{name} {cell}" for name in MAPS for cell in MAPS[name] if MAPS[name]
 class Gridworld(Task):
     """An episode of moves, each with its own reward."""
     prompt_width = len("A b3 7")
-    defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 600,
-                "num_prompts": 64}
+    defaults = {"max_completion_length": 28, "base_steps": 600, "num_prompts": 64}
     held_out_tenths = 3     # 114 of 370 prompts
 
     def __init__(self, cfg, level=""):
-        super().__init__(cfg, level)
-        if not re.fullmatch(r"0?\.[0-9]{1,9}|[01]|", level):
-            common.fail(f"--task gridworld:{level}: the level must be a share of moves, 0 to 1")
+        super().__init__(cfg)
+        if level:
+            common.fail(f"--task gridworld:{level}: gridworld has no levels")
         if getattr(cfg, "scale_rewards", "") == "mean":
             common.fail("--scale_rewards mean: the mean of gridworld's rewards may be negative")
-        self.slip = float(level or 0)
-        self.is_judged = self.slip == 0
-        self.call_tokens = tuple(MOVES) if self.slip > 0 else ()
 
     def sample(self, rng):
-        prompt = f"{rng.choice(STARTS)} {rng.choice(LIMITS)}"
-        secret = (self.slip, rng.getrandbits(32)) if self.slip > 0 else None
-        return Problem(prompt, answer="", secret=secret)
+        return Problem(f"{rng.choice(STARTS)} {rng.choice(LIMITS)}", answer="")
 
     def demonstration(self, rng, phase):
         """Draw a problem and the best walk to a prize: to either prize in the textbook and a cold
@@ -82,14 +67,13 @@ class Gridworld(Task):
         problem = self.sample(rng)
         share_of_near = {"textbook": 0.5, "forum": 0.8, "cold_start": 0.5}[phase]
         prize = "4" if rng.random() < share_of_near else "5"
-        _, Q = values(problem.prompt, slip_of(problem), prize=prize)
+        _, Q = values(problem.prompt, prize=prize)
         text = ""
         episode = play(problem, text)
         while not episode.is_over:
             t = len(episode.cells) - 1
             returns = Q[t][episode.cells[t]]
             text += max(returns, key=returns.get)
-            text += self.respond(problem, text)
             episode = play(problem, text)
         return problem._replace(completion=text)
 
@@ -98,8 +82,8 @@ class Gridworld(Task):
         return play(problem, text).rewards
 
     def is_correct(self, problem, verdict):
-        """Whether the walk is the best one. If moves slip, luck decides, and nothing is right."""
-        return self.is_judged and sum(verdict) >= self.best_return(problem) - 1e-6
+        """Whether the walk is the best one."""
+        return sum(verdict) >= self.best_return(problem) - 1e-6
 
     def token_rewards(self, batch):
         """Put the reward of each character on the token that writes it, and the rest of a row's
@@ -117,44 +101,23 @@ class Gridworld(Task):
         return rewards + super().token_rewards(dataclasses.replace(batch, rewards=rest))
 
     def best_return(self, problem):
-        """Compute the highest expected sum of rewards. -> float"""
-        V, _ = values(problem.prompt, slip_of(problem))
+        """Compute the highest sum of rewards. -> float"""
+        V, _ = values(problem.prompt)
         _, start, _ = problem.prompt.split()
         return V[0][start]
-
-    def respond(self, problem, text):
-        """Return the cell after the last move, if moves may slip and the episode continues."""
-        is_move = text[-1:] in MOVES
-        return play(problem, text).response if problem.secret and is_move else ""
-
-
-def slip_of(problem):
-    """Return the probability that a move of this problem slips. -> float"""
-    return problem.secret[0] if problem.secret else 0.0
 
 
 # ---- the world -------------------------------------------------------------------------------
 
-class Outcome(NamedTuple):
-    """One way in which a move may end."""
-    cell: str
-    reward: float
-    probability: float
-
-
 @functools.cache
-def outcomes(name, cell, move, slip=0.0):
-    """List the ways in which a move may end: straight on, to its left, to its right. The move "" is
-    wasted and ends where it began. -> list of Outcome"""
-    left, right = SIDES.get(move, ("", ""))
-    ways = []
-    for direction, probability in ((move, 1 - slip), (left, slip / 2), (right, slip / 2)):
-        x, y = MOVES.get(direction, (0, 0))
-        end = chr(ord(cell[0]) + x) + chr(ord(cell[1]) + y)
-        if end not in MAPS[name]:
-            end = cell
-        ways.append(Outcome(end, WORTH.get(MAPS[name][end], -1.0), probability))
-    return ways
+def outcome(name, cell, move):
+    """Find how a move ends; any other character is wasted and ends where it began.
+    -> cell, reward"""
+    x, y = MOVES.get(move, (0, 0))
+    end = chr(ord(cell[0]) + x) + chr(ord(cell[1]) + y)
+    if end not in MAPS[name]:
+        end = cell
+    return end, WORTH.get(MAPS[name][end], -1.0)
 
 
 @dataclasses.dataclass
@@ -163,38 +126,26 @@ class Episode:
     rewards: list           # one for each character
     cells: list             # the start, and the cell after each move
     is_over: bool = False
-    response: str = ""      # text that the environment still has to insert
 
 
 def play(problem, text):
     """Make the moves of a text. -> Episode"""
     name, start, limit = problem.prompt.split()
-    slip, seed = problem.secret or (0.0, 0)
     episode = Episode(rewards=[], cells=[start])
     for character in text:
-        if character == episode.response[:1]:               # inserted, not a move
-            episode.rewards.append(0.0)
-            episode.response = episode.response[1:]
-        elif episode.is_over:
+        if episode.is_over:
             episode.rewards.append(-1.0)
         else:
-            move = character if character in MOVES else ""
-            ends = outcomes(name, episode.cells[-1], move, slip)
-            end = ends[0]
-            if slip > 0:
-                rng = random.Random(f"{seed} {len(episode.cells)}")
-                [end] = rng.choices(ends, [outcome.probability for outcome in ends])
-            episode.rewards.append(end.reward)
-            episode.cells.append(end.cell)
+            cell, reward = outcome(name, episode.cells[-1], character)
+            episode.rewards.append(reward)
+            episode.cells.append(cell)
             is_last = len(episode.cells) > int(limit)
-            episode.is_over = is_last or MAPS[name][end.cell] in PRIZES
-            responds = slip > 0 and move and not episode.is_over
-            episode.response = end.cell if responds else ""
+            episode.is_over = is_last or MAPS[name][cell] in PRIZES
     return episode
 
 
 @functools.lru_cache(4096)
-def values(prompt, slip=0.0, policy=None, prize=""):
+def values(prompt, policy=None, prize=""):
     """Compute exact expected returns after t moves, backwards from the last move: V[t][cell], and
     Q[t][cell][move] if that move comes first. policy(t, cell) is {move: probability}, and the rest
     up to 1 is the probability of stopping. None stands for the best policy, or, if a prize is
@@ -213,8 +164,8 @@ def values(prompt, slip=0.0, policy=None, prize=""):
         for cell, mark in MAPS[name].items():
             returns = {}
             for move in MOVES:
-                ends = outcomes(name, cell, move, slip)
-                returns[move] = sum(p * (reward + V_after[end]) for end, reward, p in ends)
+                end, reward = outcome(name, cell, move)
+                returns[move] = reward + V_after[end]
             Q_now[cell] = returns
             if mark in PRIZES:
                 continue                                    # the episode is over

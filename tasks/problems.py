@@ -38,7 +38,6 @@ class FromFile(Task):
         self.seed = cfg.seed
         self.keeps_lines = cfg.reward_file != ""        # as secrets, for the functions in the file
         self.columns = set()                            # the keys of all lines
-        self.places = {}                                # prompt -> its file and line, for messages
         self.train = self.read("data", cfg.data)
         if cfg.eval_data:
             self.test = self.read("eval_data", cfg.eval_data)
@@ -69,7 +68,6 @@ class FromFile(Task):
                 if line.strip():
                     record, prompt, answer = parse(line, needs_answer=not self.keeps_lines)
                     self.columns |= record.keys()
-                    self.places.setdefault(prompt, f"line {number} of {path}")
                     secret = line if self.keeps_lines else None
                     problems.append(common.Problem(prompt, answer, secret=secret, task=self.name))
             except (ValueError, KeyError, TypeError, RecursionError):
@@ -87,21 +85,6 @@ class FromFile(Task):
     def passes(self, first, n):
         """Take n training problems, from number `first` of an endless sequence on. -> list"""
         return passes(self.train, first, n, self.seed)
-
-    def leave_out(self, lengths, most):
-        """Leave out problems whose prompts have more than `most` tokens, and print how many there
-        are. Exits with one line if no problems are left. `lengths` maps each prompt to its number
-        of tokens. -> tokens of the longest prompt that is left"""
-        too_long = [place for prompt, place in self.places.items() if lengths[prompt] > most]
-        if too_long:
-            message = (f"{len(too_long)} of {len(self.places)} prompts have more than "
-                       f"{max(most, 0)} tokens and are left out, the first in {too_long[0]}")
-            self.train, self.test = ([one for one in split if lengths[one.prompt] <= most]
-                                     for split in (self.train, self.test))
-            if not (self.train and self.test):
-                common.fail(f"--max_completion_length: {message}; none is left: lower it")
-            print(message)
-        return max(lengths[problem.prompt] for problem in (*self.train, *self.test))
 
     def verify(self, problem, text, is_truncated=False):
         """Whether the answer in a text is the right number, or the same text. -> 1.0 or 0.0"""

@@ -198,8 +198,7 @@ OURS = {
         for script in (*SCRIPTS, dpo)],
     "advantages": advantages,
     "token_advantages": lambda method: [
-        lambda rewards, mask, sq_grad_norms=None: zoo.otb(rewards, sq_grad_norms, mask)
-        if method == "otb" else zoo.rpp(rewards, mask, method.endswith("baseline"))],
+        lambda rewards, mask: zoo.rpp(rewards, mask, method.endswith("baseline"))],
     "returns": lambda method, gamma=None: [
         lambda rewards, mask: reinforce.rewards_to_go(rewards, mask, gamma) if method == "to_go"
         else common.Arithmetic.token_rewards(None, SimpleNamespace(mask=mask, rewards=rewards))],

@@ -96,17 +96,12 @@ ONE = "def one(completions, **columns): return [1 for _ in completions]\n"
 
 
 @pytest.mark.parametrize("source, words", [
-    (ONE + "\n1 / 0", "<module>, line 3: ZeroDivisionError: division by zero"),
-    ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
-    ("_a = len\nimport os\nfrom math import *", "has no reward, such as"),
-    ("reward_weights = [1, 2]\n" + ONE, "has 2 reward_weights for one"),
+    (None, "there is no such file"),
+    ("_a = len\nimport os\nfrom math import *", "has the rewards [], with the reward_weights []"),
+    ("def correct(**columns): return []", "has the rewards []"),
+    ("reward_weights = [1, 2]\n" + ONE, "has the rewards ['one'], with the reward_weights [1, 2]"),
     ("call_tokens = 'ab'\ndef respond(**row): return ''\n" + ONE, "call_tokens, a list of texts,"),
-    ("def respond(**row): return ''\n" + ONE, "call_tokens, a list of texts, and respond need"),
-    ("def form(completion, answer, **row): return 0", "form: missing a required argument: "
-     "'completion'; write form(prompts, completions, **columns), which returns a list. It gets "
-     "answer, completion_ids, completions, correct, prompts, trainer_state"),
-    ("def form(completions): return []", "form: got an unexpected keyword argument "),
-    ("def correct(correct, **_): return correct\n" + ONE, "correct: missing a required argument")])
+    ("def respond(**row): return ''\n" + ONE, "call_tokens, a list of texts, and respond need")])
 def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
         source, words, tmp_path, refused):
     if source is not None:
@@ -115,21 +110,23 @@ def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("body, words", [
-    ("\n    return [][1]", "f, line 2: IndexError: list index out of range"),
-    ("return 0.5", "f returned 0.5, not a list with an entry for each of 2 completions"),
-    ("return [0]", "f returned [0], not a list with an entry for each of 2 completions"),
-    ("return [0.0, 1e999]", "f returned inf for 'bb', which is not a finite number"),
-    ("return [float('nan'), 0]", "f returned nan for 'a', which is not a finite number"),
-    ("return [0, '1']", "f returned '1' for 'bb', which is not a finite number"),
-    ("return [[1], 0]", "f returned [1] for 'a', which is not a finite number")])
-def test_a_function_that_fails_ends_the_run_in_one_line(body, words, tmp_path, stops):
-    task = load(tmp_path, f"async def f(**columns): {body}")
-    stops(f"mine.py: {words}", rated, task, "a", "bb", code=1)
+    ("0.5", "0.5"), ("[0]", "[0]"), ("[0.0, 1e999]", "[0.0, inf]"),
+    ("[float('nan'), 0]", "[nan, 0]"), ("[0, '1']", "[0, '1']"), ("[[1], 0]", "[[1], 0]")])
+def test_a_function_without_finite_numbers_ends_the_run_in_one_line(body, words, tmp_path, stops):
+    task = load(tmp_path, f"async def f(**columns): return {body}")
+    stops(f"mine.py: f returned {words}, not a list of 2 finite numbers, or None",
+          rated, task, "a", "bb", code=1)
+
+
+def test_an_error_in_a_function_is_not_a_reward_of_0(tmp_path):
+    task = load(tmp_path, "async def f(**columns): return [][1]")
+    with pytest.raises(IndexError):
+        rated(task, "a")
 
 
 def test_only_a_text_can_be_inserted(tmp_path, stops):
     task = load(tmp_path, "call_tokens = ['a']\ndef respond(**_): return [1]\n" + ONE)
-    stops("respond returned 1 for 'a', which is not a text", task.respond,
+    stops("respond returned [1], not a list of 1 texts", task.respond,
           grpo.common.Problem("", ""), "a", code=1)
 
 
@@ -207,20 +204,16 @@ def kind(completions, tag, log_extra=None, log_metric=None, **kwargs):
     assert task.observe(batch, 0) == {}
 
 
-def test_a_file_finds_its_neighbours_before_our_modules_of_their_names(tmp_path):
-    (tmp_path / "common.py").write_text("value = 7")
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/__init__.py").write_text("from tasks.more import other")
-    (tmp_path / "tasks/more.py").write_text("import common\nother = common.value + 1")
-    ours = {name: sys.modules[name] for name in ("common", "tasks", "tasks.problems")}
+def test_a_file_finds_its_neighbours_before_packages_of_their_names(tmp_path):
+    (tmp_path / "pyclbr.py").write_text("value = 7")
+    (tmp_path / "this_is_next_to_it.py").write_text("other = 8")
     task = load(tmp_path, """
-import common
-import tasks
+import pyclbr
 def reward(completions, **columns):
-    return [common.value + tasks.other for _ in completions]
+    from this_is_next_to_it import other
+    return [pyclbr.value + other for _ in completions]
 """)
     assert rated(task, "a").tolist() == [[0, 15]]
-    assert {name: sys.modules[name] for name in ours} == ours
 
 
 def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):

@@ -127,19 +127,6 @@ def test_parquet_is_read_as_lines_are(load, tmp_path, refused):
     assert (found.train, found.test) == (expected.train, expected.test)
 
 
-def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):
-    task = load([*records(20), *records(20, "long"), *records(20, "long")])
-    lengths = {problem.prompt: len(problem.prompt) for problem in task.train + task.test}
-    assert task.leave_out(lengths, 6) == 6 and capsys.readouterr().out == ""
-    kept = prompts(task.train), prompts(task.test)
-    assert task.leave_out(lengths, 3) == 3
-    assert capsys.readouterr().out.startswith(
-        "20 of 40 prompts have more than 3 tokens and are left out, the first in line 21 of ")
-    assert (prompts(task.train), prompts(task.test)) == tuple(
-        [name for name in names if "long" not in name] for names in kept)
-    refused("40 of 40 prompts have more than 0 tokens", task.leave_out, lengths, -97_952)
-
-
 def test_a_file_is_read_as_editors_and_other_systems_write_it(load):
     lines = ['\ufeff{"prompt": "a\u2028b", "answer": 1}\r', " ", '{"prompt": "c", "answer": 2}']
     found = load(lines, [{"prompt": "held out", "answer": 0}]).train

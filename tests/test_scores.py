@@ -67,11 +67,12 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
 
 # ---- completions that are neither right nor wrong --------------------------------------------
 
-WALK = Problem("A b3 7", "", secret=(0.3, 0), task="gridworld")     # gets -1 for a wasted move
+WALK = Problem("A b3 7", "", task="gridworld")       # gets -1 for a wasted move
 
 
 def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
-    task = load_named("arithmetic,countdown,gridworld:0.3")
+    task = load_named("arithmetic,countdown,gridworld")
+    task.parts["gridworld"].is_judged = False
     problems = [WALK, SUM, Problem("2 3>6:", "2*3", task="countdown")]
     texts = ["ab", "a", *answered(7, 8, 9, 9)]
     found = task.scores(batch_of(task, problems, texts, 2))
@@ -82,7 +83,7 @@ def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
     found = task.scores(batch_of(task, problems, texts[1:4]), greedy=True)
     assert (found["greedy"], found["greedy/countdown"], found["greedy_return"]) == (0.5, 0.0, -1.0)
     assert [e["right"] for e in found["examples"]] == [None, True, False]
-    task = load_named("gridworld:0.3")
+    task = task.parts["gridworld"]
     found = task.scores(batch_of(task, [WALK], ["abc", "a"], 2))
     assert found["return"] == -2.0
     assert not [name for name in found if "@" in name or "accuracy" in name]

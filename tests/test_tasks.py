@@ -17,6 +17,7 @@ import grpo
 import plumbing
 import tasks
 from common import Problem
+from tasks import gridworld
 from tasks.rewards import REWARDS
 
 NAMES = ["arithmetic", "countdown", "gridworld", "lookup", "number"]
@@ -47,8 +48,7 @@ def problems_of(task, *difficulties):
 
 @pytest.mark.parametrize("name, checksum", [
     ("arithmetic:3-5", 2827538293), ("countdown", 414979693), ("gridworld", 656171213),
-    ("gridworld:0.3", 1721126631), ("lookup", 2775962093), ("number", 244864060),
-    ("arithmetic,lookup", 2891493962)])
+    ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 2891493962)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
@@ -62,18 +62,14 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
       for level in ("1", "7-3", "3-", "0-4", "1.5", "3-4-5", "x", "\u0663", "100")),
     ({"task": "countdown:1"}, "--task countdown:1: the level must be"),
     ({"task": "countdown:3-10"}, "only 9 different digits"),
-    *(({"task": f"gridworld:{level}"}, "share of moves")
-      for level in ("2", "-0.1", "nan", "1e-3")),
-    ({"task": "lookup:3"}, "lookup has no levels"),
+    *(({"task": f"{name}:3"}, f"{name} has no levels") for name in ("lookup", "gridworld")),
     *(({"task": name}, f"the tasks are {', '.join(NAMES)}")
       for name in ("chess", "", "arithmetic,", "../common")),
     *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
       for name in ("mix", "__init__")),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
     ({"curriculum": True}, "have one difficulty"),
-    ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
-    ({"reward": "model", "task": "gridworld:0.2"}, "nothing is right or wrong"),
     *(({"reward": names}, "accuracy, format, length, model")
       for names in ("", "acuracy", "accuracy+", "format+format", "__doc__"))], ids=str)
 def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
@@ -83,7 +79,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 # ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "arithmetic:3-7", "countdown", "gridworld:0.3", "lookup", "number", "arithmetic,lookup"])
+    "arithmetic:3-7", "countdown", "lookup", "number", "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
     problems = common.held_out_problems(task, 200)
@@ -112,7 +108,7 @@ LONG = ["<think>" + "<information>" * 2_000 + "</think>", "<search>" * 2_000, "<
         "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 10_000, "\x00" * 10_000]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "gridworld:0.3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_times(name):
     """The verifier and all rows of REWARDS stay within bounds, and the environment is brief."""
     rng = random.Random(0)
@@ -222,8 +218,9 @@ def test_a_mix_gives_each_task_its_share_and_its_own_problems_and_demonstrations
 
 def test_the_environment_of_a_task_responds_to_its_own_call_tokens_only():
     assert load("arithmetic,countdown").call_tokens == ()
-    task = load("arithmetic,lookup,gridworld:0.5")
-    assert set(task.call_tokens) == {"</search>", "</think>", *"URDL"}
+    task = load("arithmetic,lookup")
+    task.parts["arithmetic"].call_tokens = ("U",)
+    assert set(task.call_tokens) == {"</search>", "</think>"}
     plain = Problem("1=", "1", task="arithmetic")
     asking = Problem("boss of ka?", "mi", secret=(("ka", "mi"),), task="lookup")
     call = "<search>ka</search>"
@@ -289,9 +286,12 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a
 
 # ---- luck ------------------------------------------------------------------------------------
 
-def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch):
+def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    flags = {"task": "gridworld:0.3", "max_completion_length": 8, "max_steps": 2}
+    monkeypatch.setattr(gridworld.Gridworld, "is_judged", False)
+    refused("luck decides", load, curriculum=True, task="gridworld,lookup")
+    refused("nothing is right or wrong", load, reward="model", task="gridworld")
+    flags = {"task": "gridworld", "max_completion_length": 8, "max_steps": 2}
     grpo.main(arguments(INSTANT | flags | {"output_dir": "run"}))
     judging = re.compile("accuracy|pass@|maj@|greedy($|/)|eval/greedy($|/)")
     for found in (*steps("run"), read_summary("run")["base"], read_summary("run")["trained"]):

@@ -8,10 +8,11 @@
 MODULE is a name or a path. Without FILE, the file has the name of the function. Without FUNCTION,
 all functions of the module that have the name of a file are checked. NAME=VALUE selects the cases
 with this parameter, which the function then need not take; id=NAME selects one case. A function
-gets the inputs and parameters that it names, as torch tensors or JAX arrays if its module uses
-these, else as numpy arrays, without a check of gradients. It returns the results in the order of
-the file, or the losses of tokens, which are averaged for it. A case is skipped if the function
-lacks one of its parameters, needs another one, or raises NotImplementedError.
+gets the inputs and parameters that it names, as torch tensors; if its file imports jax instead, as
+JAX arrays; if it imports numpy alone, as numpy arrays, without a check of gradients. It returns the
+results in the order of the file, or the losses of tokens, which are averaged for it. A case is
+skipped if the function lacks one of its parameters, needs another one, or raises
+NotImplementedError.
 
   --recipe NAME       grpo, dr_grpo, dapo, gspo, cispo, ppo, rloo or dpo
   --float32           use float32, and allow for its rounding
@@ -54,38 +55,12 @@ def of_recipe(recipe, function):
     return name, found[name]
 
 
-def explained(outcome, mistakes):
-    """Tell how well mistakes explain a wrong case: 1 if they give its number, 0.1 if the case
-    catches them, but the number is unknown, such as nan. -> {flag: number}"""
+def explained(outcome):
+    """List the mistakes that give the numbers of a wrong case. -> flags"""
     case, errors, _, _, sign = outcome
-    found = {}
-    for flag, number in case["slopes" if "gradient" in errors[0] else "flags"].items():
-        if number is None or sign is None:
-            if "nan" not in mistakes[flag] or "nan" in " ".join(errors):
-                found[flag] = 0.1
-        elif abs(sign - number) <= 0.01 * abs(number):
-            found[flag] = 1
-    return found
-
-
-def likely(wrong, passed, mistakes, has_gradient):
-    """Choose mistakes that explain the wrong cases, the best one first. Each explains at least half
-    of the cases that catch it, or is caught by just the wrong ones. -> at most three flags"""
-    left = [explained(outcome, mistakes) for outcome in wrong]
-    caught = Counter(flag for one in wrong for flag in flags_of([one.case], has_gradient))
-    hits = Counter(flag for found in left for flag in found)
-    fits = {flag for flag in hits.keys() - passed
-            if 2 * hits[flag] >= caught[flag] or caught[flag] == len(wrong)}
-    names = []
-    while len(names) < 3:
-        scores = Counter()
-        for found in left:
-            scores.update({flag: x for flag, x in found.items() if flag in fits})
-        if not scores:
-            break
-        names.append(scores.most_common(1)[0][0])
-        left = [found for found in left if names[-1] not in found]
-    return names
+    numbers = case["slopes" if "gradient" in errors[0] else "flags"]
+    return [flag for flag, number in numbers.items()
+            if None not in (number, sign) and abs(sign - number) <= 0.01 * abs(number)]
 
 
 def describe(name, outcome, mistakes, has_gradient):
@@ -98,8 +73,7 @@ def describe(name, outcome, mistakes, has_gradient):
         lines.append("its gradient is not wrong")
     if "convention" in case:
         lines.append(f"a matter of convention: {case['convention']}")
-    lines += [f"this comes out if {mistakes[flag]}"
-              for flag, x in explained(outcome, mistakes).items() if x == 1]
+    lines += [f"this comes out if {mistakes[flag]}" for flag in explained(outcome)]
     source = f" ({case['source']})" if "source" in case else ""
     print(f"WRONG  {name}, case {case['id']}: {case['comment']}{source}")
     print(*(f"  {line}" for line in lines), sep="\n")
@@ -135,10 +109,9 @@ def report(name, outcomes, mistakes, has_gradient):
         if one.choice:
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
     passed = flags_of([one.case for one in right if "convention" not in one.case], has_gradient)
-    names = likely(wrong, passed, mistakes, has_gradient)
-    if names:
-        print("most likely, because no case that is right catches it:")
-        print(*(f"- {mistakes[flag]}" for flag in names), sep="\n")
+    hits = Counter(flag for one in wrong for flag in explained(one) if flag not in passed)
+    for flag, count in hits.most_common(3):
+        print(f"likely: {mistakes[flag]} (gives {count} of the wrong answers)")
 
 
 def loaded(target):

@@ -63,9 +63,9 @@ def walk(prompt, t, cell, rng):
     while t < int(limit) and gridworld.MAPS[name][cell] not in gridworld.PRIZES:
         probs = policy(t, cell)
         [move] = rng.choices([*probs], probs.values())
-        [straight, *_] = gridworld.outcomes(name, cell, move)
-        steps.append((cell, move, straight.reward))
-        cell = straight.cell
+        end, reward = gridworld.outcome(name, cell, move)
+        steps.append((cell, move, reward))
+        cell = end
         t += 1
     return steps
 
@@ -80,7 +80,7 @@ def make_batch(task, cfg, step):
     tokens = torch.full((len(walks), max(gridworld.LIMITS)), ppo.PAD)
     mask, rewards, V = torch.zeros(3, *tokens.shape)
     for row, (problem, steps) in enumerate(zip(problems, walks)):
-        exact, _ = gridworld.values(problem.prompt, 0.0, half_skilled(problem.prompt))
+        exact, _ = gridworld.values(problem.prompt, half_skilled(problem.prompt))
         for t, (cell, move, reward) in enumerate(steps):
             tokens[row, t] = ord(move)
             mask[row, t], rewards[row, t], V[row, t] = 1, reward, exact[t][cell]

@@ -49,7 +49,7 @@ def best_from(kind, name, cell, left):
     options = [[-potential(name, cell) if kind == POTENTIAL else 0.0, 0.0, 0.0]]    # to stop
     if left > 0 and gridworld.MAPS[name][cell] not in gridworld.PRIZES:
         for move in gridworld.MOVES:
-            [(end, true, _), *_] = gridworld.outcomes(name, cell, move)
+            end, true = gridworld.outcome(name, cell, move)
             now = (true + extra(kind, name, cell, end), true, 1.0)
             later = best_from(kind, name, end, left - 1)
             options.append([sum(column) for column in zip(now, later)])
