@@ -66,6 +66,9 @@ def parse_flags(config_class, argv=None):
         if script != Path(inspect.getfile(config_class)).name:
             fail(f"--resume_from_checkpoint {folder}: this is a run of {script}")
         stored = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
+        for name in flags.keys() - stored.keys():
+            if flags[name]:
+                fail(f"{folder}: made by a version that has --{name} {flags[name]}; resume with it")
         for name in given.keys() - config_class.MAY_DIFFER:
             if given[name] != stored.get(name, given[name]):
                 fail(f"--{name} {given[name]}: the run has {stored[name]!r} (see --init_from)")

@@ -64,12 +64,16 @@ def test_a_run_goes_on_without_the_other_run_that_it_began_with(
     assert not difference(outcome(one), outcome(three))
 
 
-def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole):
-    """It gets the default of a new flag, and ignores a flag that is gone."""
+def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, capsys):
+    """It gets the default of a new flag, and ignores a flag that is gone, unless the run set it."""
     folder = new_run(max_steps=5)
     path = folder / "config.json"
     record = json.loads(path.read_text())
     del record["config"]["delta"]
+    path.write_text(json.dumps({**record, "config": record["config"] | {"old_flag": 0.5}}))
+    with pytest.raises(SystemExit):
+        resume(folder, max_steps=10)
+    assert "made by a version that has --old_flag 0.5" in capsys.readouterr().err
     record["config"]["old_flag"] = 0.0
     path.write_text(json.dumps(record))
     resume(folder, max_steps=10)
