@@ -3,9 +3,7 @@ a blank is graded WRONG and named. A learner's work is never overwritten. Every 
 won."""
 import ast
 import copy
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -159,38 +157,10 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
 
 
-def test_a_file_that_never_ends_is_ended_and_does_not_count_as_right(
-        tmp_path, monkeypatch, capfd):
-    path = tmp_path / "nano.py"
-    path.write_text("while True:\n    try:\n        while True: pass\n    except Exception: pass\n")
-    monkeypatch.setattr(practice, "SECONDS", 0.1)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        try:
-            practice.check(path)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert "cannot be graded within 0.1 seconds" in capfd.readouterr().err
-
-
 # ---- bug hunts -------------------------------------------------------------------------------
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Runs of a hunt in which the wrong script's entropy is too high."""
-    def run(file, text, flags, base=None):
-        is_right = text == (ROOT / file).read_text("utf-8")
-        seed = int(flags.split()[-1])
-        return [{"step": step, "entropy": 0.1 * seed + 2 * (not is_right), "reward": 0.5}
-                for step in range(20)]
-    monkeypatch.setattr(hunt, "run_text", run)
-
-
 @pytest.mark.parametrize("name", hunt.FLAGS)
-def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, name):
+def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     source = (ROOT / f"{name}.py").read_text()
     hunts = hunt.hunts_of(name)
     assert {level for level, *_ in hunts} == {"1", "2", "3"}
@@ -198,12 +168,11 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, na
         code, said = run("hunt", name, level)
         path = tmp_path / f"hunt/{name}_{number}.py"
         text = path.read_text()
-        assert f"answer hunt/{name}_{number}.py" in said and said.count("2 too high") == 2
+        assert f"answer hunt/{name}_{number}.py" in said
         comments = [[(line.find("  # "), line.partition("  # ")[2]) for line in one.split("\n")
                      if "  # " in line] for one in (source, text)]
         assert comments[0] == comments[1] and max(map(len, text.split("\n"))) <= 100
         _, told = run("answer", path)
-        assert "entropy too high in the first 5 steps" in told
         line = int(re.search(r"line (\d+): ", told)[1])
         assert text.split("\n")[line - 1] != source.split("\n")[line - 1]
         guess = re.search("in (.*?): ", told)[1] if number % 2 else line
@@ -214,18 +183,7 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, na
     assert code == 2 and path.read_text() == "mine"
 
 
-def test_a_hunt_shows_what_its_run_logged(tmp_path, monkeypatch):
-    """The two steps of a planted run, once made, are read from hunt/."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hunt, "SHORT", hunt.SHORT.replace("max_steps 20", "max_steps 2"))
-    *_, text, _, _ = hunt.plant("dpo", hunt.hunts_of("dpo")[0])
-    found = hunt.measure("dpo", text)
-    assert len(found["entropy"]) == len(found["rewards/chosen"]) == 2
-    monkeypatch.setattr(hunt, "run_text", None)
-    assert hunt.measure("dpo", text) == found
-
-
-def test_the_tests_that_catch_a_hunt_run_on_its_file(run, measured, tmp_path):
+def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path):
     run("hunt", "grpo", 1)
     command = run("answer", "hunt/grpo_1.py")[1].partition("Tests that catch it: ")[2].strip()
     assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1
