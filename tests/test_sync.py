@@ -21,7 +21,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
 MOST_OF_A_FOLDER = {".": 3815, "tasks": 1740, "kernels": 730, "examples": 1193, "vectors": 1160,
-                    "report": 875, "pretrained": 1930, "learn": 3325, "lab": 3395, "tests": 10630}
+                    "report": 875, "pretrained": 1930, "learn": 3135, "lab": 3395, "tests": 10630}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
