@@ -69,7 +69,7 @@ changed: $(READY)        ## plant those that a change could hide from the tests;
 
 ##@ To keep the scripts in step
 
-sync:                    ## make sync FROM=grpo.py: copy shared code to the other scripts
+sync:                    ## make sync FROM=grpo.py: copy its machinery to the other scripts
 	$(PYTHON) learn/sync.py $(FROM)
 
 diff:                    ## make diff A=grpo B=gspo: show the lines that B removes and adds

@@ -1,16 +1,13 @@
-"""Keep the scripts in step: code that several scripts share has the same text in each of them.
+"""Keep the scripts in step: their machinery has the same text in each of them.
 
-  python learn/sync.py FROM          copy shared code from FROM to the rest (make sync FROM=grpo.py)
+  python learn/sync.py FROM          copy the machinery of FROM to the rest (make sync FROM=grpo.py)
   python learn/sync.py --diff A B    show what B does differently from A (make diff A=grpo B=gspo)
 
 Each script is self-contained, so shared code is repeated on purpose, and tests/test_sync.py fails
 if the copies drift apart. All that follows the marker line is the machinery, which is the same in
-all scripts. If several scripts define the same function or class above that line, its text must be
-the same, too, including its decorators and the comments directly above it. Only the names in
-LESSONS may differ, and assignments, such as tables of losses.
+all scripts, and is copied. Functions above that line are copied by hand.
 """
 import difflib
-import re
 import sys
 from pathlib import Path
 
@@ -18,11 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # All scripts, in the order of the papers; add the name of a new script here.
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
 MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
-MACHINERY = "the machinery"                 # what messages call the part after the marker line
-# The scripts are written to show these, so they may differ. kl has the estimators that each needs.
-LESSONS = {"Config", "advantages", "kl", "log_ratio", "policy_loss", "compute_advantages",
-           "backward", "update", "main"}
-PIECE = re.compile(r"^(?:[#@].*\n)*(?:def|class) (\w+)[\s\S]*", re.M)
 USAGE = "run: make sync FROM=grpo.py, or: make diff A=grpo.py B=gspo.py"
 
 
@@ -38,35 +30,11 @@ def split(source):
     return lesson + "\n", MARKER + rest
 
 
-def pieces(lesson):
-    """Find the functions and classes of a lesson that must be the same in all scripts. Two empty
-    lines end each of them. -> dict of name -> text"""
-    found = map(PIECE.search, lesson.split("\n\n\n"))
-    return {one[1]: one[0] for one in found if one and one[1] not in LESSONS}
-
-
 # ---- 2. two scripts --------------------------------------------------------------------------
 
-def drifted(one, other):
-    """List what two scripts should share, but have in different texts. -> list of names"""
-    lesson, machinery = split(one)
-    other_lesson, other_machinery = split(other)
-    here = pieces(lesson)
-    there = pieces(other_lesson)
-    names = [name for name in here if name in there and here[name] != there[name]]
-    return sorted(names) + [MACHINERY] * (machinery != other_machinery)
-
-
 def sync(source, target):
-    """Copy what `source` and `target` share from `source`. Above the marker line, nothing is added,
-    moved or removed. -> the new text of `target`"""
-    lesson, machinery = split(source)
-    text, _ = split(target)
-    here = pieces(lesson)
-    there = pieces(text)
-    for name in here.keys() & set(drifted(source, target)):
-        text = text.replace("\n" + there[name], "\n" + here[name])     # at the start of a line
-    return text + machinery
+    """Copy the machinery of `source` into `target`. -> the new text of `target`"""
+    return split(target)[0] + split(source)[1]
 
 
 def difference(one, other):
@@ -88,12 +56,13 @@ def read(word):
 
 
 def repair(word):
-    """Copy shared code from one script to all others, and print the names that were copied."""
+    """Copy the machinery of one script to all others, and print which of them changed."""
     source = read(word)
     for name in SCRIPTS:
         old = read(name)
-        print(f"{name}: {', '.join(drifted(source, old)) or 'in step'}")
-        (ROOT / name).write_text(sync(source, old), "utf-8")
+        new = sync(source, old)
+        print(f"{name}: {'in step' if new == old else 'changed'}")
+        (ROOT / name).write_text(new, "utf-8")
 
 
 def main(words):

@@ -1,11 +1,7 @@
-"""Test the exercises: the script passes, and so do other correct solutions. Each planted mistake in
-a blank is graded WRONG and named. A learner's work is never overwritten. Every bug hunt can be
-won."""
+"""Test the exercises: the script passes, and so do other correct solutions. Each wrong solution is
+graded WRONG. A learner's work is never overwritten. Every bug hunt can be won."""
 import ast
-import copy
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +13,6 @@ from conftest import ROOT
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import Exercise
-from learn.practice.exercise import mutants as mutants_of
 
 PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
 BLANKS = {"nano": 4} | {name: int(number) for name, number in
@@ -29,8 +24,8 @@ SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
 SAID = {
     "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
     "the mean is over three outputs": ["every wrong number is 1.3333 times what it should be"],
-    "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
-    "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
+    "lambda is at most 0.99": ["lam 1:", "A at [0, 0] is 2.1476, should be 2.3"],
+    "the margin is cut to 20": ["M at [0] is 20, should be 100"],
     "GSPO-token is GSPO": [
         "the first column of the result with respect to logps at [0, 0] is 0.25, should"]}
 every_name = pytest.mark.parametrize("name", BLANKS)
@@ -41,7 +36,8 @@ def states(exercise, text):
 
 
 def mistake(name, words):
-    return next(one for one in mutants_of(f"{name}.py") if one.name == words)
+    mistakes = mutants.parse(mutants.MISTAKES.read_text("utf-8"))
+    return next(one for one in mistakes if (one.file, one.name) == (f"{name}.py", words))
 
 
 # ---- grades ----------------------------------------------------------------------------------
@@ -51,7 +47,7 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
     exercise = EXERCISES[name]
     assert set(states(exercise, exercise.source).values()) == {"right"}
     for function in exercise.blanks:            # a case without results would compare nothing
-        cases = [*copy.copy(grades.ask_script(exercise, exercise.source, function))]
+        cases = [*grades.ask(exercise, grades.load(exercise.source), function)]
         assert cases and all(case.results and not case.error for case in cases)
     text = exercise.text([])
     ast.parse(text)
@@ -65,6 +61,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     exercise = EXERCISES[name]
     count = {"right": 0, "wrong": 0}
     assert SAID.keys() <= {solution.name for solution in SOLUTIONS}
+    right = grades.load(exercise.source)
     for solution in [one for one in SOLUTIONS if one.file == exercise.script]:
         old = "\n".join(solution.old)
         first = exercise.source.partition(old)[0].count("\n") + 1
@@ -72,7 +69,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
         [function] = [function for function in exercise.blanks if exercise.nodes[function].lineno
                       <= first <= exercise.nodes[function].end_lineno]
         module = grades.load(exercise.source.replace(old, "\n".join(solution.new)))
-        state, said, _ = grades.grade(exercise, module, function)
+        state, said, _ = grades.grade(exercise, right, module, function)
         assert state.lower() == solution.words, (solution.name, said)
         assert all(part in " ".join(said) for part in SAID.get(solution.name, ())), said
         assert "line 0" not in " ".join(said)
@@ -93,7 +90,6 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
     _, (_, state, said, marks) = grades.grades(
         exercise, exercise.text([5]).replace(*known.old, *known.new))
     assert state == "WRONG" and marks == {3: "is wrong", 5: "is open"}
-    assert known.name in " ".join(said)
     exercise = EXERCISES["grpo"]                        # three branches set token_loss
     known = mistake("grpo", "CISPO's weight is not detached")
     marks = [marks for *_, marks in grades.grades(
@@ -159,38 +155,10 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
 
 
-def test_a_file_that_never_ends_is_ended_and_does_not_count_as_right(
-        tmp_path, monkeypatch, capfd):
-    path = tmp_path / "nano.py"
-    path.write_text("while True:\n    try:\n        while True: pass\n    except Exception: pass\n")
-    monkeypatch.setattr(practice, "SECONDS", 0.1)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        try:
-            practice.check(path)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert "cannot be graded within 0.1 seconds" in capfd.readouterr().err
-
-
 # ---- bug hunts -------------------------------------------------------------------------------
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Runs of a hunt in which the wrong script's entropy is too high."""
-    def run(file, text, flags, base=None):
-        is_right = text == (ROOT / file).read_text("utf-8")
-        seed = int(flags.split()[-1])
-        return [{"step": step, "entropy": 0.1 * seed + 2 * (not is_right), "reward": 0.5}
-                for step in range(20)]
-    monkeypatch.setattr(hunt, "run_text", run)
-
-
 @pytest.mark.parametrize("name", hunt.FLAGS)
-def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, name):
+def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     source = (ROOT / f"{name}.py").read_text()
     hunts = hunt.hunts_of(name)
     assert {level for level, *_ in hunts} == {"1", "2", "3"}
@@ -198,12 +166,11 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, na
         code, said = run("hunt", name, level)
         path = tmp_path / f"hunt/{name}_{number}.py"
         text = path.read_text()
-        assert f"answer hunt/{name}_{number}.py" in said and said.count("2 too high") == 2
+        assert f"answer hunt/{name}_{number}.py" in said
         comments = [[(line.find("  # "), line.partition("  # ")[2]) for line in one.split("\n")
                      if "  # " in line] for one in (source, text)]
         assert comments[0] == comments[1] and max(map(len, text.split("\n"))) <= 100
         _, told = run("answer", path)
-        assert "entropy too high in the first 5 steps" in told
         line = int(re.search(r"line (\d+): ", told)[1])
         assert text.split("\n")[line - 1] != source.split("\n")[line - 1]
         guess = re.search("in (.*?): ", told)[1] if number % 2 else line
@@ -214,18 +181,7 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, measured, na
     assert code == 2 and path.read_text() == "mine"
 
 
-def test_a_hunt_shows_what_its_run_logged(tmp_path, monkeypatch):
-    """The two steps of a planted run, once made, are read from hunt/."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hunt, "SHORT", hunt.SHORT.replace("max_steps 20", "max_steps 2"))
-    *_, text, _, _ = hunt.plant("dpo", hunt.hunts_of("dpo")[0])
-    found = hunt.measure("dpo", text)
-    assert len(found["entropy"]) == len(found["rewards/chosen"]) == 2
-    monkeypatch.setattr(hunt, "run_text", None)
-    assert hunt.measure("dpo", text) == found
-
-
-def test_the_tests_that_catch_a_hunt_run_on_its_file(run, measured, tmp_path):
+def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path):
     run("hunt", "grpo", 1)
     command = run("answer", "hunt/grpo_1.py")[1].partition("Tests that catch it: ")[2].strip()
     assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1

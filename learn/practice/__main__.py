@@ -10,10 +10,8 @@
   python -m learn.practice plant "cold sampler" --max_steps 10      trains with a mistake of
                                             mistakes.txt, or of the lab's bugs.txt
 """
-import os
 import shlex
 import sys
-import threading
 from pathlib import Path
 
 import common
@@ -25,7 +23,6 @@ from learn.practice.grades import grades, line_of
 from learn.sync import SCRIPTS
 from report import command, escape, start
 
-SECONDS = 60                # limit for grading a file, which may never end
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
 
@@ -59,8 +56,6 @@ def check(word):
         common.fail(f"{word}: the name of an exercise is that of a script, and may continue "
                     "after _, for example practice/grpo_2.py")
     exercise = Exercise(f"{name}.py")
-    alarm = threading.Timer(SECONDS, give_up, [word])
-    alarm.start()
     try:
         graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
@@ -68,8 +63,6 @@ def check(word):
     except (Exception, SystemExit) as error:        # a file may raise anything
         place = f"line {line_of(error, sys.modules['practised'])}: {type(error).__name__}"
         common.fail(f"{word}, {place}: {escape(str(error))}", 1)
-    finally:
-        alarm.cancel()
     for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
         wrong = min(marks, default=99)          # the equations after it may depend on it
@@ -88,12 +81,6 @@ def check(word):
         raise SystemExit(1)
     print("Well done. Your file now trains a policy:\n"
           f"  PYTHONPATH={shlex.quote(str(ROOT))} {plumbing.command(path)}")
-
-
-def give_up(word):
-    """End the process from a thread of its own, because a file may catch every exception."""
-    print(f"error: {word} cannot be graded within {SECONDS} seconds", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def main():

@@ -1,26 +1,17 @@
-"""Bug hunts: a script with one planted mistake, and its run next to five correct runs.
-
-hunts.txt lists mistakes with which the reward still rises. Both kinds of runs are made when a hunt
-begins, and stored in hunt/.
-"""
+"""Bug hunts: a script with one planted mistake. hunts.txt lists those with which the reward still
+rises."""
 import contextlib
 import importlib
 import io
-import json
 import re
 import sys
 import tempfile
-import textwrap
 import types
-import zlib
 from pathlib import Path
-
-import numpy
 
 import common
 import plumbing
 from common import HERE as ROOT
-from learn.practice.exercise import mutants
 from learn.practice.mistakes import MISTAKES, parse
 from report import command
 from report.logs import read_log
@@ -31,10 +22,6 @@ SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
          "dpo": "--online --label_smoothing 0.1"}
-NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
-                          "coef|margins|reward_std|approx_kl")
-WINDOWS = {"first 5 steps": slice(5), "last 5 steps": slice(-5, None)}
-BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def planted(source, mutant):
@@ -52,20 +39,6 @@ def planted(source, mutant):
         if mark and comment in columns:
             lines[i] = code.rstrip().ljust(columns[comment]) + mark + comment
     return "\n".join(lines), first + 1, last
-
-
-def distances(found, right):
-    """Measure how far a run is from correct runs: 0 inside their range, 1 if it is above by the
-    width of the range, -1 if it is below by that. found: {metric: (steps,)}, right:
-    {metric: (runs, steps)}. -> {(metric, window): float}"""
-    ways = {}
-    for metric, rows in right.items():
-        for window, steps in WINDOWS.items():
-            spans = numpy.array(rows)[:, steps].mean(axis=1)                    # (runs,)
-            here = numpy.mean(found[metric][steps])
-            outside = max(here - spans.max(), 0.0) + min(here - spans.min(), 0.0)
-            ways[metric, window] = outside / max(numpy.ptp(spans), 1e-9)
-    return ways
 
 
 def hunts_of(name):
@@ -90,30 +63,11 @@ def run_text(file, text, flags, base=None):
         return read_log(f"{work}/run", "metrics")
 
 
-def measure(name, text, seed=0):
-    """Run a text of a script, unless hunt/ contains this run. -> {metric: number of each step}"""
-    flags = f"{FLAGS[name]} {SHORT} --seed {seed}"
-    path = Path("hunt", f"{name}_{zlib.crc32((text + flags).encode()):08x}.json")
-    if not path.exists():
-        log = run_text(f"{name}.py", text, flags)
-        names = [one for one in log[0] if not NOT_COMPARED.search(one)
-                 and all(isinstance(line.get(one), (int, float)) for line in log)]
-        plumbing.write(path, json.dumps({one: [line[one] for line in log] for one in names}))
-    return json.loads(path.read_text("utf-8"))
-
-
-def compare(name, text):
-    """Run a text with a mistake, and the script with five seeds.
-    -> {metric: (steps,)}, {metric: (5, steps)}"""
-    source = (ROOT / f"{name}.py").read_text("utf-8")
-    run, *right = measure(name, text), *(measure(name, source, seed) for seed in range(5))
-    return run, {metric: [one[metric] for one in right] for metric in right[0] if metric in run}
-
-
 def plant(name, hunt):
     """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
     _, file, mistake = hunt
-    [mutant] = [mutant for mutant in mutants(file) if mutant.name == mistake]
+    [mutant] = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
+                if (mutant.file, mutant.name) == (file, mistake)]
     source = (ROOT / f"{name}.py").read_text("utf-8")
     if source.count("\n".join(mutant.old)) != 1:
         common.fail(f"{name}.py has changed in the lines of this mistake: remove it from {HUNTS}")
@@ -142,7 +96,8 @@ def run(name, *flags):
 
 
 def begin(name="grpo", level="1"):
-    """Write the next hunt of a script and a level into the current folder, and show its run."""
+    """Write the next hunt of a script and a level into the current folder, and print the commands
+    that run it."""
     if name not in FLAGS or level not in ("1", "2", "3"):
         common.fail(f"hunt {name} {level}: name one of {', '.join(FLAGS)}, and a level from 1 to 3")
     for number, hunt in enumerate(hunts_of(name), start=1):
@@ -153,39 +108,14 @@ def begin(name="grpo", level="1"):
         common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat")
     text = plant(name, hunt)[1]
     plumbing.write(path, text)
-    print(f"{path} contains one mistake, which you can look for now. 20 steps with it, and five "
-          "correct runs, take a minute or two:\n", flush=True)
-    show(*compare(name, text))
-    flags = textwrap.fill(f"{FLAGS[name]} {SHORT}", 90, break_on_hyphens=False).split("\n")
-    print("\nRead the file, and try it out. This command makes the 20 steps above:")
-    print(f"  {command(f'hunt.{path.stem}')}", *flags, sep=" \\\n    ")
-    print("Then name the line, or the function:\n "
-          f" {command('learn.practice', 'answer', path, 143)}")
-
-
-def show(run, right):
-    """Print each metric step by step, as blocks: the mean of the correct runs, and this run. For
-    each window, print the range of the correct runs' means, and the mean of this run."""
-    print(" " * 56 + "         ".join(WINDOWS))
-    ways = distances(run, right)
-    for metric, rows in right.items():
-        rows = numpy.array(rows)                                                # (runs, steps)
-        both = numpy.stack([rows.mean(axis=0), run[metric]])                    # (2, steps)
-        levels = 7.99 * (both - both.min()) / max(numpy.ptp(both), 1e-9)
-        lines = [f"  {metric:26}right  ", f"  {'':26}here   "]
-        for i, level in enumerate(levels.astype(int)):
-            lines[i] += "".join(BLOCKS[x] for x in level) + "  "
-        for window, steps in WINDOWS.items():
-            means = rows[:, steps].mean(axis=1)
-            here = both[1, steps].mean().round(5) + 0.0                         # no -0
-            lines[0] += f"{means.min():.3g} to {means.max():.3g}".ljust(22)
-            lines[1] += f"{here:.3g} {side(ways[metric, window])}".ljust(22)
-        print(*map(str.rstrip, lines), sep="\n")
-
-
-def side(way):
-    """Name a distance. -> str"""
-    return "" if abs(way) < 1 else "too high" if way > 0 else "too low"
+    flags = f"{FLAGS[name]} {SHORT}".split()
+    runs = [f"hunt/{path.stem}-wrong", f"hunt/{path.stem}-right"]
+    print(f"{path} is {name}.py with one mistake. Read it, and try it out. These commands make 20\n"
+          "steps with the mistake, and without it, and compare the two runs on a page:\n")
+    for module, run in zip((f"hunt.{path.stem}", name), runs):
+        print(f"  {command(module, *flags, '--output_dir', run)}\n")
+    print(f"  {command('report.page', *runs)}\n\nThen name the line, or the function:\n"
+          f"  {command('learn.practice', 'answer', path, 143)}")
 
 
 def answer(word, guess=None):
@@ -214,8 +144,6 @@ def answer(word, guess=None):
         print(f"  line {number}:  {line.strip()}")
     for line in right_lines:
         print(f"  right:     {line.strip()}")
-    signs = [f"{metric} {side(way)} in the {window}"
-             for (metric, window), way in distances(*compare(name, text)).items() if side(way)]
     tests = [ROOT / file for file in mutant.files]
-    print(f"Metrics that show it: {'; '.join(signs) or 'none'}\nTests that catch it: "
+    print("Tests that catch it: "
           f"{command('pytest', '-p', f'hunt.{path.stem}', *tests, '-k', mutant.words or 'test')}")
