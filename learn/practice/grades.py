@@ -253,15 +253,15 @@ def grade(exercise, right, mine, function, left=()):
     marks = {blank.number: "is open" for blank in exercise.blanks[function] if blank.name in left}
     if left and not (isinstance(wrong, Wrong) and wrong.what in wrong.case.values):
         return "open", [], marks
-    if isinstance(wrong, str):
-        return "WRONG", [wrong], marks
-    for blank in concerned(exercise.blanks[function], wrong):
-        marks[blank.number] = "is wrong"
+    blanks = concerned(exercise.blanks[function], wrong)
+    marks |= {blank.number: "is wrong" for blank in blanks} if isinstance(wrong, Wrong) else {}
     return "WRONG", explain(wrong), marks
 
 
 def concerned(blanks, wrong):
     """Select the blanks that compute a wrong number: by its name, and by the lines that ran."""
+    if isinstance(wrong, str):
+        return blanks
     blanks = ([blank for blank in blanks if blank.name in wrong.what.split()]
               or [blank for blank in blanks if not blank.name] or blanks)
     ran = [blank for blank in blanks for node in blank.nodes[-1:]
@@ -272,6 +272,8 @@ def concerned(blanks, wrong):
 def explain(wrong):
     """Describe a Wrong: the first wrong number, the options and single numbers that the function
     got, and whether all wrong numbers are off by the same factor. -> list of sentences"""
+    if isinstance(wrong, str):
+        return [wrong]
     case, what, found, should, _ = wrong
     lines = [case.lines.get(name) for name in what.split()]         # 0 for an argument
     line = next(filter(None, lines), case.lines[""])
@@ -298,5 +300,7 @@ def explain(wrong):
 
 
 def numbers(value, count=5):
-    """Format a number with `count` digits. -> str"""
+    """Format a number, or a list of numbers, with `count` digits. -> str"""
+    if isinstance(value, list):
+        return f"[{', '.join(numbers(part) for part in value)}]"
     return f"{round(value, 9) + 0.0:.{count}g}"
