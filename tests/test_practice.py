@@ -1,6 +1,8 @@
-"""Test the exercises: the script passes, and so do other correct solutions. Each wrong solution is
-graded WRONG. A learner's work is never overwritten. Every bug hunt can be won."""
+"""Test the exercises: the script passes, and so do other correct solutions. Each planted mistake in
+a blank is graded WRONG and named. A learner's work is never overwritten. Every bug hunt can be
+won."""
 import ast
+import copy
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from conftest import ROOT
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import Exercise
+from learn.practice.exercise import mutants as mutants_of
 
 PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
 BLANKS = {"nano": 4} | {name: int(number) for name, number in
@@ -24,8 +27,8 @@ SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
 SAID = {
     "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
     "the mean is over three outputs": ["every wrong number is 1.3333 times what it should be"],
-    "lambda is at most 0.99": ["lam 1:", "A at [0, 0] is 2.1476, should be 2.3"],
-    "the margin is cut to 20": ["M at [0] is 20, should be 100"],
+    "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
+    "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
     "GSPO-token is GSPO": [
         "the first column of the result with respect to logps at [0, 0] is 0.25, should"]}
 every_name = pytest.mark.parametrize("name", BLANKS)
@@ -36,8 +39,7 @@ def states(exercise, text):
 
 
 def mistake(name, words):
-    mistakes = mutants.parse(mutants.MISTAKES.read_text("utf-8"))
-    return next(one for one in mistakes if (one.file, one.name) == (f"{name}.py", words))
+    return next(one for one in mutants_of(f"{name}.py") if one.name == words)
 
 
 # ---- grades ----------------------------------------------------------------------------------
@@ -47,7 +49,7 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
     exercise = EXERCISES[name]
     assert set(states(exercise, exercise.source).values()) == {"right"}
     for function in exercise.blanks:            # a case without results would compare nothing
-        cases = [*grades.ask(exercise, grades.load(exercise.source), function)]
+        cases = [*copy.copy(grades.ask_script(exercise, exercise.source, function))]
         assert cases and all(case.results and not case.error for case in cases)
     text = exercise.text([])
     ast.parse(text)
@@ -61,7 +63,6 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     exercise = EXERCISES[name]
     count = {"right": 0, "wrong": 0}
     assert SAID.keys() <= {solution.name for solution in SOLUTIONS}
-    right = grades.load(exercise.source)
     for solution in [one for one in SOLUTIONS if one.file == exercise.script]:
         old = "\n".join(solution.old)
         first = exercise.source.partition(old)[0].count("\n") + 1
@@ -69,7 +70,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
         [function] = [function for function in exercise.blanks if exercise.nodes[function].lineno
                       <= first <= exercise.nodes[function].end_lineno]
         module = grades.load(exercise.source.replace(old, "\n".join(solution.new)))
-        state, said, _ = grades.grade(exercise, right, module, function)
+        state, said, _ = grades.grade(exercise, module, function)
         assert state.lower() == solution.words, (solution.name, said)
         assert all(part in " ".join(said) for part in SAID.get(solution.name, ())), said
         assert "line 0" not in " ".join(said)
@@ -90,6 +91,7 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
     _, (_, state, said, marks) = grades.grades(
         exercise, exercise.text([5]).replace(*known.old, *known.new))
     assert state == "WRONG" and marks == {3: "is wrong", 5: "is open"}
+    assert known.name in " ".join(said)
     exercise = EXERCISES["grpo"]                        # three branches set token_loss
     known = mistake("grpo", "CISPO's weight is not detached")
     marks = [marks for *_, marks in grades.grades(

@@ -6,11 +6,13 @@ such as torch.where. A statement that calls a function with a blank of the same 
 blank.
 """
 import ast
+import functools
 import keyword
 import re
 from typing import NamedTuple
 
 from common import HERE as ROOT
+from learn.practice.mistakes import MISTAKES, parse
 
 TAG = re.compile(r"#.*?((?:\([A-Z].*?\)  )?)((?:eq\.|for) \((\d+)\))")
 EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.MULTILINE)
@@ -86,6 +88,12 @@ class Exercise:
                     lines[node.lineno - 1:node.end_lineno] = new
                     new = []
         return "\n".join(lines)
+
+
+@functools.cache
+def mutants(script):
+    """Read the mistakes of a script from mistakes.txt. -> list of Mutant"""
+    return [one for one in parse(MISTAKES.read_text("utf-8")) if one.file == script]
 
 
 def statements(function):

@@ -9,10 +9,12 @@ is named. The right numbers are computed from the batches of numbers.txt; no res
 """
 import ast
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from learn.practice.exercise import set_by
+from learn.practice.exercise import mutants, set_by
 from report import escape
 
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
@@ -106,6 +108,13 @@ def ask(exercise, module, function):
                 chosen[word] = sorted(words, key=lambda word: word != usual)
     for batch, words in itertools.product(batches(), itertools.product(*chosen.values())):
         yield call(exercise, module, function, batch, dict(zip(chosen, words)))
+
+
+@functools.lru_cache(maxsize=512)
+def ask_script(exercise, text, function):
+    """Call `ask` with the script, or with its text after a mistake was planted. A copy of what this
+    returns yields the cases; only those that a comparison needs are computed, and only once."""
+    return itertools.tee(ask(exercise, load(text), function), 1)[0]
 
 
 def call(exercise, module, function, batch, words):
@@ -201,9 +210,10 @@ class Wrong(NamedTuple):
     lines: dict             # of the right case: name -> line
 
 
-def difference(right, mine):
+def difference(right, mine, is_open=False):
     """Compare the cases of a function: its results and, if these differ, the values of its blanks,
-    of which the first wrong one is reported. -> None, a sentence, or Wrong"""
+    of which the first wrong one is reported; if a blank is open, only these values. -> None, a
+    sentence, or Wrong"""
     def compare(case, own, kind):
         there = getattr(own, kind)
         for what, should in getattr(case, kind).items():
@@ -215,9 +225,11 @@ def difference(right, mine):
                 return Wrong(own, what, found, should, case.lines)
         return None
 
-    for case, own in zip(right, mine):
+    for case, own in zip(copy.copy(right), copy.copy(mine)):
         wrong = (f"line {own.lines.get('')}: {own.error}" if own.error != case.error
                  else compare(case, own, "results"))
+        if is_open:
+            wrong = own.values.keys() - case.values.keys() or compare(case, own, "values")
         if wrong:
             return compare(case, own, "values") or wrong
     return None
@@ -237,17 +249,18 @@ def grades(exercise, source):
         left = [set_by(node) for part in tree.body if getattr(part, "name", "") == function
                 for node in ast.walk(part) if isinstance(node, (ast.Assign, ast.Return))
                 and isinstance(node.value, ast.Constant) and node.value.value is ...]
-        graded.append((function, *grade(exercise, right, mine, function, left)))
+        graded.append((function, *grade(exercise, mine, function, left)))
     return graded
 
 
-def grade(exercise, right, mine, function, left=()):
-    """Compare a function of two modules. left: the names that open blanks assign, "" for a return.
-    -> "right" or "WRONG" or "open", sentences, {number of an equation: its mark}"""
+def grade(exercise, mine, function, left=()):
+    """Grade a function of a module. left: the names that blanks assign which are still open, ""
+    for a return. -> "right" or "WRONG" or "open", sentences, {number of an equation: its mark}"""
     if not inspect.isfunction(getattr(mine, function)):
         return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
                          "and write its equations yourself"], {}
-    wrong = difference(*(ask(exercise, module, function) for module in (right, mine)))
+    [cases] = itertools.tee(ask(exercise, mine, function), 1)
+    wrong = difference(ask_script(exercise, exercise.source, function), cases)
     if wrong is None:
         return "right", [], {}
     marks = {blank.number: "is open" for blank in exercise.blanks[function] if blank.name in left}
@@ -255,7 +268,8 @@ def grade(exercise, right, mine, function, left=()):
         return "open", [], marks
     blanks = concerned(exercise.blanks[function], wrong)
     marks |= {blank.number: "is wrong" for blank in blanks} if isinstance(wrong, Wrong) else {}
-    return "WRONG", explain(wrong), marks
+    return "WRONG", explain(blanks, wrong) + known_mistakes(
+        exercise, function, cases, bool(left)), marks
 
 
 def concerned(blanks, wrong):
@@ -269,9 +283,25 @@ def concerned(blanks, wrong):
     return ran or blanks
 
 
-def explain(wrong):
-    """Describe a Wrong: the first wrong number, the options and single numbers that the function
-    got, and whether all wrong numbers are off by the same factor. -> list of sentences"""
+def known_mistakes(exercise, function, cases, is_open):
+    """Find planted mistakes that give the learner's numbers. -> list of sentences"""
+    node = exercise.nodes[function]
+    found = []
+    for mutant in mutants(exercise.script):
+        old = "\n".join(mutant.old)
+        line = exercise.source.partition(old)[0].count("\n") + 1
+        if node.lineno <= line <= node.end_lineno:
+            text = exercise.source.replace(old, "\n".join(mutant.new))
+            its = ask_script(exercise, text, function)
+            if (difference(its, cases, is_open) is None
+                    and not all(case.error for case in copy.copy(its))):
+                found.append(f"a known mistake gives the same numbers: {mutant.name}")
+    return found[:2]
+
+
+def explain(blanks, wrong):
+    """Describe a Wrong: the first wrong number, the numbers that it is made from, and whether all
+    wrong numbers are off by the same factor. -> list of sentences"""
     if isinstance(wrong, str):
         return [wrong]
     case, what, found, should, _ = wrong
@@ -282,11 +312,27 @@ def explain(wrong):
                 f"{tuple(should.shape)}"]
     differ = ~torch.isclose(found, should, 1e-6, 1e-9, equal_nan=True)
     index = tuple(differ.nonzero()[0].tolist())
+    text = " ".join(ast.unparse(node) for blank in blanks for node in blank.nodes)
+    given = {}
+    names = [name for blank in blanks for name in blank.reads() if name != what]
+    if {name.partition(".")[0] for name in names} - case.scope.keys():
+        names += case.given             # the learner chose other names, so show the arguments
+    for name in names:
+        with contextlib.suppress(Exception):            # a name that is not a number, or not set
+            value = torch.as_tensor(eval(name, {}, case.scope)).detach()
+            is_row = re.search(rf"\b{name}(\[.*?\])?\)*\.(mean|std|sum)\(", text)
+            is_cell = value.dim() <= differ.dim() and all(
+                size in (1, full) for size, full in zip(value.shape[::-1], differ.shape[::-1]))
+            if is_cell and not is_row:
+                value = value.broadcast_to(differ.shape)[index]
+            elif index and value.dim() > 1 and len(value) == len(differ):
+                value = value[index[0]]
+            given |= {name: numbers(value.tolist())} if value.numel() <= 12 else {}
+    given |= {name: value for name, value in case.words.items() if name not in given}
     pair = [table[index].item() for table in (found, should)]
     count = 5 if numbers(pair[0]) != numbers(pair[1]) else 10
     where = f"{what} at {list(index)}" if index else what
-    given = ", ".join(map(" ".join, case.words.items()))
-    sentences = [f"with {given}:"] if given else []
+    sentences = [f"with {', '.join(map(' '.join, given.items()))}:"] if given else []
     sentences.append("line {}: {} is {}, should be {}".format(
         line, where, *(numbers(x, count) for x in pair)))
     ratios = (found / should)[differ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import common
 import plumbing
 from common import HERE as ROOT
+from learn.practice.exercise import mutants
 from learn.practice.mistakes import MISTAKES, parse
 from report import command
 from report.logs import read_log
@@ -66,8 +67,7 @@ def run_text(file, text, flags, base=None):
 def plant(name, hunt):
     """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
     _, file, mistake = hunt
-    [mutant] = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
-                if (mutant.file, mutant.name) == (file, mistake)]
+    [mutant] = [mutant for mutant in mutants(file) if mutant.name == mistake]
     source = (ROOT / f"{name}.py").read_text("utf-8")
     if source.count("\n".join(mutant.old)) != 1:
         common.fail(f"{name}.py has changed in the lines of this mistake: remove it from {HUNTS}")
