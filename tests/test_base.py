@@ -9,8 +9,8 @@ import pretend
 import pytest
 import torch
 from conftest import ROOT, close, every_script
+from small_models import Recording
 from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
-from test_decode import Recording
 from update_scenes import gradients
 
 import common
@@ -84,11 +84,6 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     assert (bases() == before) == is_same
 
 
-def test_a_heading_without_which_the_key_would_not_hash_the_policy_may_not_go(refused):
-    words = "needs the heading '# ---- N. my policy ---'"
-    refused(words, plumbing.section, grpo.__file__, "my policy")
-
-
 # ---- the warm start --------------------------------------------------------------------------
 
 def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_would_write(
@@ -151,18 +146,12 @@ def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
 
     def capture(function, device):
         function()                                          # as kernels.decode.capture does
-        recording = Recording()
-        recordings.append(recording)
+        recordings.append(Recording())
         if fails:
             raise RuntimeError("cannot be recorded")
-
-        def replay():
-            if recording.calls:
-                torch.no_grad()(recording.replay)()
-            else:
-                with recording:
-                    function()
-        return replay
+        with recordings[-1]:
+            function()
+        return torch.no_grad()(recordings[-1].replay)
     bases = []
     for device in ("cpu", "cuda"):
         with pretend.cuda() if device == "cuda" else contextlib.nullcontext():

@@ -11,8 +11,7 @@ import types
 import pytest
 import torch
 from conftest import TINY
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from small_models import Recording
 
 import common
 import kernels
@@ -97,27 +96,6 @@ def test_nothing_but_the_result_is_different_afterwards():
 
 
 # ---- 3. a recorded step ----------------------------------------------------------------------
-
-class Recording(TorchDispatchMode):
-    """Stands in for a CUDA graph: stores operations and addresses, but no Python code."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert "_local_scalar_dense" not in str(function), "a recorded step waits for the device"
-        output = function(*args, **kwargs or {})
-        self.calls.append((function, args, kwargs or {}, output))
-        return output
-
-    def replay(self):
-        for function, args, kwargs, output in self.calls:
-            again = function(*args, **kwargs)
-            for kept, new in zip(tree_leaves(output), tree_leaves(again)):
-                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
-                    kept.copy_(new)                     # a view needs no copy
-
 
 @pytest.fixture
 def graphs(monkeypatch):
