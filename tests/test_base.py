@@ -36,7 +36,7 @@ def of_grpo(tmp_path_factory):
     return folder / "of-grpo"
 
 
-# ---- one base for all scripts ----------------------------------------------------------------
+# ---- which runs share a base -----------------------------------------------------------------
 
 @every_script
 def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
@@ -51,8 +51,6 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     trained = read_summary(of_grpo)["trained"]
     assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
 
-
-# ---- what makes a new base -------------------------------------------------------------------
 
 @pytest.mark.parametrize("file, old, new, is_same", [
     ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import count_work, scripts
 from conftest import load_named as load
-from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
+from small_runs import INSTANT, arguments, lines, resume, steps
 
 import common
 import grpo
@@ -80,7 +80,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
     refused(words, load, **flags)
 
 
-# ---- problems and splits ---------------------------------------------------------------------
+# ---- problems, splits and hostile texts ------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
     "arithmetic:3-7", "countdown", "gridworld:0.3", "lookup", "number", "arithmetic,lookup"])
@@ -101,8 +101,6 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
 def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
     assert len(common.held_out_problems(load("arithmetic:2"), 20)) == 20
 
-
-# ---- hostile texts ---------------------------------------------------------------------------
 
 PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
           "</search>", "<think>", "</think>", "<information>", "</information>", "ka", "(4+8)*2",
@@ -285,16 +283,3 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a
     again.observe(batch, 1)
     assert again.state == {"rates": pytest.approx(rates | {
         "arithmetic-3": 0.8 * 0.25 + 0.2 * 0.75, "arithmetic-9": 0.5})}
-
-
-# ---- luck ------------------------------------------------------------------------------------
-
-def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = {"task": "gridworld:0.3", "max_completion_length": 8, "max_steps": 2}
-    grpo.main(arguments(INSTANT | flags | {"output_dir": "run"}))
-    judging = re.compile("accuracy|pass@|maj@|greedy($|/)|eval/greedy($|/)")
-    for found in (*steps("run"), read_summary("run")["base"], read_summary("run")["trained"]):
-        assert not list(filter(judging.match, found))
-    assert {"eval/greedy_return", "eval/best_return"} <= steps("run")[-1].keys()
-    assert read_summary("run")["trained"].keys() >= {"greedy_return", "return", "best_return"}

@@ -149,10 +149,9 @@ def spy(script, monkeypatch):
 # ---- short runs of main ----------------------------------------------------------------------
 
 class Record:
-    """An observer that records the run, and the batches and metrics of its steps."""
+    """An observer that records the batches and metrics of the steps of a run."""
 
     def start(self, run):
-        self.run = run
         self.batches = []
         self.metrics = []
 
