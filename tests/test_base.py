@@ -139,7 +139,7 @@ def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(mon
 @pytest.mark.parametrize("task, fails", [("arithmetic:3-5", False), ("lookup", False),
                                          ("arithmetic:3-5", True)])
 def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
-        config, load_task, double, monkeypatch, task, fails):
+        config, load_task, double, monkeypatch, capsys, task, fails):
     recordings = []
 
     def capture(function, device):
@@ -159,6 +159,7 @@ def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
             plumbing.warm_start(policy, load_task(cfg), cfg)
             bases.append([weight.detach().cpu() for weight in policy.parameters()])
     assert 1 < len(recordings) < 10
+    assert ("without CUDA graphs" in capsys.readouterr().out) == fails
     torch.testing.assert_close(*bases, atol=1e-8, rtol=1e-8)
 
 

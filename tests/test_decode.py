@@ -163,13 +163,3 @@ def test_nothing_of_an_earlier_batch_stays(graphs):
     weight.copy_(good)
     equal(case.decode(), expected)
     assert len(graphs) == 1
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("greedy", [False, True])
-def test_a_graph_in_fp32_is_the_rollout_token_for_token(greedy):
-    case = make_case(dtype=torch.float32, device="cuda", temperature=0.7)
-    case = case.change(uniforms=None) if greedy else case
-    graph = case.decode()
-    equal(graph, case.decode(), 0)                              # the graph is reused
-    equal(graph, case.change(kernel="torch").rollout(), 2e-5)

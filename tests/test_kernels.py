@@ -69,11 +69,11 @@ def problem(dtype, N, V, temperature=1.0, off_policy=True, padding=()):
     return (logits.to(DEVICE), tokens.to(DEVICE), old_logps, temperature), g
 
 
-def run(function, logits, *args, g=None, **options):
+def run(function, logits, *args, g=None):
     """Evaluate `function`; g holds the derivatives of a loss with respect to its three outputs.
     -> logps, ratio, entropy, the gradient with respect to the logits (None without g)"""
     x = logits.detach().requires_grad_()
-    outputs = function(x, *args, **options)
+    outputs = function(x, *args)
     if g is not None:
         gradients = [g_i.to(output).view_as(output) for g_i, output in zip(g, outputs)]
         torch.autograd.backward(outputs, gradients)
@@ -225,7 +225,7 @@ def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(name):
     the ratio counts, the gradient is not finite."""
     (logits, tokens, old_logps, _), _ = problem(torch.float32, 4, 32)
     x = logits.requires_grad_()
-    logps, ratio, _ = getattr(name)(x, tokens, old_logps - 1000)
+    logps, ratio, _ = getattr(fused, name)(x, tokens, old_logps - 1000)
     expected, clipped, nan = (
         torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
         for loss in (logps, logps + ratio.clamp(max=1.2), logps + ratio))

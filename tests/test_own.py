@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
-from small_runs import SMALL, arguments, at_work, lines, read_summary, steps
+from small_runs import SMALL, arguments, at_work, read_summary, steps
 
 import grpo
 from tasks import calls
@@ -21,7 +21,6 @@ import tokenizers  # noqa: E402
 from test_processes import job  # noqa: E402  (after the line that may skip)
 
 from pretrained import export  # noqa: E402
-from report import ask  # noqa: E402
 
 pretrained = load_example()
 FLAGS = LIKE_SMALL | {"max_steps": 2, "output_dir": "run", "reward_file": "mine.py"}
@@ -277,8 +276,6 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path, wa
         export.export(Path("base"), Path("llama"))
         grpo.main(arguments(small | two | {"init_from": "base", "output_dir": "ours"}))
         pretrained.main(arguments(LIKE_SMALL | two | {"model": "llama", "output_dir": "theirs"}))
-        for line in lines("theirs/evaluation.jsonl")[:2]:
-            assert ask.answer("theirs", line["prompt"]) != ""
     for one, other in zip(steps(tmp_path / "ours"), steps(tmp_path / "theirs"), strict=True):
         assert one["reward"] == other["reward"] and one["tools/call_frequency"] > 0.3
         for column in ("loss", "grad_norm", "entropy", "tools/call_frequency"):

@@ -1,6 +1,4 @@
-"""Test what all tasks share: levels, refused flags, held-out problems, hostile texts, your own
-task, mixes, a curriculum, and luck."""
-import random
+"""Test what all tasks share: refused flags, held-out problems, your own task, mixes, curricula."""
 import re
 import sys
 import zlib
@@ -8,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import count_work, scripts
 from conftest import load_named as load
+from conftest import scripts
 from small_runs import INSTANT, arguments, lines, resume, steps
 
 import common
@@ -17,9 +15,6 @@ import grpo
 import plumbing
 import tasks
 from common import Problem
-from tasks.rewards import REWARDS
-
-NAMES = ["arithmetic", "countdown", "gridworld", "lookup", "number"]
 
 
 def levels(problems):
@@ -65,7 +60,7 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     *(({"task": f"gridworld:{level}"}, "share of moves")
       for level in ("2", "-0.1", "nan", "1e-3")),
     ({"task": "lookup:3"}, "lookup has no levels"),
-    *(({"task": name}, f"the tasks are {', '.join(NAMES)}")
+    *(({"task": name}, "the tasks are arithmetic, countdown, gridworld, lookup, number")
       for name in ("chess", "", "arithmetic,", "../common")),
     *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
       for name in ("mix", "__init__")),
@@ -80,7 +75,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
     refused(words, load, **flags)
 
 
-# ---- problems, splits and hostile texts ------------------------------------------------------
+# ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
     "arithmetic:3-7", "countdown", "gridworld:0.3", "lookup", "number", "arithmetic,lookup"])
@@ -100,38 +95,6 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
 
 def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
     assert len(common.held_out_problems(load("arithmetic:2"), 20)) == 20
-
-
-PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
-          "</search>", "<think>", "</think>", "<information>", "</information>", "ka", "(4+8)*2",
-          "xx", " ", "\n", "\t", "\x00", "\u0663", "\u2212", "\ufffd", "\ud800", "<", ">", "/",
-          "**", "//", "%", "=", "1e1", "0x4", "2_3", "9" * 60, "[4]", "lambda:", "#", "c3", "uuuu"]
-LONG = ["<think>" + "<information>" * 2_000 + "</think>", "<search>" * 2_000, "<" * 20_000,
-        "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 10_000, "\x00" * 10_000]
-
-
-@pytest.mark.parametrize("name", [*NAMES, "gridworld:0.3"])
-def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_times(name):
-    """The verifier and all rows of REWARDS stay within bounds, and the environment is brief."""
-    rng = random.Random(0)
-    task = load(name)
-    problems = common.sample_problems(task, 100, 0)
-    texts = ["".join(rng.choices(PIECES, k=rng.randrange(14))) for _ in range(1_000)]
-    texts += [rng.randbytes(rng.randrange(40)).decode(errors="replace") for _ in range(500)]
-    for i, text in enumerate(texts + LONG):
-        problem = problems[i % 100]
-        verdict = task.verify(problem, text)
-        if "gridworld" in name:
-            assert len(verdict) == len(text) and max(verdict, default=0) <= 5
-        else:
-            assert verdict in (0.0, 1.0)
-        assert len(task.respond(problem, text)) <= 40
-        for row in REWARDS if "gridworld" not in name else ():
-            value = REWARDS[row](task, problem, text, verdict, i % 60)
-            assert isinstance(value, float) and 0 <= value <= 2, (row, text)
-    for text in LONG:
-        for judge in (task.verify, task.respond):
-            assert count_work(judge, problems[0], text) < 1_000 + 5 * len(text), judge
 
 
 # ---- your own task ---------------------------------------------------------------------------

@@ -99,8 +99,7 @@ class Scene:
         return metrics, gradients(self.policy)
 
     def update(self, optimizer=None, step=0, A=None, **changes):
-        """Update the policy, by plain gradient descent if no optimizer is given. -> metrics
-        """
+        """Update the policy, by plain gradient descent if no optimizer is given. -> metrics"""
         known = self.known(A, changes)
         optimizer = optimizer or torch.optim.SGD(
             self.policy.parameters(), known["cfg"].learning_rate)
