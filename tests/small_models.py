@@ -14,6 +14,7 @@ import pytest
 import torch
 from small_runs import SMALL, arguments, at_work
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import common
 import grpo
@@ -115,7 +116,7 @@ class Recording(TorchDispatchMode):
             raise RuntimeError("this waits")
         for value, argument in zip(args, function._schema.arguments):
             if argument.alias_info and argument.alias_info.is_write:
-                self.overwritten.append((value, value.clone()))
+                self.overwritten += [(x, x.clone()) for x in tree_leaves(value)]
         result = function(*args, **(kwargs or {}))
         self.operations.append((function, args, kwargs or {}, result))
         return result
@@ -123,22 +124,26 @@ class Recording(TorchDispatchMode):
     def __exit__(self, *error):
         super().__exit__(*error)
         for value, before in reversed(self.overwritten):
-            value.copy_(before)
+            value.detach().copy_(before)
 
     def replay(self):
         for function, args, kwargs, result in self.operations:
             again = function(*args, **kwargs)
-            for old, new in zip(*(x if isinstance(x, tuple) else [x] for x in (result, again))):
-                if isinstance(old, torch.Tensor):
-                    old.copy_(new)
+            for old, new in zip(tree_leaves(result), tree_leaves(again)):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)                      # a view needs no copy
 
 
-def record(real, monkeypatch):
-    """Let real.py record the kernels of a token on a CPU."""
-    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
-    monkeypatch.setattr(torch.cuda, "graph", lambda recording: recording)
-    source = inspect.getsource(real.sample_few)
-    assert (condition := ' and DEVICE == "cuda"') in source
-    monkeypatch.setattr(real, "sample_few", None)               # so that it is restored
-    exec(source.replace(condition, ""), vars(real))
+@pytest.fixture
+def record_real(monkeypatch):
+    """record_real(): from then on, real.py records the kernels of a token on a CPU."""
+    def record():
+        import real
+        monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+        monkeypatch.setattr(torch.cuda, "graph", lambda recording: recording)
+        source = inspect.getsource(real.sample_few)
+        assert (condition := ' and DEVICE == "cuda"') in source
+        monkeypatch.setattr(real, "sample_few", None)           # so that it is restored
+        exec(source.replace(condition, ""), vars(real))
+    return record

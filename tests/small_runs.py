@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -160,18 +159,6 @@ def children(*functions):
     os.close(ready)
     os.close(go)
     return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
-
-
-def begin_in(folder, *more):
-    """Let a process of `children` find our modules in a copy of the repository, and then in more
-    folders, as if it had begun there. It need not import torch again."""
-    root = Path(plumbing.__file__).parent
-    ours = {path.stem for path in (*root.glob("*"), *root.glob("tests/*.py"))}
-    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
-        del sys.modules[name]
-    paths = [path for path in sys.path if Path(path).resolve() not in (root, root / "tests")]
-    sys.path[:] = [str(path) for path in (folder, *more, *paths)]
-    os.chdir(folder)
 
 
 def wait_until(holds):

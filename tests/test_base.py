@@ -9,8 +9,8 @@ import pretend
 import pytest
 import torch
 from conftest import ROOT, close, every_script
+from small_models import Recording
 from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
-from test_decode import Recording
 from update_scenes import gradients
 
 import common
@@ -36,7 +36,7 @@ def of_grpo(tmp_path_factory):
     return folder / "of-grpo"
 
 
-# ---- one base for all scripts ----------------------------------------------------------------
+# ---- which runs share a base -----------------------------------------------------------------
 
 @every_script
 def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
@@ -51,8 +51,6 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     trained = read_summary(of_grpo)["trained"]
     assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
 
-
-# ---- what makes a new base -------------------------------------------------------------------
 
 @pytest.mark.parametrize("file, old, new, is_same", [
     ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
@@ -82,11 +80,6 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     monkeypatch.setattr(Path, "read_text", edited)
     plumbing.load_base(*given)
     assert (bases() == before) == is_same
-
-
-def test_a_heading_without_which_the_key_would_not_hash_the_policy_may_not_go(refused):
-    words = "needs the heading '# ---- N. my policy ---'"
-    refused(words, plumbing.section, grpo.__file__, "my policy")
 
 
 # ---- the warm start --------------------------------------------------------------------------
@@ -146,23 +139,17 @@ def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(mon
 @pytest.mark.parametrize("task, fails", [("arithmetic:3-5", False), ("lookup", False),
                                          ("arithmetic:3-5", True)])
 def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
-        config, load_task, double, monkeypatch, task, fails):
+        config, load_task, double, monkeypatch, capsys, task, fails):
     recordings = []
 
     def capture(function, device):
         function()                                          # as kernels.decode.capture does
-        recording = Recording()
-        recordings.append(recording)
+        recordings.append(Recording())
         if fails:
             raise RuntimeError("cannot be recorded")
-
-        def replay():
-            if recording.calls:
-                torch.no_grad()(recording.replay)()
-            else:
-                with recording:
-                    function()
-        return replay
+        with recordings[-1]:
+            function()
+        return torch.no_grad()(recordings[-1].replay)
     bases = []
     for device in ("cpu", "cuda"):
         with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
@@ -172,6 +159,7 @@ def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
             plumbing.warm_start(policy, load_task(cfg), cfg)
             bases.append([weight.detach().cpu() for weight in policy.parameters()])
     assert 1 < len(recordings) < 10
+    assert ("without CUDA graphs" in capsys.readouterr().out) == fails
     torch.testing.assert_close(*bases, atol=1e-8, rtol=1e-8)
 
 

@@ -50,20 +50,6 @@ def check_rows(script, policy, task, batch):
 
 # ---- rows match their problems ---------------------------------------------------------------
 
-def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
-        setting, monkeypatch):
-    monkeypatch.setattr(
-        tasks.Arithmetic, "is_correct", lambda self, problem, verdict: sum(verdict) >= 2.5)
-    cfg, policy, task, _ = setting(lambda problem, text: [0.5] * len(text))
-    batch = grpo.sample_batch(policy, task, cfg, 0)
-    assert batch.rewards.flatten().tolist() == [0.5 * len(text) for text in batch.texts]
-    is_correct = [len(text) >= 5 for text in batch.texts]
-    assert batch.is_correct.flatten().tolist() == is_correct
-    rates = [sum(is_correct[first:first + 4]) / 4 for first in range(0, 16, 4)]
-    assert tasks.pass_rates(batch) == list(zip(batch.problems[::4], rates))
-    assert 0 < sum(rates) < 4
-
-
 def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
     batch = grpo.sample_batch(policy, task, cfg, 0)
@@ -139,7 +125,7 @@ def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_
     assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # each step has new ones
 
 
-# ---- the overlong penalty --------------------------------------------------------------------
+# ---- penalties, micro-batches and evaluations ------------------------------------------------
 
 @of_groups
 def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_that(
@@ -157,8 +143,6 @@ def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_th
         assert batch.verdicts == [1.0] * 16
 
 
-# ---- optimizer steps and micro-batches -------------------------------------------------------
-
 def test_micro_batches_have_each_row_once_and_rows_of_similar_length():
     lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
     rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens
@@ -169,9 +153,6 @@ def test_micro_batches_have_each_row_once_and_rows_of_similar_length():
     parts = common.micro_batches(torch.arange(40), torch.tensor([7, 5] * 20), 10)
     assert torch.cat(parts).tolist() == [*range(1, 40, 2), *range(0, 40, 2)]
     assert [len(part) for part in parts] == [10] * 4
-
-
-# ---- an evaluation ---------------------------------------------------------------------------
 
 
 def test_where_there_are_fewer_problems_than_asked_for_each_counts_once(config, talker, load_task):

@@ -18,18 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, every_script
-from small_runs import (
-    INSTANT,
-    SMALL,
-    arguments,
-    begin_in,
-    changed_weights,
-    children,
-    lines,
-    load,
-    read_summary,
-    steps,
-)
+from small_runs import INSTANT, SMALL, arguments, changed_weights, children, lines, policy_of, steps
 
 import common
 import grpo
@@ -44,7 +33,7 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# ---- flags -----------------------------------------------------------------------------------
+# ---- flags, and those that are refused -------------------------------------------------------
 
 def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     flags = dataclasses.asdict(script.Config(num_prompts=7, curriculum=True, kernel="torch"))
@@ -54,8 +43,6 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     cfg = plumbing.parse_flags(script.Config, ["--no-curriculum", "--output-dir=a_b-c"])
     assert (cfg.curriculum, cfg.output_dir) == (False, "a_b-c")
 
-
-# ---- refused flags ---------------------------------------------------------------------------
 
 @every_script
 def test_a_number_that_cannot_work_is_refused(script):
@@ -187,10 +174,10 @@ def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_lin
 def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
     page = (ROOT / "docs/extending.md").read_text()
     removed, added = re.search(r"^-(.* given)\n\+(.*)$", page, re.M).groups()
-    edited(removed, added)(
-        arguments(SMALL | {"max_steps": 2, "eval_steps": 1, "output_dir": "mine"}))
-    edited("    return float(is_one and", "    return bool(is_one and")(       # True is right, too
-        arguments(SMALL | {"max_steps": 2, "eval_steps": 1, "output_dir": "plain"}))
+    flags = SMALL | {"max_steps": 2, "eval_steps": 1}
+    mine = edited(removed, added)(arguments(flags | {"output_dir": "mine"}))
+    main = edited("    return float(is_one and", "    return bool(is_one and")
+    plain = main(arguments(flags | {"output_dir": "plain"}))            # True is right, too
     for record in lines("mine/samples.jsonl"):
         for completion in record["completions"]:
             problem = common.Problem(record["prompt"], record["answer"])
@@ -198,7 +185,7 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
             thinks = "<think>" in completion["text"]
             assert completion["reward"] == pytest.approx(right + 0.1 * thinks)
     assert steps("mine")[0]["reward"] > steps("mine")[0]["accuracy"] == steps("plain")[0]["reward"]
-    assert read_summary("mine")["base"] == read_summary("plain")["base"]
+    assert mine["base"] == plain["base"]
 
 
 # ---- commands that can be pasted -------------------------------------------------------------
@@ -245,7 +232,7 @@ def test_an_interpreter_without_torch_says_what_to_type(empty_folder):
         1, "", f"error: No module named torch; type: {python} -m grpo --output_dir 'a b'\n")
 
 
-# ---- a full disk -----------------------------------------------------------------------------
+# ---- a full disk, and scripts alone in a folder ----------------------------------------------
 
 @pytest.mark.parametrize("content", ["a text", {"policy": torch.ones(5000)}], ids=type)
 def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stays(
@@ -260,8 +247,6 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     run = SimpleNamespace(folder=Path("."))
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
 
-
-# ---- the scripts alone in a folder -----------------------------------------------------------
 
 def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder, capfd):
     """They refuse flags that need a missing folder. They must not import packages from elsewhere
@@ -278,8 +263,13 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
     refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton",
                "--report_to wandb"]
 
-    def alone():
-        begin_in(own, empty_folder / "others")
+    def alone():                            # in a process that need not import torch again
+        ours = {path.stem for path in (*ROOT.glob("*"), *ROOT.glob("tests/*.py"))}
+        for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+            del sys.modules[name]
+        paths = [path for path in sys.path if Path(path).resolve() not in (ROOT, ROOT / "tests")]
+        sys.path[:] = [str(own), str(empty_folder / "others"), *paths]
+        os.chdir(own)
         for name in scripts:
             main = importlib.import_module(name).main
             main([*flags, "--output_dir", name])
@@ -292,9 +282,6 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
     assert codes == [0] and error.count("error: --") == error.count("\n") == len(refused), error
     for name in scripts:
         importlib.import_module(name).main([*flags, "--output_dir", name, "--max_steps", "2"])
-        alone = load(own / name / "checkpoint.pt")
-        for part, whole in load(f"{name}/checkpoint.pt").items():
-            if part in ("policy", "optimizer"):
-                assert not changed_weights(alone[part], whole)
+        assert not changed_weights(policy_of(own / name), policy_of(name))
         assert [line["reward"] for line in steps(own / name)] == [
             line["reward"] for line in steps(name)]

@@ -11,8 +11,7 @@ import types
 import pytest
 import torch
 from conftest import TINY
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from small_models import Recording
 
 import common
 import kernels
@@ -81,43 +80,7 @@ def test_there_may_be_any_number_of_slots(T, kv_heads):
         equal(each.decode(), each.rollout())
 
 
-# ---- 2. what it does not change --------------------------------------------------------------
-
-def test_nothing_but_the_result_is_different_afterwards():
-    case = make_case()
-    policy = case.policy.train()
-
-    def tensors():
-        return [case.prompts, case.uniforms, torch.get_rng_state(), *policy.parameters()]
-    before = [x.clone() for x in tensors()]
-    outputs = case.decode()
-    assert all(map(torch.equal, before, tensors())) and torch.is_grad_enabled()
-    assert policy.training and all(weight.grad is None for weight in policy.parameters())
-    assert not any(output.requires_grad for output in outputs)
-
-
-# ---- 3. a recorded step ----------------------------------------------------------------------
-
-class Recording(TorchDispatchMode):
-    """Stands in for a CUDA graph: stores operations and addresses, but no Python code."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert "_local_scalar_dense" not in str(function), "a recorded step waits for the device"
-        output = function(*args, **kwargs or {})
-        self.calls.append((function, args, kwargs or {}, output))
-        return output
-
-    def replay(self):
-        for function, args, kwargs, output in self.calls:
-            again = function(*args, **kwargs)
-            for kept, new in zip(tree_leaves(output), tree_leaves(again)):
-                if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
-                    kept.copy_(new)                     # a view needs no copy
-
+# ---- 2. a recorded step ----------------------------------------------------------------------
 
 @pytest.fixture
 def graphs(monkeypatch):
@@ -200,15 +163,3 @@ def test_nothing_of_an_earlier_batch_stays(graphs):
     weight.copy_(good)
     equal(case.decode(), expected)
     assert len(graphs) == 1
-
-
-# ---- 4. with a CUDA device -------------------------------------------------------------------
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("greedy", [False, True])
-def test_a_graph_in_fp32_is_the_rollout_token_for_token(greedy):
-    case = make_case(dtype=torch.float32, device="cuda", temperature=0.7)
-    case = case.change(uniforms=None) if greedy else case
-    graph = case.decode()
-    equal(graph, case.decode(), 0)                              # the graph is reused
-    equal(graph, case.change(kernel="torch").rollout(), 2e-5)

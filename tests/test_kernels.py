@@ -47,12 +47,6 @@ def compiler(test):
     return pytest.mark.skipif(not fused.triton, reason="no Triton")(test)
 
 
-@pytest.fixture
-def L():
-    """The module under test."""
-    return fused
-
-
 def problem(dtype, N, V, temperature=1.0, off_policy=True, padding=()):
     """Make random inputs. Row 0 has its maximum in the last column, row 1 rises, and row 2 falls.
     -> (logits, tokens, old_logps, temperature); g (3, N), the derivatives of a loss with respect to
@@ -75,11 +69,11 @@ def problem(dtype, N, V, temperature=1.0, off_policy=True, padding=()):
     return (logits.to(DEVICE), tokens.to(DEVICE), old_logps, temperature), g
 
 
-def run(function, logits, *args, g=None, **options):
+def run(function, logits, *args, g=None):
     """Evaluate `function`; g holds the derivatives of a loss with respect to its three outputs.
     -> logps, ratio, entropy, the gradient with respect to the logits (None without g)"""
     x = logits.detach().requires_grad_()
-    outputs = function(x, *args, **options)
+    outputs = function(x, *args)
     if g is not None:
         gradients = [g_i.to(output).view_as(output) for g_i, output in zip(g, outputs)]
         torch.autograd.backward(outputs, gradients)
@@ -154,67 +148,56 @@ CASES = [(*shape, dtype) for shape, one in SHAPES.items()
 
 @device
 @pytest.mark.parametrize("N, V, dtype", CASES, ids=str)
-def test_kernels_agree_with_float64_autograd(L, N, V, dtype):
+def test_kernels_agree_with_float64_autograd(N, V, dtype):
     """With about 3,000 tokens, a row has several tiles, and the maximum may be in any of them."""
     variant = N + V + DTYPES.index(dtype)
     (logits, *args), g = problem(
         dtype, N, V, temperature=(1.0, 0.7, 1.9)[variant % 3], off_policy=variant % 2 == 0,
         padding=[3] if N > 3 and variant % 4 < 2 else [])
-    ours = run(L.logprob, logits, *args, g=g)
+    ours = run(fused.logprob, logits, *args, g=g)
     compare(ours, definition(logits, *args, g=g), dtype, g, args[-1])
 
 
 @device
-def test_padding_gives_constants_and_no_gradient_whatever_is_there(L):
+def test_padding_gives_constants_and_no_gradient_whatever_is_there():
     (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 10, 100, padding=range(0, 10, 3))
     is_padding = tokens < 0
-    clean = run(L.logprob, logits, tokens, old_logps, g=g)
+    clean = run(fused.logprob, logits, tokens, old_logps, g=g)
     logits[is_padding] = math.nan
     old_logps[is_padding] = math.nan
     g[:, is_padding] = math.nan
     logits[0] = math.inf
-    dirty = run(L.logprob, logits, tokens, old_logps, g=g)
+    dirty = run(fused.logprob, logits, tokens, old_logps, g=g)
     for value, a, b in zip((0, 1, 0, 0), clean, dirty):
         assert (b[is_padding] == value).all() and torch.equal(a, b)
 
 
 B, T, V = 3, 4, 40
-VIEWS = {"reversed": lambda x: x[:T, :B, :V].transpose(0, 1),
-         "columns": lambda x: x[:B, 1:, :V].transpose(1, 2).contiguous().transpose(1, 2),
-         "repeated": lambda x: x[0, 0, :V].expand(B, T, V)}
+VIEWS = {               # of logits, and of what has a number for each token
+    "reversed": (lambda x: x[:T, :B, :V].transpose(0, 1), lambda x: x[..., 1]),
+    "columns": (lambda x: x[:B, 1:, :V].transpose(1, 2).contiguous().transpose(1, 2),
+                lambda x: x[:1, :1, 0].expand(B, T)),
+    "repeated": (lambda x: x[0, 0, :V].expand(B, T, V), lambda x: x[..., 0].T.contiguous().T)}
 
 
 @device
 @pytest.mark.parametrize("view", VIEWS)
-def test_logits_and_tokens_may_be_views(L, view):
+def test_all_inputs_and_gradients_may_be_views(view):
+    of_logits, of_numbers = VIEWS[view]
     generator = torch.Generator().manual_seed(0)
-    logits = VIEWS[view](torch.randn(2 * B, T + 1, V + 7, generator=generator).to(DEVICE))
-    tokens = torch.randint(V, (B, T + 1), generator=generator).to(DEVICE)[:, 1:]
-    old_logps = torch.randn(B, T, generator=generator).to(DEVICE) - 3
-    g = torch.randn(3, B, T, generator=generator).to(DEVICE)
-    assert not logits.is_contiguous() and not tokens.is_contiguous()
-    ours = run(L.logprob, logits, tokens, old_logps, 0.8, g=g)
+    logits = of_logits(torch.randn(2 * B, T + 1, V + 7, generator=generator).to(DEVICE))
+    tokens = of_numbers(torch.randint(V, (B, T, 2), generator=generator).to(DEVICE))
+    old_logps = of_numbers(torch.randn(B, T, 2, generator=generator).to(DEVICE) - 3)
+    g = [of_numbers(torch.randn(B, T, 2, generator=generator).to(DEVICE)) for _ in range(3)]
+    assert not any(x.is_contiguous() for x in (logits, tokens, old_logps, *g))
+    ours = run(fused.logprob, logits, tokens, old_logps, 0.8, g=g)
     exact = definition(logits, tokens, old_logps, 0.8, g=g)
-    compare(ours, exact, torch.float32, g, 0.8)
-
-
-@device
-@pytest.mark.parametrize("view", [
-    lambda x: x[..., 1], lambda x: x[:1, :1, 0].expand(B, T),
-    lambda x: x[..., 0].T.contiguous().T], ids=["second of pairs", "one number", "columns"])
-def test_tokens_old_logps_and_gradients_may_be_views_as_well(L, view):
-    (logits, tokens, old_logps, _), g = problem(torch.float32, 2 * B * T, V, padding=[2, 5])
-    rows = [view(x.view(B, T, 2)) for x in (tokens, old_logps, *g)]
-    logits = logits[:B * T].view(B, T, V)
-    tokens, old_logps, *g = [x.contiguous() for x in rows]
-    expected = run(L.logprob, logits, tokens, old_logps, 0.8, g=g)
-    ours = run(L.logprob, logits, *rows[:2], 0.8, g=rows[2:])
-    assert not any(x.is_contiguous() for x in rows) and all(map(torch.equal, ours, expected))
+    compare(ours, exact, torch.float32, torch.stack(g), 0.8)
 
 
 @device
 @pytest.mark.parametrize("V", [70, 2501])
-def test_impossible_tokens_count_for_nothing(L, V):
+def test_impossible_tokens_count_for_nothing(V):
     """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large). The
     last row lies far below 0."""
     (logits, tokens, old_logps, _), g = problem(torch.float32, 4, V)
@@ -225,36 +208,36 @@ def test_impossible_tokens_count_for_nothing(L, V):
     tokens[1:3] = V - 1
     exact = definition(logits, tokens, old_logps, g=g)
     assert all(value.isfinite().all() for value in exact)
-    compare(run(L.logprob, logits, tokens, old_logps, g=g), exact, torch.float32, g)
+    compare(run(fused.logprob, logits, tokens, old_logps, g=g), exact, torch.float32, g)
 
     tokens[2] = 0                                       # an impossible token was sampled
-    logps, ratio, entropy, grad = run(L.logprob, logits, tokens, old_logps, g=g)
+    logps, ratio, entropy, grad = run(fused.logprob, logits, tokens, old_logps, g=g)
     assert logps[2] == -math.inf and ratio[2] == 0
     assert entropy[2].isfinite() and grad.isfinite().all()
 
 
 @device
-def test_nan_stays_nan_in_its_row_alone_and_a_token_outside_the_vocabulary_is_nan(L):
+def test_nan_stays_nan_in_its_row_alone_and_a_token_outside_the_vocabulary_is_nan():
     (logits, tokens, old_logps, _), g = problem(torch.float32, 7, 300)
     logits[1, 200] = math.nan
     logits[3] = -math.inf
     logits[4, 7] = math.inf
     tokens[6] = 301
-    found = run(L.logprob, logits, tokens.int(), old_logps, g=g)
+    found = run(fused.logprob, logits, tokens.int(), old_logps, g=g)
     for x in found:
         is_nan = x.isnan().view(7, -1)
         assert is_nan[[1, 3, 4]].all() and not is_nan[[0, 2, 5]].any()
     assert found[0][6].isnan()
-    assert L.logprob(logits[:0], tokens[:0])[0].shape == (0,)
+    assert fused.logprob(logits[:0], tokens[:0])[0].shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["logprob", "logprob_torch"])
-def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(L, name):
+def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(name):
     """The gradient stays correct if the loss ignores the ratio or a clip removes its gradient. If
     the ratio counts, the gradient is not finite."""
     (logits, tokens, old_logps, _), _ = problem(torch.float32, 4, 32)
     x = logits.requires_grad_()
-    logps, ratio, _ = getattr(L, name)(x, tokens, old_logps - 1000)
+    logps, ratio, _ = getattr(fused, name)(x, tokens, old_logps - 1000)
     expected, clipped, nan = (
         torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
         for loss in (logps, logps + ratio.clamp(max=1.2), logps + ratio))
@@ -263,13 +246,13 @@ def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(L, name):
 
 
 @device
-def test_rows_are_on_the_grids_first_axis(L):
+def test_rows_are_on_the_grids_first_axis():
     class Kernel:
         def __getitem__(self, grid):
             assert len(grid) == 1 and grid[0] == 70_000         # other axes end at 65,535
             return lambda *args, **options: None
     logits = torch.zeros(1, 1, 5000, device=DEVICE).expand(1, 70_000, 5000)
-    L.launch(Kernel(), logits, (logits,), logits.stride()[:2], 1.0)
+    fused.launch(Kernel(), logits, (logits,), logits.stride()[:2], 1.0)
 
 
 def empty(n):
@@ -281,7 +264,7 @@ def empty(n):
 
 
 @device
-def test_rows_may_begin_beyond_two_to_the_31(L, V=64, apart=2**30):
+def test_rows_may_begin_beyond_two_to_the_31(V=64, apart=2**30):
     """Row 2 begins at 2^31, which overflows a product of int32 to -2^31."""
     (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 3, V)
     far = empty(2 * apart + V).as_strided((1, 3, V), (3 * apart, apart, 1))
@@ -289,15 +272,15 @@ def test_rows_may_begin_beyond_two_to_the_31(L, V=64, apart=2**30):
     far[0].copy_(logits)
     exact = definition(logits, tokens, old_logps, g=g)
     with torch.no_grad():
-        logps, ratio, entropy = L.logprob(far[0], tokens, old_logps)
+        logps, ratio, entropy = fused.logprob(far[0], tokens, old_logps)
     compare((logps, ratio, entropy), exact, torch.bfloat16)
     m = logits.max(1).values.float()
     S = (logits - m[:, None]).exp().sum(1)
-    L.run_backward(far, (tokens, ratio, entropy, m, S, *g), grad, 1.0)
+    fused.run_backward(far, (tokens, ratio, entropy, m, S, *g), grad, 1.0)
     compare((logps, ratio, entropy, grad[0]), exact, torch.bfloat16, g)
 
 
-# ---- 3. compiled for a GPU that may be absent ------------------------------------------------
+# ---- 3. without a GPU ------------------------------------------------------------------------
 
 @compiler
 @pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
@@ -323,8 +306,6 @@ def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype
     assert compiled.asm["ptx"].count("ld.global.v4") == 1
     assert name == "forward_kernel" or compiled.asm["ptx"].count("st.global.v4") == 1
 
-
-# ---- 4. all tests again, without a GPU -------------------------------------------------------
 
 @compiler
 @pytest.mark.skipif(DEVICE == "cuda", reason="all of this ran on the GPU")

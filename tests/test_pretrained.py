@@ -12,27 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import (
-    FAMILIES,
-    LIKE_SMALL,
-    NEEDS,
-    attempt,
-    config_of,
-    load_example,
-    record,
-    save_random,
-)
-from small_runs import (
-    SMALL,
-    arguments,
-    at_work,
-    difference,
-    leaves,
-    lines,
-    load,
-    read_summary,
-    steps,
-)
+from small_models import FAMILIES, LIKE_SMALL, NEEDS, attempt, config_of, load_example, save_random
+from small_runs import SMALL, arguments, at_work, difference, leaves, lines, read_summary, steps
 from update_scenes import shift
 
 import common
@@ -89,7 +70,7 @@ def resume(folder, **flags):
 
 def outcome(folder):
     """Collect all values that a run writes, except for times. -> {path: value}"""
-    record = load(folder / "checkpoint.pt")
+    record = torch.load(folder / "checkpoint.pt", weights_only=True)
     [path] = folder.glob("checkpoint-*")
     model = models.load_model(path)
     found = leaves({
@@ -218,34 +199,25 @@ def sample(folder, prompts=PROMPTS, **flags):
     return batch, logps * batch.mask, entropy * batch.mask
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(family, tmp_path):
-    """This includes GPT-2, which would apply dropout in training."""
+@pytest.mark.parametrize("family, is_recorded", [
+    *((family, False) for family in FAMILIES), ("gemma2", True), ("gpt2", True)])
+def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(
+        family, is_recorded, tmp_path, monkeypatch, record_real):
+    """This includes GPT-2, which would apply dropout in training. A recorded sampler says minus the
+    log-probability of a token instead of the entropy."""
     folder = save_random(tmp_path / "model", family)
+    if is_recorded:
+        for name in ("W", "T", "TEMPERATURE", "DEVICE"):
+            monkeypatch.setattr(real, name, None)       # so that they are restored
+        record_real()
+        monkeypatch.setattr(sampler, "generate", sampler.generate_recorded)
     batch, logps, entropy = sample(folder, temperature=0.8)
     assert batch.lengths.max() > 5 and batch.logps.std() > 0.5   # neither short nor certain
     torch.testing.assert_close(logps, batch.logps, rtol=0, atol=1e-5)
+    entropy = -logps if is_recorded else entropy
     torch.testing.assert_close(entropy, batch.entropy, rtol=0, atol=1e-4)
-    batch, logps, _ = sample(folder, dtype="bfloat16")
-    assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.01
-
-
-@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
-def test_a_recorded_sampler_writes_the_same(family, tmp_path, monkeypatch):
-    """As the entropy of a token, it gets minus the log-probability."""
-    folder = save_random(tmp_path / "model", family)
-    plain, *_ = sample(folder, temperature=0.8)
-    for name in ("W", "T", "TEMPERATURE", "DEVICE"):
-        monkeypatch.setattr(real, name, None)           # so that they are restored
-    record(real, monkeypatch)
-    monkeypatch.setattr(sampler, "generate", sampler.generate_recorded)
-    fixed, *_ = sample(folder, temperature=0.8)
-    for name in ("tokens", "logps", "lengths", "is_truncated"):
-        torch.testing.assert_close(*(getattr(one, name) for one in (fixed, plain)),
-                                   rtol=0, atol=1e-5)
-    assert torch.equal(fixed.entropy, -fixed.logps)
-    batch, logps, _ = sample(folder, dtype="bfloat16")          # from a copy of the weights
-    assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.02
+    batch, logps, _ = sample(folder, dtype="bfloat16")          # recorded: of a rounded copy
+    assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.01 * (1 + is_recorded)
 
 
 def test_what_has_a_fixed_place_on_cuda_is_recorded_and_computed_in_bfloat16():
@@ -263,13 +235,9 @@ def test_what_has_a_fixed_place_on_cuda_is_recorded_and_computed_in_bfloat16():
 
 @pytest.mark.parametrize("family, words", [
     ("recurrent_gemma", "depends on padding: log-probabilities differ by "),
-    ("minimax", "cannot be run: "), ("qwen2", "computes differently when it samples: its ")])
+    ("minimax", "cannot be run: ")])
 def test_a_family_that_cannot_be_trained_ends_the_run_before_its_first_step(
-        family, words, monkeypatch, tmp_path):
-    if family == "qwen2":
-        add = calls.Completion.add
-        monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
-            add(one, token, logp - 0.1, entropy)))
+        family, words, tmp_path):
     reason = attempt(family, tmp_path)
     assert reason.startswith(f"--model {family}: ") and words in reason
     assert reason.endswith("choose a model of a family that docs/real-models.md lists")
@@ -472,18 +440,14 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
 
 @pytest.mark.parametrize("template, flags, words", [
     ("{{ raise_exception('no  system') }}", {}, "its chat template fails, try --no-chat_template: "
-     "no system\n"),
-    ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
+     "no system\n"), ("{% for %}", {}, "its chat template fails"),
     (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
 def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
         template, flags, words, random_llama, refused):
     policy = pretrained.Policy(random_llama, config_of(
         data="x", chat_template_kwargs=json.dumps(flags)))
     policy.tokenizer.chat_template = template
-    if words:
-        refused(words, policy.token_ids, "x")
-    else:
-        assert policy.token_ids("x")[-2:] == [*b"?!"]
+    refused(words, policy.token_ids, "x")
     if template is None:
         policy.cfg = config_of(data="x")
         chat = [{"role": "user", "content": ""}]
@@ -559,7 +523,7 @@ def test_sigterm_saves_the_step_and_only_checkpoints_of_the_run_are_removed(
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(pretrained, "update", stopped)
         run(**TWO | {"save_steps": 2})
-    assert ended.value.code == 143 and load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 1
+    assert ended.value.code == 143 and len(steps(tmp_path / "run")) == 1
     resume(tmp_path / "run")
     folder.rmdir()
     archive.unlink()
@@ -573,8 +537,7 @@ def test_a_resumed_run_needs_its_files_unchanged_but_they_may_move(
     rows = [json.dumps({"prompt": f"{i}+1=", "answer": i + 1}) for i in range(90)]
     data.write_text("\n".join(rows))
     reward = tmp_path / "mine.py"
-    reward.write_text("def reward(completions=None, **columns):\n"
-                      "    return 0.5 if completions is None else [0.5] * len(completions)\n")
+    reward.write_text("def reward(completions, **columns): return [0.5] * len(completions)\n")
     with at_work(tmp_path):
         pretrained.main(arguments(flags | {
             "model": small_llama, "data": data, "reward_file": reward, "max_steps": 1,
@@ -600,18 +563,13 @@ def test_without_torchrun_there_is_one_process_whatever_the_environment_has(monk
         assert (found["RANK"], found["WORLD_SIZE"]) == (0, 1)
 
 
-def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_start(run, whole):
+def test_another_run_can_start_from_the_last_checkpoint_of_a_run(run, whole):
     [path] = whole.glob("checkpoint-*")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    assert tokenizer("<answer>7</answer>").input_ids == [258, 55, 259]
-    for line in lines(whole / "evaluation.jsonl")[:4]:
-        assert ask.answer(whole, line["prompt"]) == line["trained"]["text"]
     second = run(model=whole, max_steps=0)
     assert read_summary(second)["base"] == read_summary(whole)["trained"]
     _, flags = plumbing.read_config(second)
     assert flags["model"] == str(path)                  # although the first run may continue
     assert not list(second.glob("checkpoint-*"))
-    assert load(second / "checkpoint.pt")["weights"]["state"] == {}     # no moments
     resume(second, max_steps=1)                         # it has no checkpoint, so it starts again
     assert len(steps(second)) == 1
 

@@ -152,7 +152,7 @@ def test_a_file_with_too_few_problems_is_refused(refused, load):
     assert load([trained, tested]).train
 
 
-# ---- the split -------------------------------------------------------------------------------
+# ---- the split and the order -----------------------------------------------------------------
 
 def is_in_tenth(prompt):
     return zlib.crc32(prompt.encode()) % 10 == 0
@@ -181,8 +181,6 @@ def test_without_a_second_file_a_tenth_is_held_out_whatever_other_lines_exist(lo
     other_answer = load(records(20), [{"prompt": "q7\n", "answer": 8}])
     assert "q7" not in prompts(other_answer.train)
 
-
-# ---- the order -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("size", [7, 100])
 def test_steps_of_any_size_go_through_the_same_order(load, size):

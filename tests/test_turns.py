@@ -1,8 +1,5 @@
 """Test tasks in turns: the task number, what a text may hold, and examples/turns.py."""
-import dataclasses
-import functools
 import importlib
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -193,16 +190,6 @@ def test_what_a_reward_adds_to_the_turns_goes_to_the_last_turn_and_so_does_an_un
 
 # ---- the advantages --------------------------------------------------------------------------
 
-def test_the_environment_gets_no_advantage_and_only_grpo_and_gigpo_one_after_the_end():
-    texts = ["a?.y?.!", "b?.z?.!"]
-    masked = torch.tensor([[0, 0, 1, 0, 0, 1, 0]] * 2).bool()
-    for name, after_the_end in (("grpo", 1), ("reward_to_go", 0), ("gigpo", 1)):
-        A, metrics = turns.advantages(walk, batch_of(texts, 2), config(adv_estimator=name))
-        assert (A[masked] == 0).all() and bool(A[0, 6]) == after_the_end
-        assert (A[:, 0] == A[:, 1]).all() and metrics["turns/mean"] == 2.0
-        assert metrics["turns/shared_states"] == 0.5        # s, s, but a and b are alone
-
-
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_the_advantages_are_those_of_the_equations(scale):
     texts = ["a?.y?.!", "b?.z?.!", "b?.y?.!", "a?.a?.!"]         # 4, 2, 1 and 1 in all
@@ -211,32 +198,25 @@ def test_the_advantages_are_those_of_the_equations(scale):
     def relative(*values):
         x = f64(values)
         return (x - x.mean()) / (x.std() + 1e-4 if scale == "group" else 1)
+
+    def found(**flags):
+        cfg = config(scale_rewards=scale, **flags)
+        A, metrics = turns.advantages(walk, batch_of(texts, 4), cfg)
+        assert (A[:, [2, 5]] == 0).all()                # of what the environment wrote
+        assert torch.equal(A[:, [0, 3]], A[:, [1, 4]]) and metrics["turns/mean"] == 9 / 4
+        return A[:, [0, 3, 6]].T
     whole = relative(4, 2, 1, 1)
-    cfg = config(gamma=0.5, scale_rewards=scale, adv_estimator="grpo")
-    A, _ = turns.advantages(walk, batch_of(texts, 4), dataclasses.replace(cfg, gamma=0.95))
-    close(A[:, [0, 3, 6]], whole[:, None].expand(4, 3))
-    A, _ = turns.advantages(walk, batch_of(texts, 4),
-                            dataclasses.replace(cfg, adv_estimator="reward_to_go"))
-    close(A[:, [0, 3]], torch.stack([relative(*R[:, 0]), relative(*R[:, 1])], dim=1))
-    cfg = dataclasses.replace(cfg, adv_estimator="gigpo", step_advantage_w=0.3)
-    A, _ = turns.advantages(walk, batch_of(texts, 4), cfg)
-    close(A[:, 0], whole + 0.3 * relative(*R[:, 0]))
+    close(found(adv_estimator="grpo"), whole.expand(3, 4))
+    first, second, third = found(adv_estimator="reward_to_go", gamma=0.5)
+    close(first, relative(*R[:, 0]))
+    close(second, relative(*R[:, 1]))
+    assert (third == 0).all()                           # after the end, or alone
+    first, second, third = found(adv_estimator="gigpo", gamma=0.5, step_advantage_w=0.3)
+    close(first, whole + 0.3 * relative(*R[:, 0]))
     # at the second turn, rows 0 and 3 are at a, row 3 a third time, and rows 1 and 2 are at b
     at_a, at_b = relative(3, 0, 0), relative(2, 1)
-    close(A[:, 3], whole + 0.3 * torch.stack([at_a[0], at_b[0], at_b[1], at_a[1]]))
-    close(A[:, 6], whole + 0.3 * f64([0, 0, 0, at_a[2]]))
-
-
-def test_the_percentages_in_the_docstring_of_number_are_exact():
-    @functools.cache
-    def found(size, left, halves):
-        """Compute the probability that `left` guesses find one of `size` numbers."""
-        guesses = [size // 2] if halves else range(size)
-        each = [1 + below * found(below, left - 1, halves) + above * found(above, left - 1, halves)
-                for below in guesses for above in [size - 1 - below]] if size * left > 0 else [0]
-        return sum(each) / len(each) / max(size, 1)
-    exact = [f"{found(number.SIZE, left, halves):.0%}" for left in (5, 6) for halves in (0, 1)]
-    assert exact == re.findall(r"\d+%", number.__doc__) == ["53%", "97%", "71%", "100%"]
+    close(second, whole + 0.3 * torch.stack([at_a[0], at_b[0], at_b[1], at_a[1]]))
+    close(third, whole + 0.3 * f64([0, 0, 0, at_a[2]]))
 
 
 # ---- runs ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ with_ratios = scripts("grpo", "gspo")
 from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from pairs
 
 
-# ---- which tokens learn ----------------------------------------------------------------------
+# ---- optimizer steps -------------------------------------------------------------------------
 
 @with_ratios
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_ratio"])
@@ -38,8 +38,6 @@ def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, 
         seen.append((gradient, *metrics.values()))
     close(seen[1], seen[0])
 
-
-# ---- optimizer steps -------------------------------------------------------------------------
 
 @every_script
 def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(scene):
@@ -88,15 +86,6 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, s
     assert len({str(order) for order in orders}) == 9
     scene.update(num_mini_batches=9)
     assert [len(rows) for rows in steps] == [2] * 21            # none is empty
-
-
-@every_script
-def test_no_optimizer_of_a_run_shrinks_weights(script, train, watch):
-    made = watch(torch.optim.Optimizer, "__init__", lambda optimizer, weights, defaults: defaults)
-    train(num_steps=1)
-    trained = [one for one in made if one["betas"] == (0.9, 0.999)]     # not in the warm start
-    assert len(trained) == (2 if script.__name__ == "ppo" else 1)
-    assert {one["weight_decay"] for one in made} == {0.0}
 
 
 # ---- logged metrics --------------------------------------------------------------------------

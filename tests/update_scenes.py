@@ -99,8 +99,7 @@ class Scene:
         return metrics, gradients(self.policy)
 
     def update(self, optimizer=None, step=0, A=None, **changes):
-        """Update the policy, by plain gradient descent if no optimizer is given. -> metrics
-        """
+        """Update the policy, by plain gradient descent if no optimizer is given. -> metrics"""
         known = self.known(A, changes)
         optimizer = optimizer or torch.optim.SGD(
             self.policy.parameters(), known["cfg"].learning_rate)
@@ -149,10 +148,9 @@ def spy(script, monkeypatch):
 # ---- short runs of main ----------------------------------------------------------------------
 
 class Record:
-    """An observer that records the run, and the batches and metrics of its steps."""
+    """An observer that records the batches and metrics of the steps of a run."""
 
     def start(self, run):
-        self.run = run
         self.batches = []
         self.metrics = []
 
