@@ -20,8 +20,8 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python in a folder, with the folders in it; "." has only its files. If your change needs more,
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
-MOST_OF_A_FOLDER = {".": 3815, "tasks": 1740, "kernels": 730, "examples": 1193, "vectors": 1160,
-                    "report": 875, "pretrained": 1930, "learn": 3135, "lab": 3395, "tests": 10630}
+MOST_OF_A_FOLDER = {".": 3815, "tasks": 1675, "kernels": 700, "examples": 1095, "vectors": 1125,
+                    "report": 875, "pretrained": 1800, "learn": 3195, "lab": 3155, "tests": 10180}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
