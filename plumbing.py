@@ -60,15 +60,13 @@ def parse_flags(config_class, argv=None):
 
     task = given.get("task", "arithmetic")
     stored = common.tasks.defaults(config_class, task) if common.tasks else {}
-    if "resume_from_checkpoint" in given:
-        folder = given["resume_from_checkpoint"]
+    if folder := given.get("resume_from_checkpoint"):
         script, flags = read_config(folder)
         if script != Path(inspect.getfile(config_class)).name:
             fail(f"--resume_from_checkpoint {folder}: this is a run of {script}")
         stored = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
-        for name in flags.keys() - stored.keys():
-            if flags[name]:
-                fail(f"{folder}: made by a version that has --{name} {flags[name]}; resume with it")
+        if gone := [name for name in flags if flags[name] and name not in stored]:
+            fail(f"{folder}: this version has no --{gone[0]}; resume with the one that made it")
         for name in given.keys() - config_class.MAY_DIFFER:
             if given[name] != stored.get(name, given[name]):
                 fail(f"--{name} {given[name]}: the run has {stored[name]!r} (see --init_from)")

@@ -185,7 +185,7 @@ def cuda():
         stack.enter_context(mock.patch.object(
             decode, "capture", lambda step, device: step() or step))
         yield
-    if "real" in sys.modules:               # which keeps the device of pretrained/train.py's last run
+    if "real" in sys.modules:               # which keeps the device of the last run
         sys.modules["real"].DEVICE = CPU.type
 
 

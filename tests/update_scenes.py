@@ -148,9 +148,10 @@ def spy(script, monkeypatch):
 # ---- short runs of main ----------------------------------------------------------------------
 
 class Record:
-    """An observer that records the batches and metrics of the steps of a run."""
+    """An observer that records the run, and the batches and metrics of its steps."""
 
     def start(self, run):
+        self.run = run
         self.batches = []
         self.metrics = []
 
