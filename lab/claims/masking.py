@@ -8,7 +8,7 @@ from lab.bench import Claim, numbers, steps_to
 from lab.training import load_base, training
 from report import chart
 
-SEEDS, ONE_BASE = range(5), True
+SEEDS, ONE_BASE = range(8), True
 STEPS = 36
 LEVEL = 0.9                     # we count the steps until the accuracy reaches this level
 WINDOW = 2                      # number of batches averaged before we compare with LEVEL

@@ -12,11 +12,11 @@ from lab.claims.signal import BASE
 from lab.training import load_base, training
 from report import chart
 
-SEEDS = range(5)
+SEEDS = range(8)
 TO_7 = "--task arithmetic:3-7 --curriculum"
 CHECK = f"grpo.py {TO_7}"
 MOVING = "3 to 7 operands, curriculum"
-FLAGS = {MOVING: TO_7, f"{MOVING}, dr_grpo": f"{TO_7} --loss_type dr_grpo"}
+FLAGS = {"5 operands": "", MOVING: TO_7, f"{MOVING}, dr_grpo": f"{TO_7} --loss_type dr_grpo"}
 CASES = list(FLAGS)
 STEPS, WINDOW = 60, 10
 PARTS = ("tokens from more thinking", "tokens from harder problems",
@@ -89,11 +89,11 @@ def page(x):
                 "tokens although only right ones are rewarded; "
                 f"{part[MOVING][PARTS[0]].mean():.1f} of these tokens come from more thinking")
     yield lambda axis: chart.curves(
-        axis, length, range(0, STEPS + 1, WINDOW),
+        axis, {case: length[case] for case in CASES[:2]}, range(0, STEPS + 1, WINDOW),
         ylim=(0, 40), ylabel="tokens of an answer",
         xlabel=f"step of training (mean of {WINDOW}; 0 is the base)")
     yield Claim("answers of the same kind grow more with GRPO's 1/length than without it",
-                "after Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[1]][PARTS[-1]], at_least=1)
+                "after Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[2]][PARTS[-1]], at_least=1)
     checks = x[MOVING]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
                 f"{WINDOW}", "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01)
