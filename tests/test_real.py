@@ -192,8 +192,14 @@ def test_a_recorded_sampler_is_a_policy_without_a_cache(family, tmp_path, record
     assert ("cannot be recorded: this waits" in printed) == (family in ("lfm2", "falcon_h1"))
 
 
-def test_an_evaluation_samples_greedily(tmp_path, capsys):
-    policy = real.load(random_model(tmp_path))
+def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(tmp_path, monkeypatch, capsys):
+    """And an evaluation is greedy."""
+    policy, found = real.load(random_model(tmp_path)), []
+    for N in (3, 20):
+        monkeypatch.setattr(real, "N", N)
+        torch.manual_seed(0)
+        found.append(real.sample(policy, real.encode(QUESTIONS * 4, real.W)))
+    assert torch.equal(*found)
     problems = [(question, "7") for question in QUESTIONS]
     assert real.evaluate(policy, problems) == real.evaluate(policy, problems)
 
@@ -296,6 +302,27 @@ def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(tmp_path
     assert [path.name for path in tmp_path.glob("trained*/mine")] == ["mine"] * 2
     at_exit[-1]()
     assert tmp_path.joinpath("trained-3/model.safetensors").exists()
+    for path in tmp_path.glob("trained-3/*"):
+        path.unlink()
+    at_exit[-1]()                               # of a run that saved nothing
+    assert not tmp_path.joinpath("trained-3").exists()
+
+
+def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    lines = re.findall(r"^    (from peft.*|policy = get_peft.*)\n", real.__doc__, re.M)
+    space, load = {}, real.load
+
+    def with_adapter(model):
+        space["policy"] = load(model)
+        exec("\n".join(lines), space)
+        return space["policy"]
+    run(random_model(tmp_path), tmp_path, monkeypatch, capsys, load=with_adapter, RATE=1e-2,
+        verify=lambda answer, text: len(text) % 2 == 0)         # a bool
+    names = {path.name for path in (tmp_path / "trained").iterdir()}
+    assert "adapter_model.safetensors" in names and "model.safetensors" not in names
+    moved = [name for name, weight in space["policy"].named_parameters() if weight.grad is not None]
+    assert moved and all("lora_" in name for name in moved)
 
 
 def test_a_run_depends_on_its_seed_alone(tmp_path, monkeypatch, capsys):
