@@ -219,8 +219,8 @@ def test_a_mix_gives_each_task_its_share_and_its_own_problems_and_demonstrations
 def test_the_environment_of_a_task_responds_to_its_own_call_tokens_only():
     assert load("arithmetic,countdown").call_tokens == ()
     task = load("arithmetic,lookup")
-    task.parts["arithmetic"].call_tokens = ("U",)
     assert set(task.call_tokens) == {"</search>", "</think>"}
+    task.call_tokens += ("U",)                          # as if another task called by it
     plain = Problem("1=", "1", task="arithmetic")
     asking = Problem("boss of ka?", "mi", secret=(("ka", "mi"),), task="lookup")
     call = "<search>ka</search>"
