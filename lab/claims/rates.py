@@ -111,8 +111,14 @@ def page(x):
              for side in ("clip, 8 passes", "no bound, 8 passes")}
     lines = {side: [score(x[case], END)[:len(TUNING)] for case in cases]
              for side, cases in tried.items()}
-    yield lambda axis: chart.curves(
-        axis, {side: numpy.stack(rows, axis=1) for side, rows in lines.items()},
-        {side: [float(case.split(", ")[-1]) for case in cases] for side, cases in tried.items()},
-        xscale="log", xlabel="learning rate", ylabel="accuracy at the end")
+    rates = {side: [float(case.split(", ")[-1]) for case in cases] for side, cases in tried.items()}
+
+    def draw(axis):
+        chart.curves(axis, {side: numpy.stack(rows, axis=1) for side, rows in lines.items()}, rates,
+                     xscale="log", ylabel="accuracy at the end",
+                     xlabel="learning rate (the two seeds that tune it)")
+        ticks = sorted({rate for row in rates.values() for rate in row})
+        axis.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
+        axis.minorticks_off()
+    yield draw
     yield tuned("rates", x)
