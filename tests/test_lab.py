@@ -108,6 +108,7 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
     assert stored["x"]["steps"].tolist() == [[3, pytest.approx(math.nan, nan_ok=True)],
                                              [4, 0.333333]]
     assert not (tmp_path / "runs/lab-made_up.json").exists()
+    assert not about["commit"].endswith("-dirty")               # nothing has changed there
 
 
 def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(monkeypatch):
