@@ -158,11 +158,12 @@ def untrained(script, flags):
     ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
-    ("masking", "outcome reward, tool tokens learned", {"STEPS": 2}),
-    ("signal", "GRPO, dynamic sampling", {"BUDGET": 300}),
+    ("masking", "tool tokens learned, 0.0005", {"STEPS": 2}),
+    ("signal", "GRPO, dynamic sampling, 0.0005", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
-    ("mismatch", "reasoning-from-scratch, right score", {"FLAGS": "--max_steps 5"}),
-    ("zero", "3 to 7 operands, curriculum", {"STEPS": 2, "WINDOW": 1})])
+    ("mismatch", "countdown, reasoning-from-scratch, weighted, 1e-3",
+     {"FLAGS": {"countdown": "--max_steps 5"}}),
+    ("zero", "GRPO, 0.0005", {"STEPS": 2, "WINDOW": 1})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
@@ -171,7 +172,7 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
         monkeypatch.setattr(module, constant, value)
     found = module.measure(case, 0)
     stored, _ = bench.load(name)
-    assert stored.keys() >= {*module.CASES}
+    assert stored.keys() >= {*getattr(module, "CASES", ())}
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column

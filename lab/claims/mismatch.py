@@ -1,6 +1,5 @@
 """Mismatch: a sampler that cools or cuts its distribution, and a loss that scores another one"""
 import copy
-import functools
 
 import numpy
 import torch
@@ -8,25 +7,30 @@ import torch.nn.functional as F
 
 import common
 import grpo
-from lab.bench import OURS, Claim, numbers
+from lab.bench import OURS, Claim, at_best, numbers, tuned
 from lab.training import load_base
 from report import chart, replaced
 
-SEEDS, TUNING = range(22, 27), (20, 21)
-FLAGS = ("--task arithmetic:3 --max_completion_length 28 --num_prompts 16 --micro_batch_size 64 "
-         "--base_steps 400 --max_steps 24 --num_eval_problems 128")
+SEEDS, TUNING = range(5), range(5, 7)
+BATCH = "--num_prompts 16 --micro_batch_size 64 --num_eval_problems 128 --max_steps"
+FLAGS = {"arithmetic": "--task arithmetic:3 --max_completion_length 28 --base_steps 400 "
+         f"{BATCH} 24", "countdown": f"--task countdown {BATCH} 40"}
 SAMPLERS = {"T 1": (1.0, 2.0, common.VOCAB_SIZE),       # temperature, top-p (2: all), top-k
             "rlhf-book": (0.6, 0.95, 20),
             "reasoning-from-scratch": (0.8, 0.9, common.VOCAB_SIZE)}
 AT_1, BOOK, SCRATCH = SAMPLERS
-# Scored as they were sampled; scored at T 1 with weights; a base that rarely thinks
+# Scored as they were sampled; scored at T 1 with weights; from a base that rarely thinks
 RIGHT, WEIGHTED, RARE = "right score", "weighted", "5% think"
-CASES = [AT_1, BOOK, f"{BOOK}, {RIGHT}", SCRATCH, f"{SCRATCH}, {RIGHT}", f"{SCRATCH}, {WEIGHTED}",
-         f"{AT_1}, {RARE}", f"{BOOK}, {RARE}"]
-CHECK = f"grpo.py {FLAGS}"
-TUNED = "the learning rate of each case, on other seeds"
+SIDES = {f"{task}, {side}": (None, 5e-4) for task, sides in (
+    ("arithmetic", (AT_1, BOOK, f"{AT_1}, {RARE}", f"{BOOK}, {RARE}")),
+    ("countdown", (SCRATCH, f"{SCRATCH}, {RIGHT}"))) for side in sides}
+COMPARED = [(side, "pass@1") for side in SIDES]
+CASES = [f"countdown, {side}, 1e-3" for side in (
+    AT_1, SCRATCH, f"{SCRATCH}, {RIGHT}", f"{SCRATCH}, {WEIGHTED}")]
+CHECK = f"grpo.py {FLAGS['arithmetic']}"
+TUNED = ("the learning rates of the last table, on two other seeds; the rows of the other one name "
+         "their rates")
 COLUMNS = "reward", "entropy", "thinks", "kept", "ratio", "clip_ratio/region_mean"
-RATES = 2.5e-4, 5e-4, 1e-3              # half the default, the default, twice the default
 GAIN = 0.02                             # smallest difference of pass@1 that matters
 sample_token = grpo.sample_token
 
@@ -50,14 +54,18 @@ def make_rare(policy, task):
             policy.embed.weight[think] *= 0.99
 
 
-def train(case, rate, seed):
+def score(columns, what):
+    return columns[what]
+
+
+def measure(case, seed):
     """Train with grpo.py, but draw and score tokens as the case says. -> columns"""
-    sampler, _, how = case.partition(", ")
+    name, sampler, *how, rate = case.split(", ")
     temperature, *cut = SAMPLERS[sampler]
-    cfg, task, policy = load_base(grpo, f"{FLAGS} --seed {seed} --base_seed {seed}")
-    if how == RARE:
+    cfg, task, policy = load_base(grpo, f"{FLAGS[name]} --seed {seed} --base_seed {seed}")
+    if RARE in how:
         make_rare(policy, task)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=float(rate), weight_decay=0.0)
     older = copy.deepcopy(policy).requires_grad_(False)                 # the policy that sampled
 
     def draw(logits, uniforms, _):
@@ -83,9 +91,9 @@ def train(case, rate, seed):
         ratio = (batch.logps - logps).exp() * batch.mask                        # (B, T)
         A = grpo.advantages(batch.rewards).view(-1, 1)
         scorer = grpo.score
-        if how == RIGHT:
+        if RIGHT in how:
             batch.logps, scorer = logps, score_as_sampled
-        elif how == WEIGHTED:
+        elif WEIGHTED in how:
             A = A * ratio.clamp(max=2)
         with replaced(grpo, score=scorer):
             line = grpo.update(policy, None, optimizer, batch, A, cfg, step)
@@ -99,46 +107,35 @@ def train(case, rate, seed):
                       "greedy": grpo.evaluate(policy, task, cfg, greedy=True)["greedy"]}
 
 
-@functools.cache
-def tuned(case):
-    """Try rates on the first two or one of the seeds TUNING, and one more while the best is at an
-    end of the grid. The default is best unless another gains GAIN. -> {rate: mean pass@1}, rate"""
-    scores, rates = {}, RATES
-    seeds = TUNING if case in (AT_1, SCRATCH) else TUNING[:1]
-    while rates:
-        for rate in rates:
-            scores[rate] = numpy.mean([train(case, rate, seed)["pass@1"] for seed in seeds])
-        best = max(scores, key=lambda rate: scores[rate] + GAIN * (rate == RATES[1]))
-        rates = (best / 2,) * (best == min(scores)) + (best * 2,) * (best == max(scores))
-    return scores, best
-
-
-def measure(case, seed):
-    """Train at the best rate of a case."""
-    scores, best = tuned(case)
-    return train(case, best, seed) | {
-        "rate": best, "rates": [*scores], "scores": [*scores.values()]}
-
-
 def page(x):
-    ends = {case: columns | {column: columns[column][:, -5:].mean(axis=1) for column in COLUMNS}
-            for case, columns in x.items()}                     # the last five steps
-    right = f"{SCRATCH}, {RIGHT}"
-    for column, one, other, region, text in (
-            ("thinks", f"{BOOK}, {RARE}", f"{AT_1}, {RARE}", {"at_most": -0.5}, "fewer think"),
-            ("pass@1", BOOK, AT_1, {"at_most": -GAIN}, "pass@1 is lower"),
-            ("reward", BOOK, AT_1, {"at_least": GAIN}, "the reward in the log is higher"),
-            ("entropy", SCRATCH, right, {"at_least": 1.1, "ratio": True}, "entropy is higher"),
-            ("pass@1", SCRATCH, right, {"at_most": -GAIN}, "pass@1 is lower")):
-        sides = ends[one][column], ends[other][column]
-        found = ("If 5% of a base's samples think, {:.0%} do after RL with the sampler of "
-                 "rlhf-book, and {:.0%} after RL at T 1")
-        yield Claim(f"at the end, {text} with ({one}) than with ({other})", OURS, sides,
-                    finding=found.format(*map(numpy.mean, sides)) * (column == "thinks"), **region)
+    def end(columns, what):
+        return columns[what][:, -5:].mean(axis=1)                       # of the last five steps
+    best = {side: columns for (side, _), columns in at_best("mismatch", x).items()}
+    at_1, book, rare_at_1, rare_book, scratch, scored = best.values()
+    _, fast, fast_scored, _ = (x[case] for case in CASES)
+    where = "(arithmetic, at the best rate of each)"
+    thinks = [end(columns, "thinks") for columns in (rare_book, rare_at_1)]
+    yield Claim(f"from a base of which 5% think, fewer think at the end with {BOOK}'s sampler than "
+                f"at T 1 {where}", OURS, tuple(thinks), at_most=-0.5,
+                finding="If 5% of a base's samples think, {:.0%} do after RL with the sampler of "
+                "rlhf-book, and {:.0%} after RL at T 1".format(*map(numpy.mean, thinks)))
+    yield Claim(f"pass@1 ends lower with {BOOK}'s sampler than at T 1 {where}", OURS,
+                (book["pass@1"], at_1["pass@1"]), at_most=-GAIN)
+    yield Claim(f"the reward in the log ends higher with {BOOK}'s sampler than at T 1 {where}",
+                OURS, (end(book, "reward"), end(at_1, "reward")), at_least=GAIN)
+    than = "if tokens are scored at T 1 than if they are scored as they were sampled"
+    yield Claim(f"with {SCRATCH}'s sampler, the entropy ends higher {than} (countdown, 1e-3)",
+                OURS, (end(fast, "entropy"), end(fast_scored, "entropy")), at_least=1.1, ratio=True)
+    for rate, one, other in (("1e-3", fast, fast_scored),
+                             ("at the best rate of each", scratch, scored)):
+        yield Claim(f"with {SCRATCH}'s sampler, pass@1 ends lower {than} (countdown, {rate})",
+                    OURS, (one["pass@1"], other["pass@1"]), at_most=-GAIN)
     yield lambda axis: chart.curves(
-        axis, {case: x[case]["entropy"] for case in (AT_1, SCRATCH, right)},
+        axis, {case: x[case]["entropy"] for case in CASES},
         xlabel="step of training", ylabel="entropy at T 1 of the samples")
     yield numbers({case: {
-        "best rate": end["rate"], "pass@1": end["pass@1"], "greedy": end["greedy"],
-        "reward": end["reward"], "thinks": end["thinks"], "entropy": end["entropy"],
-        "pi / sampler, step 1": x[case]["ratio"][:, 0]} for case, end in ends.items()}, "sampler")
+        "pass@1": run["pass@1"], "greedy": run["greedy"], "reward": end(run, "reward"),
+        "thinks": end(run, "thinks"), "entropy": end(run, "entropy"), "kept": end(run, "kept"),
+        "pi / sampler, step 1": run["ratio"][:, 0]}
+        for case, run in (best | {case: x[case] for case in CASES}).items()}, "run")
+    yield tuned("mismatch", x)

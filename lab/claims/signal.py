@@ -5,19 +5,22 @@ import numpy
 import torch
 
 import grpo
-from lab.bench import OURS, Claim, numbers
+from lab.bench import OURS, Claim, at_best, numbers, tuned
 from lab.training import load_base, training
 from report import chart
 from tasks import pass_rates
 
-SEEDS = range(8)
+SEEDS, TUNING = range(5), range(5, 7)
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
 CHECK = f"grpo.py {FLAGS} --dynamic_sampling 4"
 PLAIN, DYNAMIC = "GRPO, plain", "GRPO, dynamic sampling"
 WAYS = {PLAIN: "", DYNAMIC: "--dynamic_sampling 4"}
-CASES = list(WAYS)
-BUDGET = 6400                           # samples in a run
+SIDES = dict.fromkeys(WAYS, (None, 0.0005))
+BUDGET, STEPS = 6400, 16                # samples in a run; about as many steps as they last for
+AT_BUDGET, AT_STEPS = f"pass@1 after {BUDGET} samples", f"pass@1 after {STEPS} steps"
+COMPARED = [(side, what) for what in (AT_BUDGET, AT_STEPS) for side in SIDES]
+TUNED = "the learning rate of each side, on two other seeds"
 EVERY = 4                               # steps from one evaluation to the next
 FIRST_AND_LAST = slice(5), slice(-5, None)              # steps that are compared
 GAIN = 0.02                             # smallest difference of pass@1 that matters
@@ -25,9 +28,10 @@ SIZES = (4, 8, 16, 64)                  # G
 P = numpy.arange(1, 100) / 100          # the probability of a right output
 
 
-def measure(way, seed):
+def measure(case, seed):
     """Train with BUDGET samples, and record each step."""
-    flags = f"{FLAGS} {WAYS[way]} --seed {seed} --base_seed {seed}"
+    way, _, rate = case.rpartition(", ")
+    flags = f"{FLAGS} {WAYS[way]} --learning_rate {rate} --seed {seed} --base_seed {seed}"
     cfg, task, policy = load_base(grpo, flags)
     lines = []
     samples = 0
@@ -41,10 +45,15 @@ def measure(way, seed):
             return dict(zip(("samples", "all wrong", "all right", "pass@1"), zip(*lines)))
 
 
-def at_budget(samples, scores):
-    """Interpolate the pass@1 of a run after BUDGET samples between two evaluations. -> float"""
-    is_known = ~numpy.isnan(scores)
-    return numpy.interp(BUDGET, samples[is_known], scores[is_known])
+def score(columns, what):
+    """Look up the pass@1 of each run: after BUDGET samples, interpolated between two evaluations;
+    or after STEPS steps, or at the end of a shorter run. -> (S,)"""
+    scores = []
+    for samples, passed in zip(columns["samples"], columns["pass@1"]):
+        is_known = ~numpy.isnan(passed)
+        scores.append(numpy.interp(BUDGET, samples[is_known], passed[is_known])
+                      if what == AT_BUDGET else passed[:STEPS][is_known[:STEPS]][-1])
+    return numpy.array(scores)
 
 
 def weight(G):
@@ -59,21 +68,20 @@ def weight(G):
 
 
 def page(x):
-    silent = {kind: x[PLAIN][kind] for kind in ("all wrong", "all right")}
+    ends = at_best("signal", x)
+    plain = ends[PLAIN, AT_BUDGET]
+    silent = {kind: plain[kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
     early, late = (silent["either"][:, steps].mean(axis=1) for steps in FIRST_AND_LAST)
     yield Claim("the fraction of groups without a gradient grows from the first 5 steps to the "
                 "last 5", "DAPO", (late, early), at_least=0.05,
                 finding="The fraction of groups without a gradient grows from "
                 f"{early.mean():.0%} in the first 5 steps to {late.mean():.0%} in the last 5")
-    end = {way: numpy.array(list(map(at_budget, x[way]["samples"], x[way]["pass@1"])))
-           for way in WAYS}
-    yield Claim("with dynamic sampling, grpo.py does not get a higher pass@1 from equally many "
-                "samples", OURS, (end[DYNAMIC], end[PLAIN]), at_most=GAIN)
-    dynamic, plain = (x[way]["pass@1"] for way in (DYNAMIC, PLAIN))
-    gains = dynamic - plain[:, :dynamic.shape[1]]           # nan where one was not evaluated
-    yield Claim("with dynamic sampling, grpo.py gets a higher pass@1 after equally many steps",
-                "DAPO", [row[~numpy.isnan(row)][-1] for row in gains], at_least=GAIN)
+    for what, text, source, region in (
+            (AT_BUDGET, f"does not get a higher {AT_BUDGET}", OURS, {"at_most": GAIN}),
+            (AT_STEPS, f"gets a higher {AT_STEPS}", "DAPO", {"at_least": GAIN})):
+        yield Claim(f"with dynamic sampling, grpo.py {text} (at the best rate of each)", source,
+                    tuple(score(ends[side, what], what) for side in (DYNAMIC, PLAIN)), **region)
 
     weights = {G: weight(G) for G in SIZES}
     edges = {G: min(w[4], w[94]) / w[49] for G, w in weights.items()}       # 5%, 95% and 50%
@@ -86,6 +94,6 @@ def page(x):
         f"in groups of 64 outputs, and {edges[8]:.1f} times as much in groups of 8")
     yield lambda axis: chart.curves(axis, silent, ylabel="fraction of groups", ylim=(0, 1),
                                     xlabel="step of GRPO with groups of 4")
-    yield numbers({way: {
-        f"steps with {BUDGET} samples": numpy.isfinite(x[way]["samples"]).sum(axis=1),
-        f"pass@1 after {BUDGET} samples": end[way]} for way in WAYS}, "run")
+    yield numbers({side: {f"steps with {BUDGET} samples": numpy.isfinite(
+        ends[side, AT_BUDGET]["samples"]).sum(axis=1)} for side in SIDES}, "run")
+    yield tuned("signal", x)

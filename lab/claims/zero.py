@@ -7,17 +7,19 @@ import numpy
 import common
 import grpo
 import plumbing
-from lab.bench import Claim, numbers
+from lab.bench import Claim, at_best, numbers, tuned
 from lab.claims.signal import BASE
 from lab.training import load_base, training
 from report import chart
 
-SEEDS = range(8)
+SEEDS, TUNING = range(5), range(5, 7)
 TO_7 = "--task arithmetic:3-7 --curriculum"
 CHECK = f"grpo.py {TO_7}"
-MOVING = "3 to 7 operands, curriculum"
-FLAGS = {"5 operands": "", MOVING: TO_7, f"{MOVING}, dr_grpo": f"{TO_7} --loss_type dr_grpo"}
-CASES = list(FLAGS)
+FLAGS = {"GRPO": TO_7, "Dr. GRPO": f"{TO_7} --loss_type dr_grpo"}
+GRPO, DR_GRPO = FLAGS
+SIDES = dict.fromkeys(FLAGS, (None, 0.0005))
+COMPARED = [(side, "pass@1") for side in SIDES]
+TUNED = "the learning rate of each side, on two other seeds"
 STEPS, WINDOW = 60, 10
 PARTS = ("tokens from more thinking", "tokens from harder problems",
          "tokens from longer answers of the same kind")
@@ -26,9 +28,10 @@ PARTS = ("tokens from more thinking", "tokens from harder problems",
 def measure(case, seed):
     """Train, and look at the outputs of the base and then of each window of steps: count them and
     their tokens, by the number of operands and by whether they think, as lists (5, 2). Also compute
-    the fraction of all outputs that check themselves."""
+    the fraction of all outputs that check themselves, and the pass@1 at the end."""
     _, known, policy = load_base(grpo, f"{BASE} --base_seed {seed}")
-    flags = f"{FLAGS[case]} --max_completion_length 64 --seed {seed}"
+    side, _, rate = case.rpartition(", ")
+    flags = f"{FLAGS[side]} --max_completion_length 64 --learning_rate {rate} --seed {seed}"
     cfg = plumbing.parse_flags(grpo.Config, flags.split())
     task = common.load_task(cfg, grpo.verify)
     task.prompt_width = known.prompt_width      # pads prompts to the width that the base knows
@@ -49,7 +52,11 @@ def measure(case, seed):
         columns["number"].append(number.tolist())
         columns["tokens"].append(tokens.tolist())
         columns["checks"].append(checks / number.sum())
-    return columns
+    return columns | {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"]}
+
+
+def score(columns, what):
+    return columns[what]
 
 
 def parts(columns):
@@ -78,28 +85,31 @@ def parts(columns):
 
 
 def page(x):
-    length = {case: columns["tokens"].sum(axis=(2, 3)) / columns["number"].sum(axis=(2, 3))
-              for case, columns in x.items()}                                   # (S, W)
-    part = {case: parts(columns) for case, columns in x.items()}
-    thinks = {case: columns["number"][..., 1].sum(axis=2) / columns["number"].sum(axis=(2, 3))
-              for case, columns in x.items()}                                   # (S, W)
-    growth = length[MOVING][:, -1] - length[MOVING][:, 0]                       # (S,)
+    runs = {side: columns for (side, _), columns in at_best("zero", x).items()}
+    length = {side: columns["tokens"].sum(axis=(2, 3)) / columns["number"].sum(axis=(2, 3))
+              for side, columns in runs.items()}                                # (S, W)
+    part = {side: parts(columns) for side, columns in runs.items()}
+    thinks = {side: columns["number"][..., 1].sum(axis=2) / columns["number"].sum(axis=(2, 3))
+              for side, columns in runs.items()}                                # (S, W)
+    growth = length[GRPO][:, -1] - length[GRPO][:, 0]                           # (S,)
     yield Claim("answers get longer, although only right ones are rewarded", "DeepSeek-R1", growth,
                 at_least=1, finding=f"With a curriculum, answers grow by {growth.mean():.1f} "
                 "tokens although only right ones are rewarded; "
-                f"{part[MOVING][PARTS[0]].mean():.1f} of these tokens come from more thinking")
+                f"{part[GRPO][PARTS[0]].mean():.1f} of these tokens come from more thinking")
     yield lambda axis: chart.curves(
-        axis, {case: length[case] for case in CASES[:2]}, range(0, STEPS + 1, WINDOW),
+        axis, length, range(0, STEPS + 1, WINDOW),
         ylim=(0, 40), ylabel="tokens of an answer",
         xlabel=f"step of training (mean of {WINDOW}; 0 is the base)")
-    yield Claim("answers of the same kind grow more with GRPO's 1/length than without it",
-                "after Dr. GRPO", part[MOVING][PARTS[-1]] - part[CASES[2]][PARTS[-1]], at_least=1)
-    checks = x[MOVING]["checks"]
+    yield Claim("answers of the same kind grow by at least a token more with GRPO's 1/length than "
+                "without it (at the best rate of each)", "after Dr. GRPO",
+                part[GRPO][PARTS[-1]] - part[DR_GRPO][PARTS[-1]], at_least=1)
+    checks = runs[GRPO]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
                 f"{WINDOW}", "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01)
-    yield numbers({case: {"fraction that thinks, before RL": thinks[case][:, 0],
-                          "fraction that thinks, at the end": thinks[case][:, -1],
-                          "mean tokens, before RL": length[case][:, 0],
-                          "mean tokens, at the end": length[case][:, -1]} for case in x},
+    yield numbers({side: {"fraction that thinks, before RL": thinks[side][:, 0],
+                          "fraction that thinks, at the end": thinks[side][:, -1],
+                          "mean tokens, before RL": length[side][:, 0],
+                          "mean tokens, at the end": length[side][:, -1]} for side in runs},
                   "run", ".2f")
     yield numbers(part, "run", "+.1f")
+    yield tuned("zero", x)
