@@ -63,6 +63,8 @@ FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be
 # What was held equal and what was tuned, unless the experiment says something else
 EQUAL = "base, problems, batches and other flags"
 TUNED = "nothing; the learning rate is 5e-4"
+SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
+         "tokens, says nothing about a large model.")
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
          "--device cpu --output_dir run")
@@ -266,6 +268,7 @@ class Claim:
                 values = (numpy.divide if self.ratio else numpy.subtract)(*values)
             values = numpy.ravel(values).astype(float)
             self.values = numpy.log(values) if self.ratio else values
+            self.mean = self.values.mean()
             self.interval = (self.values.min(), self.values.max()) if self.exact else (
                 student(self.values, self.comparisons))
 
@@ -309,12 +312,14 @@ class Claim:
 
     def cells(self):
         """Write the row of a table. -> list"""
-        numbers = numpy.array([self.values.mean(), *self.interval])
+        numbers = numpy.array([self.mean, *self.interval])
         effect, low, high = (f"{x:.3g}" for x in (numpy.exp(numbers) if self.ratio else numbers))
         times = " times" * self.ratio
         measured = f"{effect}{times} ({low} to {high})"
         if self.exact:
             measured = " to ".join(dict.fromkeys((low, high))) + times
+        if not numpy.isfinite(self.values).all():
+            measured = "none"
         region = f"{self.at_least:g} to {self.at_most:g}"
         region = region.replace("-inf to ", "≤ ")
         if self.at_most == math.inf:
@@ -385,17 +390,17 @@ def page(name):
     parts = list(one.page(x))
     claims = [part for part in parts if isinstance(part, Claim)]
     [draw] = [part for part in parts if callable(part)]
-    older = ", by older code than today's" * about["commit"].endswith("^")
     bases = "all from one base" if hasattr(one, "ONE_BASE") else "each with its own base"
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
-        f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}.\n",
+        f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}. "
+        f"{SMALL}\n",
         table(heads, [claim.cells() for claim in claims]),
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {one.SEEDS[0]} to {one.SEEDS[-1]}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes, with "
-        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{older}.\n"])
+        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}.\n"])
 
 
 def overview():
@@ -409,9 +414,8 @@ def overview():
     counts = ", ".join(f"{found[word]} {word}"
                        for word in (SHOWN, CONTRADICTED, NOT_FOUND, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main ones. If a claim is shown, they only name its source. By "
-              "itself, a policy of a hundred thousand parameters, whose answers have about thirty "
-              "tokens, says nothing about a large model.\n"]
+              "The tables have the main ones. If a claim is shown, they only name its source. "
+              f"{SMALL}\n"]
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:

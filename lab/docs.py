@@ -7,13 +7,11 @@ import json
 import os
 import platform
 import shlex
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import plumbing
-from report.logs import read_log, read_summary
+from report.logs import read_log
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -21,17 +19,6 @@ MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.
 
 
 # ---- 1. runs ---------------------------------------------------------------------------------
-
-def run(script, folder, *flags):
-    """Run a script with a new output folder. If it fails, exit with its code. -> its summary"""
-    args = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
-    print(f"$ python {script} {' '.join(args)}", flush=True)
-    command = [sys.executable, ROOT / script, *args]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    if done.returncode != 0:
-        raise SystemExit(done.returncode)
-    return read_summary(folder)
-
 
 def run_once(command, seed, metrics=(), scores=()):
     """Run a command line in this process. -> columns with the metrics of each step and the scores

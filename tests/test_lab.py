@@ -22,6 +22,7 @@ import common
 import grpo
 import plumbing
 from lab import bench, training
+from lab.claims import signal
 from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -176,6 +177,15 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
+
+
+def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
+    nan = numpy.nan
+    columns = {"samples": numpy.array([[2000, 4000, 6000, 8000], [3200, 6400, nan, nan]]),
+               "pass@1": numpy.array([[0.1, nan, 0.3, 0.7], [nan, 0.5, nan, nan]])}
+    monkeypatch.setattr(signal, "STEPS", 3)
+    assert signal.score(columns, signal.AT_BUDGET) == pytest.approx([0.38, 0.5])
+    assert signal.score(columns, signal.AT_STEPS) == pytest.approx([0.3, 0.5])
 
 
 # ---- runs ------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 """Sharpening: what RL adds to the base, and how far random guesses get without a model"""
+import contextlib
+import io
 import random
 import re
 import statistics
@@ -11,7 +13,6 @@ import common
 import grpo
 import plumbing
 from lab.bench import OURS, Claim, numbers
-from lab.docs import run
 from lab.training import continued, load_base
 from report import chart
 from tasks import countdown
@@ -42,9 +43,9 @@ def measure(case, seed):
     if case == "arithmetic":
         return decoded(base, task, cfg)
     trained = grpo.GPT(cfg)
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(work, "run")
-        summary = run("grpo.py", folder, *flags.split(), *SCORED.split())
+        summary = grpo.main([*flags.split(), *SCORED.split(), "--output_dir", str(folder)])
         plumbing.load_policy(trained, folder / "checkpoint.pt")
     columns = {}
     for name, policy, scored in (("base", base, summary["base"]),

@@ -10,8 +10,9 @@ from collections import Counter
 
 import torch
 
+import grpo
 import vectors
-from lab.docs import put, record, run, table
+from lab.docs import put, record, table
 from pretrained import export
 from report import start
 
@@ -55,7 +56,7 @@ def tables(content):
 def main():
     from lab.conform import theirs as peers  # imported here, because they need .venv-conform
     base = peers.EXPORTED.parent / "base"       # for a model whose log-probabilities are replaced
-    run("grpo.py", base, "--max_steps", 0, "--device", "cpu", "--base_steps", 1)
+    grpo.main(f"--output_dir {base} --max_steps 0 --device cpu --base_steps 1".split())
     export.export(base, peers.EXPORTED)
     torch.set_default_dtype(torch.float64)
     content = {"versions": peers.VERSIONS, "vectors": peers.results()}
