@@ -88,8 +88,9 @@ def run(tmp_path_factory):
 
     def start(folder, launcher=(), **flags):
         (folder / "mine.py").write_text(
-            "call_tokens = list('abcde')\ndef respond(**row): return '<i>7'\n"
-            "def reward(completion, **row): return len(completion)")
+            "call_tokens = list('abcde')\n"
+            "def respond(completions, **_): return ['<i>7' for _ in completions]\n"
+            "def reward(completions, **_): return [len(text) for text in completions]")
         flags = LIKE_SMALL | VLLM | {
             "model": model, "reward_file": "mine.py", "max_steps": 4, "output_dir": "run"} | flags
         if "resume_from_checkpoint" in flags:
