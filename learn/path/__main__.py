@@ -1,7 +1,7 @@
 """Follow the path from a base that guesses to nano.py and beyond, in patches of a few lines.
 
   python -m learn.path               lists the rungs
-  python -m learn.path 6             prints the patch of rung 6; runs the script without and with it
+  python -m learn.path 6             prints the patch of rung 6; runs the scripts of its chapter
   python -m learn.path 6 --seed 1    uses another seed (the default is 0)
   python -m learn.path write         writes all rungs to path/, to read and compare
   python -m learn.path write 6       writes the scripts that chapter 6 compares, to change them
