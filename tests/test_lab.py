@@ -161,7 +161,7 @@ def untrained(script, flags):
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "tool tokens learned, 0.0005", {"STEPS": 2}),
     ("signal", "GRPO, dynamic sampling, 0.0005", {"BUDGET": 300}),
-    ("wrongrewards", "short base: bonus for coming nearer", {"STEPS": 2}),
+    ("wrongrewards", "short base: bonus for coming nearer, 0.0005", {"STEPS": 2}),
     ("mismatch", "countdown, reasoning-from-scratch, weighted, 1e-3",
      {"FLAGS": {"countdown": "--max_steps 5"}}),
     ("zero", "GRPO, 0.0005", {"STEPS": 2, "WINDOW": 1})])

@@ -8,7 +8,7 @@ import numpy
 import common
 import grpo
 import plumbing
-from lab.bench import Claim, numbers
+from lab.bench import Claim, at_best, numbers, tuned
 from lab.training import load_base, training
 from report import chart
 from tasks import gridworld
@@ -19,11 +19,14 @@ RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "true reward", "no penalty", "+1 for being alive", "bonus for coming nearer",
     "difference of a potential")
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
-SEEDS, ONE_BASE = range(5), True
+SEEDS, TUNING, ONE_BASE = range(5), range(5, 7), True
 CHECK = "grpo.py --task gridworld"
-CASES = [*(f"usual base: {kind}" for kind in (RIGHT, NO_PENALTY, ALIVE, NEARER)),
-         *(f"short base: {kind}" for kind in (RIGHT, ALIVE, NEARER))]
+SIDES = {f"{base} base: {kind}": (None, 5e-4) for base, kinds in (
+    ("usual", (RIGHT, NO_PENALTY, ALIVE, NEARER)), ("short", (RIGHT, ALIVE, NEARER)))
+    for kind in kinds}
 COLUMNS = PROXY, TRUE, MOVES = "return by this reward", "true return", "moves"
+COMPARED = [(side, PROXY) for side in SIDES]
+TUNED = "the learning rate for each reward, on two other seeds"
 
 
 def potential(name, cell):
@@ -69,8 +72,9 @@ def best_walks(kind):
 
 def measure(case, seed):
     """Train with a reward, and record the return of each step's walks by it and by the true one."""
-    base, kind = case.split(" base: ")
-    cfg, task, policy = load_base(grpo, f"{BASES[base]} --seed {seed}")
+    side, _, rate = case.rpartition(", ")
+    base, kind = side.split(" base: ")
+    cfg, task, policy = load_base(grpo, f"{BASES[base]} --learning_rate {rate} --seed {seed}")
 
     def reward(problem, text, verdict, step):
         moves = itertools.pairwise(gridworld.play(problem, text).cells)
@@ -85,9 +89,13 @@ def measure(case, seed):
     return columns
 
 
+def score(columns, what):
+    return columns[what][:, -LAST:].mean(axis=1)
+
+
 def page(x):
-    ends = {case: {column: rows[:, -LAST:].mean(axis=1) for column, rows in columns.items()}
-            for case, columns in x.items()}
+    ends = {side: {column: score(columns, column) for column in COLUMNS}
+            for (side, _), columns in at_best("wrongrewards", x).items()}
     true = {case: columns[TRUE] for case, columns in ends.items()}
     for base, kind, cause, finding in (
             ("usual", NO_PENALTY, "from the usual base, a reward without the penalty",
@@ -99,8 +107,9 @@ def page(x):
         wrong, right = true[f"{base} base: {kind}"], true[f"{base} base: {RIGHT}"]
         if finding:
             finding += f" a true return of {wrong.mean():.2f} instead of {right.mean():.2f}"
-        yield Claim(f"{cause} leads to a lower true return than the true reward does",
-                    "after Amodei and others", wrong - right, at_most=-0.1, finding=finding)
+        yield Claim(f"{cause} leads to a lower true return than the true reward does (at the best "
+                    "rate of each)", "after Amodei and others", wrong - right, at_most=-0.1,
+                    finding=finding)
     best = {kind: best_walks(kind) for kind in REWARDS}
     exact = {kind: columns[TRUE] - best[RIGHT][TRUE] for kind, columns in best.items()}
     yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
@@ -113,3 +122,4 @@ def page(x):
     yield lambda axis: chart.dots(axis, true, xlabel=f"true return, mean of the last {LAST} steps")
     yield numbers(ends, "base: reward in training", ".2f")
     yield numbers(best, "best walks by this reward (exact)", ".2f")
+    yield tuned("wrongrewards", x)
