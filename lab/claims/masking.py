@@ -10,8 +10,7 @@ from report import chart
 
 SEEDS, TUNING, ONE_BASE = range(5), range(5, 8), True
 STEPS = 36
-LEVEL = 0.9                     # a table has the steps until the accuracy reaches this level
-WINDOW = 2                      # number of batches averaged before we compare with LEVEL
+LEVEL, WINDOW = 0.9, 2          # a table has the steps until WINDOW batches reach this accuracy
 LATE = 10                       # number of last batches averaged for the late accuracy
 GAIN = 0.02                     # smallest difference of accuracy that matters
 TASK = "--task lookup --num_prompts 16"

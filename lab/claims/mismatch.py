@@ -28,8 +28,7 @@ COMPARED = [(side, "pass@1") for side in SIDES]
 CASES = [f"countdown, {side}, 1e-3" for side in (
     AT_1, SCRATCH, f"{SCRATCH}, {RIGHT}", f"{SCRATCH}, {WEIGHTED}")]
 CHECK = f"grpo.py {FLAGS['arithmetic']}"
-TUNED = ("the learning rates of the last table, on two other seeds; the rows of the other one name "
-         "their rates")
+TUNED = "the learning rates of the last table, on two other seeds; other rows name their rates"
 COLUMNS = "reward", "entropy", "thinks", "kept", "ratio", "clip_ratio/region_mean"
 GAIN = 0.02                             # smallest difference of pass@1 that matters
 sample_token = grpo.sample_token

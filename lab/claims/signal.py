@@ -5,7 +5,7 @@ import numpy
 import torch
 
 import grpo
-from lab.bench import OURS, Claim, at_best, numbers, tuned
+from lab.bench import OURS, Claim, at_best, tuned
 from lab.training import load_base, training
 from report import chart
 from tasks import pass_rates
@@ -69,8 +69,7 @@ def weight(G):
 
 def page(x):
     ends = at_best("signal", x)
-    plain = ends[PLAIN, AT_BUDGET]
-    silent = {kind: plain[kind] for kind in ("all wrong", "all right")}
+    silent = {kind: ends[PLAIN, AT_BUDGET][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
     early, late = (silent["either"][:, steps].mean(axis=1) for steps in FIRST_AND_LAST)
     yield Claim("the fraction of groups without a gradient grows from the first 5 steps to the "
@@ -94,6 +93,4 @@ def page(x):
         f"in groups of 64 outputs, and {edges[8]:.1f} times as much in groups of 8")
     yield lambda axis: chart.curves(axis, silent, ylabel="fraction of groups", ylim=(0, 1),
                                     xlabel="step of GRPO with groups of 4")
-    yield numbers({side: {f"steps with {BUDGET} samples": numpy.isfinite(
-        ends[side, AT_BUDGET]["samples"]).sum(axis=1)} for side in SIDES}, "run")
     yield tuned("signal", x)

@@ -125,8 +125,7 @@ def best(name, stored):
 
 
 def short(result):
-    """Shorten a result for docs/path.json: three digits of each number, four of `samples`, one
-    text. -> dict"""
+    """Shorten a result for docs/path.json: three digits (of samples: four), one text. -> dict"""
     steps = result["steps"]
     metrics = {name: [float(f"{step[name]:.{4 if name == 'samples' else 3}g}") for step in steps]
                for name in (steps[0] if steps else ()) if name not in ("text", "step")}
