@@ -159,24 +159,29 @@ def untrained(script, flags):
     ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
-    ("masking", "tool tokens learned, 0.0005", {"STEPS": 2}),
-    ("signal", "GRPO, dynamic sampling, 0.0005", {"BUDGET": 300}),
-    ("wrongrewards", "short base: bonus for coming nearer, 0.0005", {"STEPS": 2}),
+    ("masking", "tool tokens learned, 0.001", {"STEPS": 2}),
+    ("signal", "GRPO, dynamic sampling, 0.001", {"BUDGET": 300}),
+    ("wrongrewards", "short base: bonus for coming nearer, 0.001", {"STEPS": 2}),
     ("mismatch", "countdown, reasoning-from-scratch, weighted, 1e-3",
      {"FLAGS": {"countdown": "--max_steps 5"}}),
-    ("zero", "GRPO, 0.0005", {"STEPS": 2, "WINDOW": 1})])
+    ("zero", "GRPO, 0.001", {"STEPS": 2, "WINDOW": 1})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     monkeypatch.setattr(module, "load_base", untrained)
     monkeypatch.setattr(preferences, "BATCHES", 1)
     for constant, value in constants.items():
         monkeypatch.setattr(module, constant, value)
+    rates, adamw = [], torch.optim.AdamW
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda *x, **y: rates.append(y["lr"]) or adamw(*x, **y))
     found = module.measure(case, 0)
     stored, _ = bench.load(name)
     assert stored.keys() >= {*getattr(module, "CASES", ())}
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
+    if ", " in case:
+        assert rates == [float(case.split(", ")[-1])]
 
 
 def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
