@@ -15,7 +15,7 @@ of rows in a shape, and pi_old sampled the outputs. The training step is nano.py
 The model is saved in `trained`, or trained-2 ... For an adapter (LoRA), RATE = 3e-5; after load
     from peft import LoraConfig, get_peft_model
     policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-pretrained/train.py adds the KL to the base (4), flags, resuming, several GPUs, vLLM and tools.
+engines/ takes a loss of yours to TRL and verl, which have flags, vLLM, tools and many GPUs.
 """
 import atexit
 import copy
@@ -27,6 +27,8 @@ import sys
 import time
 from decimal import Decimal
 
+if __name__ == "__main__":      # a folder kernels/ next to this file would hide the package of
+    sys.path.append(sys.path.pop(0))    # that name, which transformers imports if it is installed
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -28,7 +28,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:     # started as a file: the scripts are in the folder above
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common  # isort: split
 
 import torch

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file.
 MOST_LINES = {"common.py": 357, "plumbing.py": 450, "machinery": 225, "lesson": 300, "ppo.py": 374,
-              "grpo.py as a whole": 525, "nano.py": 215, "real.py": 255}
+              "grpo.py as a whole": 525, "nano.py": 215, "real.py": 285}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python in a folder, with the folders in it; "." has only its files. If your change needs more,
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change

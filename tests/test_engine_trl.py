@@ -1,0 +1,234 @@
+"""engines/trl.py: inside TRL's trainer, our losses give TRL's own numbers, and one gradient however
+a batch is split."""
+import inspect
+import json
+
+import pytest
+import torch
+from small_models import NEEDS
+from torch.testing import assert_close as same
+
+trl = pytest.importorskip("trl", reason=NEEDS)
+datasets = pytest.importorskip("datasets", reason=NEEDS)
+ours = pytest.importorskip("engines.trl")
+
+FLAGS = {"per_device_train_batch_size": 8, "num_generations": 4, "gradient_accumulation_steps": 2,
+         "steps_per_generation": 4, "max_completion_length": 24, "max_steps": 4, "logging_steps": 1,
+         "learning_rate": 2e-3, "lr_scheduler_type": "constant", "beta": 0.0, "report_to": "none",
+         "bf16": False, "use_cpu": True, "save_strategy": "no", "disable_tqdm": True,
+         "activation_checkpointing": False, "num_iterations": 2}
+ROWS = [{"prompt": [{"role": "user", "content": f"({a}+{b})="}], "answer": str(a + b)}
+        for a in range(1, 8) for b in range(1, 8)]
+
+
+def digits(completions, **columns):
+    """A reward in which the outputs of a prompt differ: the share of digits."""
+    texts = [one[0]["content"] for one in completions]
+    return [sum(map(str.isdigit, text)) / (1 + len(text)) for text in texts]
+
+
+def made(folder, loss=None, **flags):
+    """TRL's trainer, or ours with a loss. -> trainer"""
+    torch.manual_seed(0)
+    args = trl.GRPOConfig(str(folder.parent / "out"), **FLAGS | flags)
+    kind, more = (trl.GRPOTrainer, {}) if loss is None else (ours.Trainer, {"loss": loss})
+    return kind(str(folder), digits, args, datasets.Dataset.from_list(ROWS), **more)
+
+
+def steps(trainer):
+    trainer.train()
+    return [{name: log[name] for name in ("loss", "grad_norm", "reward", "kl", "entropy")
+             if name in log} for log in trainer.state.log_history if "loss" in log]
+
+
+SAME = [                            # our loss, TRL's flags, flags of both
+    ("grpo epsilon_high=0.28", {"loss_type": "grpo", "epsilon_high": 0.28}, {}),
+    ("grpo loss_type=dapo epsilon_high=0.28", {"loss_type": "dapo", "epsilon_high": 0.28}, {}),
+    ("grpo loss_type=dr_grpo", {"loss_type": "dr_grpo"}, {"scale_rewards": "none"}),
+    ("grpo loss_type=cispo epsilon_high=0.28", {"loss_type": "cispo", "epsilon_high": 1.28}, {}),
+    ("grpo loss_type=sapo", {"loss_type": "sapo"}, {}),
+    ("gspo epsilon=3e-4 epsilon_high=4e-4", {
+        "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4,
+        "epsilon_high": 4e-4}, {}),
+    ("grpo delta=1.01", {"loss_type": "grpo", "delta": 1.01}, {"epsilon": 0.2}),
+    ("grpo how=sequence_sum", {"loss_type": "luspo"}, {}),
+    ("grpo", {"loss_type": "grpo"}, {"beta": 0.1}),
+    ("grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1, "use_bias_correction_kl": False}),
+    ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True})]
+
+
+@pytest.mark.parametrize("loss, flags, both", SAME)
+def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_llama):
+    theirs = steps(made(small_llama, **flags | both))
+    found = steps(made(small_llama, loss, **both))
+    assert len(found) == 4 and all(step["grad_norm"] > 1e-3 for step in found[1:])
+    for one, other in zip(found, theirs):
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
+
+
+def test_the_trainer_keeps_its_name_for_each_average():
+    lengths = ours.LOSS_TYPES.keys()
+    assert set(lengths) == set(ours.engines.AVERAGES)
+
+
+# ---- one gradient ----------------------------------------------------------------------------
+
+def inputs_of(trainer):
+    """A batch of 8 outputs whose lengths differ, with another pi_old. -> dict"""
+    trainer.model.train()
+    torch.manual_seed(1)
+    batch = trainer._generate_and_score_completions(ROWS[:8])
+    lengths = torch.tensor([24, 3, 9, 1, 17, 5, 24, 2])[:, None]
+    T = batch["completion_mask"].shape[1]
+    batch["completion_mask"] = (torch.arange(T) < lengths).long()
+    batch["advantages"] = torch.linspace(-1, 2, 8)
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1), T)
+    batch["old_per_token_logps"] = logps + 0.2 * torch.randn_like(logps)
+    batch["num_items_in_batch"] = batch["completion_mask"].sum()
+    return batch
+
+
+def gradient(trainer, batch, parts, processes=1):
+    """The gradient of a batch, split into parts of an optimizer step and over processes."""
+    total = {}
+    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = parts
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", processes)
+    for rows in torch.arange(8).chunk(parts * processes):
+        part = {name: x[rows] if torch.is_tensor(x) and x.dim() > 0 else x
+                for name, x in batch.items()}
+        trainer.model.zero_grad()
+        trainer._compute_loss(trainer.model, part).backward()
+        for name, weight in trainer.model.named_parameters():
+            total[name] = total.get(name, 0) + weight.grad / processes
+    monkeypatch.undo()
+    return total
+
+
+@pytest.mark.parametrize("how", ours.engines.AVERAGES)
+def test_parts_and_processes_never_change_the_gradient(how, small_llama):
+    """With the KL and the entropy bonus, whose averages TRL takes over each part alone."""
+    trainer = made(small_llama, f"grpo how={how}", beta=0.1, entropy_coef=0.3)
+    batch = inputs_of(trainer)
+    batch["ref_per_token_logps"] = batch["old_per_token_logps"] - 0.1
+    whole = gradient(trainer, batch, parts=1)
+    scale = max(one.abs().max().item() for one in whole.values())
+    assert scale > 1e-3
+    for parts, processes in ((2, 1), (8, 1), (2, 2), (1, 4)):
+        same(gradient(trainer, batch, parts, processes), whole, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_the_entropy_bonus_is_the_coefficient_times_the_mean_entropy(small_llama):
+    found = []
+    for coef in (0.0, 0.3):
+        trainer = made(small_llama, "grpo", entropy_coef=coef)
+        found.append(gradient(trainer, inputs_of(trainer), parts=2))
+    batch = inputs_of(trainer)
+    logps, entropy, _ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
+        trainer, trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+        torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
+        batch["completion_ids"].shape[1], compute_entropy=True)
+    mask = batch["completion_mask"]
+    trainer.model.zero_grad()
+    (-0.3 * (entropy * mask).sum() / mask.sum()).backward()
+    for name, weight in trainer.model.named_parameters():
+        same(found[1][name] - found[0][name], weight.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_tokens_of_a_tool_and_tokens_without_a_gradient_are_counted(small_llama):
+    trainer = made(small_llama, "grpo epsilon=0.1 epsilon_high=0.1")
+    batch = inputs_of(trainer)
+    before = gradient(trainer, batch, parts=1)
+    log_rho = (trainer.scored[0] - batch["old_per_token_logps"]).detach()
+    A, mask = batch["advantages"][:, None], batch["completion_mask"]
+    clipped = torch.where(A > 0, log_rho.exp() > 1.1, log_rho.exp() < 0.9) * mask
+    metrics = trainer._metrics["train"]
+    assert metrics["no_gradient"][-1] == pytest.approx(clipped.sum().item() / mask.sum().item())
+    assert metrics["max_log_ratio"][-1] == pytest.approx((log_rho * mask).abs().max().item())
+    batch["tool_mask"] = torch.ones_like(mask)
+    batch["tool_mask"][:, 2:5] = 0
+    noisy = batch["old_per_token_logps"].clone()
+    noisy[:, 2:5] += 5 * torch.randn(8, 3)
+    found = gradient(trainer, batch, parts=1)
+    batch["old_per_token_logps"] = noisy
+    same(gradient(trainer, batch, parts=1), found)              # these tokens do not count
+    assert any(not torch.allclose(found[name], before[name]) for name in found)
+
+
+def test_the_weights_for_vllm_multiply_the_loss(small_llama):
+    trainer = made(small_llama, "grpo")
+    batch = inputs_of(trainer)
+    once = gradient(trainer, batch, parts=1)
+    batch["importance_sampling_ratio"] = torch.full_like(batch["old_per_token_logps"], 0.5)
+    batch["sampling_per_token_logps"] = batch["old_per_token_logps"]
+    trainer.vllm_importance_sampling_correction = trainer.use_vllm = True
+    half = gradient(trainer, batch, parts=1)
+    same(half, {name: one / 2 for name, one in once.items()})
+
+
+def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refused):
+    trainer = made(small_llama, "grpo")
+    batch = inputs_of(trainer)
+    old_logps, mask = batch["old_per_token_logps"], batch["completion_mask"]
+    trainer.check_sampler({"sampling_per_token_logps": old_logps + 0.05}, old_logps, mask)
+    trainer.is_checked = False
+    refused("vLLM does not sample from the trainer's weights: log-probabilities differ by 0.5",
+            trainer.check_sampler, {"sampling_per_token_logps": old_logps + 0.5}, old_logps, mask,
+            code=1)
+    trainer.check_sampler({"sampling_per_token_logps": old_logps + 9}, old_logps, mask)     # once
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("words, message", [
+    (["grpo", "--epsilon", "0.2"], "--epsilon: belongs to TRL's own loss"),
+    (["grpo", "--loss-type=grpo"], "--loss_type: belongs to TRL's own loss"),
+    (["grpo", "--use_liger_kernel"], "--use_liger_kernel: belongs to TRL's own loss"),
+    (["grpo", "eps=3"], "eps: is not a setting of grpo"),
+    (["grpo"], "--dataset_name : cannot be read"),
+    (["grpo", "--dataset_name", "none.jsonl"], "--dataset_name none.jsonl: cannot be read"),
+    (["grpo", "--dataset_name", "few.jsonl", "--eval_strategy", "steps"],
+     "--dataset_name few.jsonl: has no split test; to evaluate on files, name a folder"),
+    (["grpo", "--reward_funcs", "none"], "--reward_funcs none: must be a Python file"),
+    (["grpo", "--reward_funcs", "none.py"], "none.py: there is no such file"),
+    (["grpo", "--reward_funcs", "rewards.py:none"], "--reward_funcs rewards.py:none: has no")])
+def test_a_mistake_in_the_arguments_is_one_line(words, message, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.jsonl").write_text(json.dumps(ROWS[0]))
+    (tmp_path / "rewards.py").write_text("from json import dumps\n\ndef right(**_):\n    pass\n")
+    refused(message, ours.main, [*words, "--output_dir", "out", "--use_cpu", "--bf16", "False"])
+
+
+def test_rewards_are_the_functions_of_files_or_the_last_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text(
+        "from json import dumps\n\ndef a(**_):\n    pass\n\ndef b(**_):\n    pass\n\n"
+        "def _helper():\n    pass\n\nclass Other:\n    pass\n")
+    names = [one.__name__ for one in ours.read_rewards(["rewards.py", "rewards.py:b"])]
+    assert names == ["a", "b", "b"]
+    [default] = ours.read_rewards(None)
+    completions = [[{"role": "assistant", "content": "3 + 4 = 7"}], "so 8", "no number"]
+    assert default(completions=completions, answer=["7", "7", 7], prompts=[]) == [1.0, 0.0, 0.0]
+
+
+def test_an_adapter_of_trl_learns_from_our_loss(small_llama, tmp_path, monkeypatch):
+    pytest.importorskip("peft", reason=NEEDS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "mine.py").write_text(
+        "def my_loss(logps, old_logps, advantages, mask):\n"
+        "    return -(logps - old_logps).exp() * advantages\n\n" + inspect.getsource(digits))
+    flags = {name: x for name, x in FLAGS.items() if name != "max_steps"}
+    words = [word for name, x in flags.items() for word in (f"--{name}", str(x))]
+    trainer = ours.main([
+        "mine.py:my_loss", "how=token_mean", "--model_name_or_path", str(small_llama), "--use_peft",
+        "--lora_r", "4", "--dataset_name", "data.jsonl", "--reward_funcs", "mine.py:digits",
+        "--output_dir", "out", "--max_steps", "2", *words])
+    assert trainer.how == "token_mean" and trainer.state.global_step == 2
+    assert (tmp_path / "out/adapter_model.safetensors").exists()
+    learned = {name: x for name, x in trainer.model.named_parameters() if x.requires_grad}
+    assert learned and all("lora" in name for name in learned)
+    assert any(x.abs().sum() > 0 for name, x in learned.items() if "lora_B" in name)

@@ -1,0 +1,174 @@
+"""engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.testing import assert_close as same
+
+import engines
+import grpo
+import gspo
+import ppo
+
+pytestmark = pytest.mark.quick
+
+MINE = """
+import torch
+
+def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both"):
+    ratio = (logps - old_logps).exp().clamp(max=bound)
+    return -ratio * advantages
+
+def averaged(logps, old_logps, advantages, mask):
+    return (logps * advantages).mean()
+
+def constant(logps, old_logps, advantages, mask):
+    return torch.zeros_like(logps)
+
+def strict(logps, old_logps, advantages, mask, *, bound):
+    return -logps * advantages
+
+def free(logps, old_logps, advantages, mask, **settings):
+    return -logps * advantages * settings["scale"]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("mine.py").write_text(MINE)
+    return tmp_path
+
+
+def batch(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    logps, old_logps = -torch.rand(2, 4, 5, generator=generator, dtype=dtype)
+    mask = (torch.arange(5) < torch.tensor([5, 2, 4, 1])[:, None]).to(dtype)
+    return logps, old_logps, torch.tensor([1.0, -1.0, 2.0, -0.5], dtype=dtype), mask
+
+
+@pytest.mark.parametrize("text, function, settings, how", [
+    ("grpo:policy_loss", grpo.policy_loss, {}, "sequence_mean"),
+    ("grpo loss_type=dapo epsilon_high=.28", grpo.policy_loss,
+     {"loss_type": "dapo", "epsilon_high": 0.28}, "token_mean"),
+    ("grpo:policy_loss loss_type=dr_grpo", grpo.policy_loss, {}, "constant"),
+    ("grpo:policy_loss loss_type=sapo how=sequence_sum", grpo.policy_loss, {"loss_type": "sapo"},
+     "sequence_sum"),
+    ("gspo:policy_loss level=sequence_token epsilon=3e-4", gspo.policy_loss,
+     {"level": "sequence_token", "epsilon": 3e-4}, "sequence_mean"),
+    ("ppo:policy_loss", ppo.policy_loss, {}, "token_mean"),
+    ("zoo:policy_loss loss_type=cispo", grpo.policy_loss, {"loss_type": "cispo"}, "token_mean")])
+def test_a_text_names_a_loss_its_settings_and_its_average(text, function, settings, how):
+    logps, old_logps, A, mask = batch()
+    loss, average = engines.load(text)
+    same(loss(logps, old_logps, A, mask), function(logps, old_logps, A, mask, **settings))
+    same(loss(logps, old_logps, A[:, None].expand_as(mask), mask), loss(logps, old_logps, A, mask))
+    assert average == how
+
+
+def test_a_loss_of_the_zoo_has_its_flags_and_its_average():
+    logps, old_logps, A, mask = batch()
+    loss, how = engines.load("zoo:policy_loss loss_type=gmpo gmpo_epsilon=0.01")
+    wide, _ = engines.load("zoo loss_type=gmpo gmpo_epsilon=9")
+    assert how == "sequence_mean" and not torch.equal(
+        loss(logps, old_logps, A, mask), wide(logps, old_logps, A, mask))
+    clipped = (logps - old_logps).clamp(-9, 9)
+    s = ((clipped * mask).sum(1) / mask.sum(1)).exp()
+    same(wide(logps, old_logps, A, mask), -(A * s)[:, None] * mask)
+    assert engines.load("zoo loss_type=dppo_tv")[1] == "token_mean"
+
+
+def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monkeypatch):
+    logps, old_logps, A, mask = batch()
+    loss, how = engines.load("mine.py:my_loss bound=1.1 how=constant")
+    same(loss(logps, old_logps, A, mask),
+         -(logps - old_logps).exp().clamp(max=1.1) * A[:, None])
+    assert how == "constant" and engines.load("mine.py:my_loss")[1] == "sequence_mean"
+    assert engines.load("mine.py:free scale=2")
+    monkeypatch.setenv("LOSS", "mine.py:my_loss how=token_mean")
+    assert engines.load()[1] == "token_mean"
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "LOSS: is empty"),
+    ("grop", "grop: must be grpo, gspo, ppo, zoo, or a file"),
+    ("reinforce:policy_loss", "reinforce: its loss has no old log-probabilities"),
+    ("dpo:dpo_loss", "dpo: its loss compares pairs"),
+    ("grpo:loss", "grpo: has no function loss"),
+    ("grpo epsilon", "epsilon: must be a setting"),
+    ("grpo eps=0.1", "eps: is not a setting of grpo; it has loss_type, epsilon, epsilon_high"),
+    ("grpo loss_type=grop", "loss_type=grop: must be one of grpo, dr_grpo, dapo"),
+    ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
+    ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
+    ("zoo:gmpo", "zoo: has no function gmpo"),
+    ("zoo loss_type=gmpo dro_beta=1", "dro_beta: is not a setting of zoo:gmpo; it has loss_type"),
+    ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
+    ("zoo loss_type=x", "loss_type=x: must be one of"),
+    ("none.py:my_loss", "none.py: there is no such file"),
+    ("mine.py:your_loss", "mine.py: has no function your_loss"),
+    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, and how"),
+    ("mine.py:my_loss bound=high", "mine.py:my_loss: TypeError: "),
+    ("mine.py:strict", "mine.py:strict: TypeError: "),
+    ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
+    ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
+def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
+    with pytest.raises(ValueError) as error:
+        engines.load(text)
+    assert str(error.value).startswith(words) and "\n" not in str(error.value)
+
+
+# ---- the import path -------------------------------------------------------------------------
+
+def python(*words, cwd, **more):
+    """Run Python without the tests' own path. -> what it printed, to both streams"""
+    done = subprocess.run([sys.executable, *words], cwd=cwd, text=True, encoding="utf-8",
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **more)
+    return done.stdout
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """An environment whose site-packages have a package `kernels`; plant(name) adds another."""
+    def plant(name="kernels"):
+        (tmp_path / f"site/{name}").mkdir(parents=True)
+        (tmp_path / f"site/{name}/__init__.py").write_text("")
+        return tmp_path / "site"
+    plant()
+    return plant
+
+
+PATH = """
+import sys
+sys.path.append({site!r})
+import engines.behind
+import engines
+engines.load("grpo")
+engines.load("zoo loss_type=gmpo")
+import report, examples.lag, tasks.flags
+import kernels
+print(sys.path[-1] == {root!r}, sys.path.count({root!r}), kernels.__file__)
+"""
+
+
+def test_no_import_of_ours_hides_a_package_of_the_environment(planted, tmp_path):
+    root, site = str(ROOT), str(tmp_path / "site")
+    printed = python("-c", PATH.format(site=site, root=root), cwd=ROOT)
+    assert printed.split() == ["True", "1", f"{site}/kernels/__init__.py"]
+    without = PATH.format(site=site, root=root).replace("import engines.behind\n", "")
+    assert f"{root}/kernels" in python("-c", without, cwd=ROOT)
+
+
+def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(planted, tmp_path):
+    site = planted("tasks")
+    printed = python("-c", PATH.format(site=str(site), root=str(ROOT)), cwd=ROOT)
+    assert printed == (f"error: {site}/tasks: has our module's name, tasks; uninstall the package "
+                       "that it belongs to, or use an environment without it\n")
+
+
+def test_an_engine_that_is_run_by_its_path_says_how_it_is_run():
+    assert python("engines/trl.py", "grpo", cwd=ROOT) == (
+        "error: start it in the checkout as a module: python -m engines.trl\n")
