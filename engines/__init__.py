@@ -125,7 +125,8 @@ def checked(loss, name):
     @functools.wraps(loss.func)
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
-        return loss(logps, old_logps, A.expand_as(mask), mask)
+        losses = loss(logps, old_logps, A.expand_as(mask), mask)
+        return torch.where(mask > 0, losses, 0.0) if losses.shape == mask.shape else losses
 
     mask = torch.ones(2, 3)
     logps = torch.full((2, 3), -1.0, requires_grad=True)

@@ -51,14 +51,17 @@ class Trainer(trl.GRPOTrainer):
         args = copy.copy(args)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
         self.is_checked = False
+        self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
-        """Keep what TRL's loss computes. The entropies that it gets have no gradient, because
-        `_compute_loss` adds that of the entropy bonus."""
+        """Keep what TRL's loss computes. It gets no infinities of masked slots, and entropies
+        without a gradient, because `_compute_loss` adds the gradient of the entropy bonus."""
         logps, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **named)
+        if self.mask is None:
+            return logps, entropies, *rest
         self.scored = logps, entropies
-        return logps, None if entropies is None else entropies.detach(), *rest
+        return torch.where(self.mask > 0, logps, 0.0), entropies.detach(), *rest
 
     def _compute_loss(self, model, inputs):
         """Compute the part of a micro-batch in the loss of an optimizer step. -> scalar"""
@@ -66,12 +69,15 @@ class Trainer(trl.GRPOTrainer):
         entropy_coef = self.entropy_coef if self._entropy_bonus_enabled else 0.0
         if entropy_coef and self.use_adaptive_entropy:      # off while there is enough entropy
             entropy_coef *= self._last_world_entropy <= self.args.entropy_target
-        # The policy's loss is 0 if A is 0. What TRL then computes is all the rest.
-        loss = super()._compute_loss(model, inputs | {"advantages": torch.zeros_like(A)})
+        self.mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)      # (b, T)
+        # The policy's loss is 0 if A is 0, so TRL computes all the rest. Only the KL needs pi_old.
+        given = {name: torch.where(self.mask > 0, inputs[name], 0.0) for name in (
+            "old_per_token_logps", "ref_per_token_logps") if inputs.get(name) is not None}
+        if self.beta == 0:
+            given["old_per_token_logps"] = None
+        loss = super()._compute_loss(model, inputs | given | {"advantages": torch.zeros_like(A)})
         logps, entropies = self.scored                                          # (b, T) each
-        mask = inputs["completion_mask"].to(logps)
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
+        mask, self.mask = self.mask.to(logps), None
         old_logps = inputs.get("old_per_token_logps")
         if old_logps is None:               # then there is one update, and pi_old is pi
             old_logps = logps.detach()
@@ -100,11 +106,11 @@ class Trainer(trl.GRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name in metrics if name.startswith(("clip_ratio/", "policy_loss"))]:
             del metrics[name]               # TRL has computed these with A = 0
-        largest = ((logps - old_logps).detach() * mask).abs().max()
+        largest = grpo.log_ratio(logps.detach(), old_logps, mask).abs().max()
         metrics["max_log_ratio"].append(self.accelerator.gather(largest[None]).max().item())
         if token_loss.requires_grad:
             [slope] = torch.autograd.grad(
-                (token_loss * mask).sum(), logps, retain_graph=True)            # (b, T)
+                token_loss[mask > 0].sum(), logps, retain_graph=True)           # (b, T)
             counts = (A if A.dim() == 2 else A[:, None]).ne(0) * mask           # (b, T)
             sums = torch.stack([((slope == 0) * counts).sum(), counts.sum()])
             without, total = self.accelerator.reduce(sums, reduction="sum")
@@ -116,7 +122,8 @@ class Trainer(trl.GRPOTrainer):
         if self.is_checked or "sampling_per_token_logps" not in inputs:
             return
         self.is_checked = True
-        difference = ((old_logps - inputs["sampling_per_token_logps"]) * mask).abs().sum()
+        difference = grpo.log_ratio(
+            old_logps, inputs["sampling_per_token_logps"], mask).abs().sum()
         sums = self.accelerator.reduce(torch.stack([difference, mask.sum()]), reduction="sum")
         mean = (sums[0] / sums[1].clamp(min=1)).item()
         if not mean <= ROUNDING:                                                # True for nan

@@ -2,11 +2,18 @@
 a batch is split."""
 import inspect
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import small_vectors
 import torch
+from conftest import ROOT
 from small_models import NEEDS
 from torch.testing import assert_close as same
+
+import vectors
 
 trl = pytest.importorskip("trl", reason=NEEDS)
 datasets = pytest.importorskip("datasets", reason=NEEDS)
@@ -108,6 +115,37 @@ def gradient(trainer, batch, parts, processes=1):
     return total
 
 
+PROGRAM = """
+import engines.behind
+import json
+import sys
+from pathlib import Path
+import test_engine_trl as here
+folder, kind, file = sys.argv[1:]
+loss, flags = {"ours": ("grpo loss_type=dapo", {}), "theirs": (None, {"loss_type": "dapo"})}[kind]
+trainer = here.made(Path(folder), loss, beta=0.1, **flags)
+found = here.steps(trainer)
+if trainer.accelerator.is_main_process:
+    Path(file).write_text(json.dumps([trainer.accelerator.num_processes, found]))
+"""
+
+
+def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
+    """The batch of an optimizer step is divided, and the gradients are averaged."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    found = {}
+    for kind in ("ours", "theirs"):
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+             "program.py", small_llama, kind, f"{kind}.json"], check=True, cwd=tmp_path,
+            capture_output=True, env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+        processes, found[kind] = json.loads((tmp_path / f"{kind}.json").read_text())
+        assert processes == 2 and len(found[kind]) == 4
+    for one, other in zip(found["ours"], found["theirs"]):
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
+
+
 @pytest.mark.parametrize("how", ours.engines.AVERAGES)
 def test_parts_and_processes_never_change_the_gradient(how, small_llama):
     """With the KL and the entropy bonus, whose averages TRL takes over each part alone."""
@@ -179,6 +217,46 @@ def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refuse
             trainer.check_sampler, {"sampling_per_token_logps": old_logps + 0.5}, old_logps, mask,
             code=1)
     trainer.check_sampler({"sampling_per_token_logps": old_logps + 9}, old_logps, mask)     # once
+
+
+# ---- the vectors ------------------------------------------------------------------------------
+
+CONTENT = vectors.read("policy_loss")
+OTHERS = ("reinforce", "penalty")       # without log pi_old, and PPO's penalty, which has beta
+
+
+def ours_of(case):
+    """Our functions that compute the loss of a case. -> list"""
+    given = {name: x for name, x in case["parameters"].items() if name not in ("how", "max_length")}
+    return [] if given["method"] in OTHERS else small_vectors.token_losses(**given)
+
+
+@pytest.fixture(scope="module")
+def one_trainer(small_llama):
+    return made(small_llama, "grpo")
+
+
+@pytest.mark.parametrize("case", filter(ours_of, CONTENT["cases"]), ids=lambda case: case["id"])
+def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
+    """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
+    def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
+        monkeypatch.setattr(
+            trl.GRPOTrainer, "_get_per_token_logps_and_entropies",
+            lambda *_, **__: (logps, torch.zeros_like(logps), None))
+        one_trainer.how, one_trainer.loss_type = how, ours.LOSS_TYPES[how]
+        one_trainer.max_completion_length = max_length
+        one_trainer.current_gradient_accumulation_steps = one_trainer.args.steps_per_generation = 1
+        ones = torch.ones_like(mask)
+        zeros = torch.zeros_like(mask).long()
+        return one_trainer._compute_loss(one_trainer.model.train(), {
+            "prompt_ids": zeros[:, :1], "prompt_mask": ones[:, :1], "completion_ids": zeros,
+            "completion_mask": ones, "tool_mask": mask, "advantages": advantages,
+            "old_per_token_logps": old_logps.detach(), "num_items_in_batch": mask.sum()})
+
+    for loss in ours_of(case):
+        one_trainer.token_loss = loss
+        outcome = vectors.check_case(inside, CONTENT, case, fixed=case["parameters"])
+        assert not outcome.skipped and not outcome.errors, outcome.errors
 
 
 # ---- the command -----------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     logps, old_logps, A, mask = batch()
     loss, how = engines.load("mine.py:my_loss bound=1.1 how=constant")
     same(loss(logps, old_logps, A, mask),
-         -(logps - old_logps).exp().clamp(max=1.1) * A[:, None])
+         -(logps - old_logps).exp().clamp(max=1.1) * A[:, None] * mask)
     assert how == "constant" and engines.load("mine.py:my_loss")[1] == "sequence_mean"
     assert engines.load("mine.py:free scale=2")
     monkeypatch.setenv("LOSS", "mine.py:my_loss how=token_mean")
