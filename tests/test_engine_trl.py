@@ -136,10 +136,11 @@ def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     found = {}
     for kind in ("ours", "theirs"):
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-             "program.py", small_llama, kind, f"{kind}.json"], check=True, cwd=tmp_path,
-            capture_output=True, env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+             "program.py", small_llama, kind, f"{kind}.json"], cwd=tmp_path, capture_output=True,
+            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, text=True, check=False)
+        assert done.returncode == 0, done.stderr
         processes, found[kind] = json.loads((tmp_path / f"{kind}.json").read_text())
         assert processes == 2 and len(found[kind]) == 4
     for one, other in zip(found["ours"], found["theirs"]):
