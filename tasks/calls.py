@@ -2,8 +2,7 @@
 
 The response replaces the tokens that would be sampled next. The policy did not choose these tokens,
 so they do not count in a loss: the mask is 0.0 there. `rollout` does the same as the rollout of the
-script that defines the model's class, and uses its functions, such as sample_token. A Completion
-grows by the tokens that any engine samples.
+script that defines the model's class, and uses its functions, such as sample_token.
 """
 import sys
 from collections import deque
@@ -160,73 +159,3 @@ def call_ids(task):
 def encode(response):
     """Encode text that an environment inserts; it may contain special tokens. -> list of ids"""
     return TOKENIZER.encode(response, allowed_special="all")
-
-
-# ---- for other engines than the scripts' own -------------------------------------------------
-
-class Completion:
-    """A growing completion, for any tokenizer: the text decides whether there is a call, which may
-    be several tokens, or end in the middle of one. An inserted end token does not end it."""
-
-    def __init__(self, policy, task, problem):
-        self.policy = policy                    # with a tokenizer and `ends`, ids that end a text
-        self.task = task
-        self.problem = problem
-        self.calls = getattr(task, "call_tokens", ())   # report.ask may have no task
-        self.ids = []
-        self.slots = []                         # (id, mask, log-probability, entropy) of each
-        self.to_insert = deque()
-        self.has_ended = False
-
-    def add(self, token, logp=0.0, entropy=0.0):
-        """Add a sampled token, or instead of it the next token to insert. -> the added token"""
-        if self.has_ended:
-            return token
-        is_sampled = not self.to_insert
-        if not is_sampled:
-            token, logp, entropy = self.to_insert.popleft(), 0.0, 0.0
-        self.ids.append(token)
-        self.slots.append((token, float(is_sampled), logp, entropy))
-        text = self.called() if is_sampled and self.calls else ""
-        if text:
-            self.to_insert += self.encode(self.task.respond(self.problem, text))
-        if is_sampled and token in self.policy.ends:
-            self.has_ended = not self.to_insert
-        return token
-
-    def decode(self, ids):
-        return self.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-
-    def encode(self, response):
-        """Encode a response so that the policy reads exactly this text. Some tokenizers begin each
-        text with a space, so a text before the response is encoded, too. -> list of ids"""
-        before = self.ids[-8:]
-        for text in ("", "\n", "."):
-            head = self.policy.ids_of(text, add_special_tokens=False)
-            ids = self.policy.ids_of(text + response, add_special_tokens=False)
-            rest = ids[len(head):]
-            if head + rest == ids and self.decode(before + rest) == self.decode(before) + response:
-                return rest
-        return self.policy.ids_of(response, add_special_tokens=False)
-
-    def called(self):
-        """Return the text up to a call if the last token completes one, and "" if not. Each token
-        has at least one byte, so it is enough to look at the last ones."""
-        near = 1 + max(len(call.encode()) for call in self.calls)
-        last = self.decode(self.ids[-near:])
-        if not any(call in last for call in self.calls):
-            return ""
-        before = self.decode(self.ids[-near:-1])
-        ends = [last.rfind(call) + len(call) for call in self.calls
-                if last.count(call) > before.count(call)]
-        text = self.decode(self.ids)
-        return text[:len(text) - len(last) + max(ends)] if ends else ""
-
-    def extend(self, *sampled, T):
-        """Add sampled tokens up to a call, then all tokens to insert; at most T tokens in all."""
-        for slot in zip(*sampled):
-            self.add(*slot)
-            if self.to_insert:
-                break
-        while self.to_insert and len(self.ids) < T:
-            self.add(None)

@@ -43,11 +43,9 @@ def names():
 
 def defaults(config_class, task_flag):
     """Collect the defaults of flags that the tasks define; if several define one, the largest. Only
-    scripts that have the flag, and small policies, use them. -> dict"""
+    scripts that have the flag use them. -> dict"""
     classes = [find(part.partition(":")[0]) for part in task_flag.split(",")]
     chosen = {}
-    if not getattr(config_class, "has_task_defaults", True):
-        return chosen
     for field in dataclasses.fields(config_class):
         if any(field.name in task.defaults for task in classes):
             values = [task.defaults.get(field.name, field.default) for task in classes]

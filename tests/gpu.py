@@ -13,10 +13,13 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
+import common
+from engines import task
 from lab.docs import DOCS, ROOT, table
 from lab.measure import NAME, ON_DEVICE, SLUG
 from learn.sync import SCRIPTS
@@ -31,16 +34,18 @@ SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_s
          "--max_steps 2 --num_eval_problems 64 --num_eval_samples 2")
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
         "--max_completion_length 8 --base_steps 4 --max_steps 2 --num_eval_problems 4")
-REAL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps 2 --num_prompts 4 "
-        "--max_completion_length 16 --num_eval_problems 8 --num_eval_samples 1")
+TRL = ("grpo --model_name_or_path runs/gpu/model --dataset_name runs/gpu/problems.jsonl "
+       "--reward_funcs engines/task.py:right --max_steps 2 --num_generations 4 "
+       "--per_device_train_batch_size 8 --max_completion_length 16 --report_to none "
+       "--output_dir runs/gpu/trl")
 ROWS = []                       # of the report
 
 
 def commands():
     """List the commands. -> {name: the arguments of `python -m`}"""
     python, size, collect, cpu = "", "", "", ""
-    if DRY:                     # several processes cannot share the simulated GPU: pytest, torchrun
-        python, size, collect, cpu = "tests.pretend", TINY, "--collect-only", "--device cpu"
+    if DRY:                     # several processes cannot share the simulated GPU, as pytest's do
+        python, size, collect, cpu = "tests.pretend", TINY, "--collect-only", "--use_cpu --bf16 no"
     args = {"main": f"{python} grpo --task arithmetic {size}"}
     for module in [script.removesuffix(".py") for script in SCRIPTS]:
         for kernel in ("triton", "torch"):
@@ -52,15 +57,15 @@ def commands():
         "countdown": f"{python} grpo --task countdown {size}"}
     if find_spec("transformers"):
         args |= {
-            "export": "pretrained.export runs/gpu/grpo-triton runs/gpu/model",
-            "real": f"pretrained.train {REAL}",
-            "torchrun": f"torch.distributed.run pretrained/train.py {REAL} {cpu}"}
-    if find_spec("vllm") and not DRY:           # vLLM's kernels need wide heads
+            "export": "engines.export runs/gpu/grpo-triton runs/gpu/model"}
+    if find_spec("trl"):
+        args |= {"trl": f"engines.trl {TRL} {cpu}"}
+    if find_spec("trl") and find_spec("vllm") and not DRY:      # vLLM's kernels need wide heads
         args |= {
             "wide": f"grpo {SHORT} --num_attention_heads 2",
-            "wide-export": "pretrained.export runs/gpu/wide runs/gpu/wide-model",
-            "vllm": f"pretrained.train {REAL} --model runs/gpu/wide-model --lora_rank 8 "
-                    "--engine vllm"}
+            "wide-export": "engines.export runs/gpu/wide runs/gpu/wide-model",
+            "vllm": f"engines.trl {TRL} --model_name_or_path runs/gpu/wide-model --use_peft "
+                    "--use_vllm --vllm_mode colocate"}
     if find_spec("transformers") and not DRY:
         args["step"] = "lab.measure step 64"
     if not DRY:                 # torch.func cannot handle the tensors of the simulated GPU
@@ -94,6 +99,9 @@ def folder():
                     "GPU. Check whether nvidia-smi lists one. Without one, run: make gpu DRY=1", 2)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
+    problems = common.sample_problems(task.load("arithmetic:2"), 64, "gpu")
+    rows = [task.line(problem, "arithmetic:2") for problem in problems]
+    Path(FOLDER, "problems.jsonl").write_text("\n".join(rows), "utf-8")
 
 
 @pytest.mark.parametrize("name, command", commands().items(), ids=commands())

@@ -1,9 +1,6 @@
-"""Small models of transformers that a test can train: our policies, converted by pretrained.export,
+"""Small models of transformers that a test can train: our policies, converted by engines.export,
 and random weights in the shapes of other families. Fixtures and helpers; no tests."""
-import contextlib
-import importlib
 import inspect
-import io
 import json
 import os
 from pathlib import Path
@@ -16,34 +13,15 @@ from small_runs import SMALL, arguments, at_work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import common
 import grpo
 
-NEEDS = "needs pretrained/requirements.txt"
-# Values of SMALL. Its flags for the policy's shape do not exist in pretrained/train.py.
-LIKE_SMALL = {name: SMALL[name] for name in (
-    "max_completion_length", "num_prompts", "num_generations", "num_mini_batches", "task", "device",
-    "num_eval_problems", "num_eval_samples", "eval_steps", "save_steps", "max_steps")}
-LIKE_SMALL |= {"learning_rate": 5e-4, "micro_batch_size": 32}
-# What is special about them, compared with a Llama: biases; norms of queries and keys; soft caps;
-# scaled logits; a table of positions; dropout that is read from the config.
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "granite", "gpt2", "falcon")
+NEEDS = "needs engines/requirements.txt"
 # The shapes of all families that we try: what a tiny model of a family changes
 SHAPES = json.loads(Path(__file__).with_name("families.json").read_text("utf-8"))
 TINY = {"vocab_size": grpo.VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 128}
 TOKENS = {"eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD, "bos_token_id": None}
-
-
-def load_example():
-    """Import pretrained/train.py. -> module"""
-    return importlib.import_module("pretrained.train")
-
-
-def config_of(**flags):
-    """Make a Config of pretrained/train.py with small numbers."""
-    return load_example().Config(**(LIKE_SMALL | {"model": "none"} | flags))
 
 
 @pytest.fixture(scope="session")
@@ -59,18 +37,18 @@ def small_base(tmp_path_factory):
 def small_llama(small_base, tmp_path_factory):
     """The base of small_base as a Hugging Face folder."""
     pytest.importorskip("transformers", reason=NEEDS)
-    from pretrained import export
+    from engines import export
     folder = tmp_path_factory.mktemp("llama") / "model"
     export.export(small_base, folder)
     return folder
 
 
 def save_random(folder, family="llama", scale=1.0, **changes):
-    """Write a model of a family and the tokenizer of pretrained.export, without a chat template.
+    """Write a model of a family and the tokenizer of engines.export, without a chat template.
     The random weights are so large that tokens differ in probability. -> folder"""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    from pretrained import export
+    from engines import export
     shape = TINY | SHAPES.get(family, {}) | changes
     if "text_config" in shape:                          # next to a part that reads pictures
         shape = {name: shape[name] for name in ("text_config", "vision_config") if name in shape}
@@ -87,20 +65,19 @@ def save_random(folder, family="llama", scale=1.0, **changes):
     return folder
 
 
-def attempt(family, folder):
-    """Check a tiny model of a family as a run checks its model. -> why it fails, or "" """
-    train = load_example()
-    save_random(folder, family)
-    cfg = train.Config(model=family, device="cpu", max_completion_length=16)
-    prompts = ("(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "Say yes:")
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            policy = train.Policy(folder, cfg)
-            train.check_sampler(policy, [common.Problem(prompt, "") for prompt in prompts])
-    except SystemExit:
-        return errors.getvalue().splitlines()[-1].removeprefix("error: ")
-    return ""
+def sample_and_score(family, folder):
+    """Let real.py sample from a tiny model of a family and score the samples, of which the second
+    has padding. -> mean difference of the log-probabilities, in nats per token"""
+    import real
+    policy = real.load(save_random(folder, family))
+    torch.manual_seed(0)
+    prompts = real.encode(["((((3+4)-5)*4)-2)=", "3>"] * 4, 32)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(real, "W", 32)
+        patch.setattr(real, "T", 16)
+        tokens, sampled = real.sample_few(policy, prompts, 1 - torch.rand(8, 16), False)
+        logps, mask = real.logprobs(policy, tokens)
+    return (((logps - sampled) * mask).abs().sum() / mask.sum()).item()
 
 
 class Recording(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""python -m pretrained.export writes the policy of a run as a Hugging Face folder, which computes
+"""python -m engines.export writes the policy of a run as a Hugging Face folder, which computes
 the same logits."""
 import json
 import random
@@ -10,7 +10,7 @@ from small_models import NEEDS
 import common
 import grpo
 import plumbing
-from pretrained import export
+from engines import export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 

@@ -68,8 +68,6 @@ def test_a_command_can_be_given(command):
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
         return
     name = first.removesuffix(".py").replace("/", ".")
-    if name == "pretrained.train":
-        pytest.importorskip("transformers", reason="needs pretrained/requirements.txt")
     if name in ("nano", "real"):                # no flags: real.py takes a model, and a file
         assert (ROOT / first).is_file() and len(words) in ((0,) if name == "nano" else (1, 2))
         return

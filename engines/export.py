@@ -1,13 +1,14 @@
 """Convert the policy of a run into a Hugging Face folder.
 
-  python -m pretrained.export RUN DIR           # the trained policy; with --base the one before RL
+  python -m engines.export RUN DIR           # the trained policy; with --base the one before RL
 
 Transformers, TRL and vLLM cannot read our checkpoints, but our policy computes what a Llama
 computes. So only the names of the weights change, and not a single bit of the weights themselves.
 The tokenizer has a token for each byte, and merges none. <think>, <answer> and similar tokens are
 ordinary added tokens, so trainers keep them when they decode with skip_special_tokens. Only <|eos|>
-and <|pad|> are special tokens. Needs pretrained/requirements.txt.
+and <|pad|> are special tokens. Needs engines/requirements.txt.
 """
+import engines.behind  # noqa: F401, I001  (before all others)
 import importlib.util
 import json
 import string
@@ -92,9 +93,6 @@ def make_tokenizer():
 def read_policy(run, name):
     """Read the policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
     script, cfg = ask.read_run(run)
-    if not hasattr(script, "GPT"):
-        common.fail(f"{run}: is a run of {script.__name__}, so RUN/checkpoint-STEP already is "
-                    "a Hugging Face folder")
     return ask.load_policy(run, script, cfg, name), cfg
 
 
@@ -125,7 +123,7 @@ def main(argv=None):
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
     if importlib.util.find_spec("transformers") is None:        # it brings the other packages
-        common.fail("transformers is missing: pip install -r pretrained/requirements.txt")
+        common.fail("transformers is missing: pip install -r engines/requirements.txt")
     export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
     print(f"{args.target}: its README.md shows how to use it")
 

@@ -1,0 +1,59 @@
+"""engines/task.py writes problems for other trainers, and judges completions by its columns."""
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+import common
+from engines import task as engine
+
+HOSTILE = ["", "<answer>", "<answer>7</answer><answer>7</answer>", "\x00\ud800", "9" * 10_000,
+           "<answer>" + "(" * 5000 + "</answer>", "<answer>__import__('os')</answer>", "7"]
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic:2-3", "countdown:3",
+                                  "arithmetic,countdown"])
+def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, capsys):
+    engine.main([name, "40", "--instruction", "Solve: "])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 40 and all(row["prompt"] == [
+        {"role": "user", "content": "Solve: " + row["problem"]}] for row in rows)
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    texts = [f"<answer>{row['answer']}</answer>" for row in rows]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    assert engine.right(texts, **columns) == engine.right(chats, **columns) == [1.0] * 40
+    for text in HOSTILE:
+        assert engine.right([text] * 40, **columns) == [0.0] * 40
+    held_out = [engine.load(name).is_held_out(common.Problem(
+        row["problem"], row["answer"], task=row["part"])) for row in rows]
+    assert not any(held_out)
+
+
+def test_the_seed_and_the_split_choose_the_problems(capsys):
+    found = []
+    for flags in ([], [], ["--seed", "1"], ["--split", "test"]):
+        engine.main(["countdown", "30", *flags])
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and len({*found}) == 3
+    rows = [json.loads(line) for line in found[3].splitlines()]
+    assert all(engine.load("countdown").is_held_out(common.Problem(row["problem"], ""))
+               for row in rows)
+
+
+@pytest.mark.parametrize("words, message", [
+    (["gridworld", "5"], "gridworld: rewards each move"),
+    (["lookup", "5"], "lookup: an environment answers while the policy writes"),
+    (["number", "5"], "number: an environment answers"),
+    (["chess", "5"], "--task chess: there is no"),
+    (["countdown", "0"], "N 0: must be at least 1")])
+def test_a_task_that_does_not_fit_is_refused(words, message, refused):
+    refused(message, engine.main, words)
+
+
+def test_the_command_ends_quietly_when_its_reader_does():
+    command = f"{sys.executable} -m engines.task arithmetic 50000 | head -1"
+    done = subprocess.run(
+        command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""
