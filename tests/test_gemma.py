@@ -11,8 +11,8 @@ from small_models import NEEDS, save_random
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 pytest.importorskip("peft", reason=NEEDS)
 import real  # noqa: E402
-from lab import gemma, gemma_reward  # noqa: E402
-from pretrained import export, models  # noqa: E402, F401  (before tests, which block some modules)
+from engines import export  # noqa: E402, F401  (before tests, which block some modules)
+from lab import gemma  # noqa: E402
 
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
@@ -22,7 +22,8 @@ TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
 
 def test_a_model_in_gguf_is_saved_so_that_texts_also_end_with_their_line(tmp_path, monkeypatch):
     base = save_random(tmp_path / "base", "gemma3_text", **TINY)
-    model, tokenizer = models.load(base)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     tokenizer.add_tokens(["\n\n", "\n\n\n", "a\n"])
     model.hf_quantizer = SimpleNamespace(       # while it is there, the model cannot be saved
         remove_quantization_config=lambda model: delattr(model, "hf_quantizer"),
@@ -58,40 +59,40 @@ def small(tmp_path, monkeypatch):
 
 
 def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watch, stops):
-    cases = [(gemma.ALL, "1e-3", 0), (gemma.LORA, "1e-2", 0), (gemma.CONTROL, "1e-3", 1)]
+    cases = [(gemma.ALL, "1e-3", 0), (gemma.LORA, "1e-2", 0), (gemma.ALL, "1e-3", 1)]
     evaluated = watch(gemma, "evaluate", lambda folder, problems: folder)
     settings = watch(real, "main", lambda *_: (real.W, real.TEMPERATURE))
     first = gemma.measure(tmp_path / "store.json", cases[:1])["runs"]
     results = gemma.measure(tmp_path / "store.json", cases)
-    assert evaluated == ["../base", "trained", "run/checkpoint-2", "trained"]
-    assert settings == [(512, 1.0)] * 2
+    assert evaluated == ["../base", "trained", "merged", "trained"]
+    assert settings == [(512, 1.0)] * 3
     base, *runs = results["runs"]
     assert [base, runs[0]] == first and [(*run.values(),)[:3] for run in runs] == cases
-    for run in runs:
-        steps = run["steps"]
-        assert [step["reward"] for step in steps] == [0.0, 0.0] and steps[0]["time"] > 0
-        assert 0 < steps[1]["length"] <= 3 and steps[1]["entropy"] > 0 and len(run["counts"]) == 6
+    assert all(len(run["counts"]) == 6 for run in runs)
+    assert (tmp_path / "case/trained/model.safetensors").exists()
     assert json.loads((tmp_path / "store.json").read_text()) == results
-    assert gemma.describe(results).count(" | 0.000 | 0.000 | ") == 4
+    assert gemma.describe(results).count(" | 0.000 | 0.000 | ") == 3
     monkeypatch.setattr(gemma, "JOB", gemma.JOB._replace(steps=3))
     stops("with other settings", gemma.measure, tmp_path / "store.json", cases)
 
 
-def test_the_control_learns_the_right_outputs_of_the_base(small, tmp_path, monkeypatch, watch):
+def test_a_merged_adapter_is_what_was_trained(small, tmp_path, monkeypatch):
     gemma.make_problems()
-    samplers = watch(real, "sample", lambda policy, questions, greedy=False: (greedy, policy))
-    learned = watch(real, "descend", lambda policy, *_: policy)
-    functions = []
-    watch(real, "main", lambda *_: functions.extend((real.advantages, real.surrogate_loss)))
-    gemma.TRAIN[gemma.CONTROL]("1e-3", 0)
-    assert [greedy for greedy, _ in samplers] == [True, False, False, True]
-    assert samplers[1][1] is samplers[2][1] is not learned[0]
-    logps, mask = -torch.rand(3, 4), torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
-    advantages, surrogate_loss = functions
-    advantages(mask)                                    # begins a step
-    loss = surrogate_loss(logps, logps, torch.tensor([[1.0], [0], [1]]), mask)
-    assert loss.item() == pytest.approx(-logps[[0, 0, 2], [0, 1, 0]].mean().item())
-    assert surrogate_loss(logps, logps, torch.zeros(3, 1), mask) == 0
+    trained = []
+    monkeypatch.setattr(gemma, "verify", lambda answer, text: float(len(text) % 2))
+    descend = real.descend
+
+    def remember(policy, *rest):
+        descend(policy, *rest)
+        trained[:] = [policy]
+    monkeypatch.setattr(real, "descend", remember)
+    folder = gemma.train(gemma.LORA, "1e-1", 0)
+    tokens = real.encode(["2 and 3"], 512)
+    with torch.no_grad():
+        logits = [real.logits_after(policy.eval(), tokens, 1) for policy in (
+            real.load(folder), trained[0], real.load(small))]
+    torch.testing.assert_close(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2], atol=1e-3)
 
 
 def test_a_text_counts_only_if_it_has_ended(small, monkeypatch):
@@ -128,8 +129,7 @@ def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False),
     ("3 - 14 + 22", False), ("014 - 3", False)])
 def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
-    found = gemma_reward.reward(completions=[text], answer=[[3, 14, 11]], prompts=[""])
-    assert found == [float(is_right)]
+    assert gemma.verify([3, 14, 11], text) == is_right
 
 
 @pytest.mark.parametrize("job, sizes", [(gemma.TWO, [258, 246]), (gemma.THREE, [300, 2595])])
@@ -151,7 +151,7 @@ def test_held_out_problems_have_other_numbers_than_those_to_train_on(
         signs = itertools.product(job.signs, repeat=len(numbers) - 1)
         texts = [str(numbers[0]) + "".join(f" {x} {y}" for x, y in zip(one, numbers[1:]))
                  for one in signs]
-        assert any(gemma_reward.reward(texts, [row["answer"]] * len(texts)))
+        assert any(gemma.verify(row["answer"], text) for text in texts)
 
 
 def test_the_page_has_the_table_of_the_stored_runs():

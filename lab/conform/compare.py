@@ -12,8 +12,8 @@ import torch
 
 import grpo
 import vectors
+from engines import export
 from lab.docs import put, record, table
-from pretrained import export
 from report import start
 
 TRAINERS = ("TRL", "verl")
