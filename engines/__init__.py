@@ -53,6 +53,15 @@ def load(text=None):
     return checked(loss, words[0]), how
 
 
+def advantages(text=None):
+    """Find the function `advantages` next to a loss, (P, G) -> (P, G): that of gspo or of a file
+    that has one, else grpo's. text: as for `load`."""
+    name = (text or os.environ.get("LOSS", "")).split()[0].partition(":")[0]
+    module = read_file(name) if name.endswith(".py") else importlib.import_module(
+        name if name == "gspo" else "grpo")
+    return getattr(module, "advantages", importlib.import_module("grpo").advantages)
+
+
 def number(text):
     """Read the value of a setting: a number, True or False, or else a text."""
     try:
