@@ -53,6 +53,20 @@ def load(text=None):
     return checked(loss, words[0]), how
 
 
+def required(*averages):
+    """Load the loss that the variable LOSS names. Exits with one line if there is no such loss, or
+    if the trainer cannot take its average. -> loss and average, as from `load`"""
+    import common
+    try:
+        loss, how = load()
+    except ValueError as error:
+        common.fail(error)
+    if how not in averages:
+        common.fail(f"LOSS: this trainer cannot take the average {how}; it takes "
+                    f"{', '.join(averages)}: add how={averages[0]}")
+    return loss, how
+
+
 def advantages(text=None):
     """Find the function `advantages` next to a loss, (P, G) -> (P, G): that of gspo or of a file
     that has one, else grpo's. text: as for `load`."""

@@ -15,15 +15,11 @@ import engines.behind  # isort: split
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
-import common
 import grpo
 
 MODES = {"sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
          "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
-try:
-    LOSS, HOW = engines.load()
-except ValueError as error:
-    common.fail(error)
+LOSS, HOW = engines.required(*MODES)
 
 
 @register_policy_loss("ours")
