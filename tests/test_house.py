@@ -35,7 +35,7 @@ FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo"
 # Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
 LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
            "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.bench",
-           "lab.docs", "common"}
+           "lab.docs", "common", "engines"}
 
 
 def imports(name, source):

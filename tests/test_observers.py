@@ -100,10 +100,6 @@ def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsy
         observer.step(FakeRun(), None, None, GOOD | metrics)
     printed = capsys.readouterr().out
     assert printed.count("warning") == bool(said) and said in printed
-    run = FakeRun()
-    run.cfg = types.SimpleNamespace(model="a real one")         # train.py has no --entropy_coef
-    observers.Warnings().step(run, None, None, GOOD | metrics)
-    assert capsys.readouterr().out == printed.replace("--entropy_coef", "--beta")
 
 
 # ---- --report_to -----------------------------------------------------------------------------
