@@ -1,4 +1,5 @@
 """engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,13 @@ def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(plan
     printed = python("-c", PATH.format(site=str(site), root=str(ROOT)), cwd=ROOT)
     assert printed == (f"error: {site}/tasks: has our module's name, tasks; uninstall the package "
                        "that it belongs to, or use an environment without it\n")
+
+
+def test_real_py_hides_no_package_either(planted):
+    site = planted("transformers")
+    site.joinpath("transformers/__init__.py").write_text("import kernels\nexit(kernels.__file__)\n")
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    assert python("real.py", "none", cwd=ROOT, env=environment) == f"{site}/kernels/__init__.py\n"
 
 
 def test_an_engine_that_is_run_by_its_path_says_how_it_is_run():
