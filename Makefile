@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds levers \
-        zoo lab stale bench gemma gemma-sweep recipes families gpu conform site screenshot clean
+        zoo lab stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
 
 ##@ To start
 
@@ -110,6 +110,9 @@ gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with t
 
 recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages
 	.venv-recipes/bin/python -m pytest tests/test_recipes.py
+
+learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: your loss here and in TRL
+	.venv-recipes/bin/python -m pytest tests/learns_in_trl.py
 
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
 	$(PY) -m pytest -rfP tests/families.py

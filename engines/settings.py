@@ -1,6 +1,6 @@
 """Print the settings of TRL 1.16 and verl 0.9 that mean the same as the flags of a run.
 
-  python -m engines.settings runs/grpo-arithmetic-s0      # of grpo.py, gspo.py, zoo.py or dpo.py
+  python -m engines.settings runs/grpo-arithmetic-s0      # of grpo.py, gspo.py, zoo.py, dpo.py
 
 The first command trains with TRL on the loss of the run, by engines/trl.py. If TRL has this loss
 itself, its own settings follow. verl's command uses engines/verl.py. Flags that have no counterpart
@@ -9,6 +9,7 @@ there are listed. docs/engines.md says how to continue.
 import shlex
 
 import common
+import engines
 import plumbing
 from report import parser, start
 from report.page import import_script
@@ -28,6 +29,8 @@ AVERAGES = {"sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
 
 def text_of_loss(name, script, flags):
     """Write the loss of a run as `engines.load` reads it. -> str, names of the flags in it"""
+    if name == "here":
+        return flags["loss"], ["loss"]
     loss_type = flags["loss_type"]
     names = ["loss_type"]
     is_new = name == "zoo" and loss_type in script.NEW
@@ -143,7 +146,7 @@ def report(name, script, c, folder):
         yield f"trl dpo {as_flags(of_dpo(c))} --model_name_or_path MODEL --dataset_name PAIRS"
         return
     text, names = text_of_loss(name, script, c)
-    _, how = script.LOSS_TYPES[c["loss_type"]]
+    _, how = engines.load(text)
     lost = differences(script, c, OF_TRL | {*names})
     parts, rows, _ = sizes(c)
     if c["num_prompts"] % parts > 0:
@@ -156,7 +159,7 @@ def report(name, script, c, folder):
     yield problems
     yield (f"python -m engines.trl {text} {as_flags(of_trl(c))} --model_name_or_path MODEL {data} "
            "--reward_funcs engines/task.py:right")
-    own = own_loss_of_trl(name, c)
+    own = {} if name == "here" else own_loss_of_trl(name, c)
     if own:
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
     lost_in_verl = lost + (odd if c["kl_estimator"] == "k3_ratio" else [])
@@ -176,9 +179,10 @@ def main(argv=None):
     folder = arguments.parse_args(argv).run
     file, flags = plumbing.read_config(folder)
     name = file.removesuffix(".py")
-    if name not in ("grpo", "gspo", "zoo", "dpo"):
+    if name not in ("grpo", "gspo", "zoo", "here", "dpo"):
         common.fail(f"{folder}: is a run of {file}, for which TRL and verl have no settings; this "
-                    "command takes runs of grpo.py, gspo.py, examples/zoo.py and dpo.py")
+                    "command takes runs of grpo.py, gspo.py, dpo.py, examples/zoo.py and "
+                    "engines/here.py")
     script = import_script(file)
     defaults = {field.name: field.default
                 for field in script.Config.__dataclass_fields__.values()}

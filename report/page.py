@@ -29,7 +29,7 @@ SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
 def import_script(name):
     """Import a script or an example. ValueError if there is none. -> module"""
-    for package in ("", "examples"):
+    for package in ("", "examples", "engines"):
         path = common.HERE / package / name
         if path.name == name and path.suffix == ".py" and path.is_file():
             module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))

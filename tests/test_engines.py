@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from small_runs import SMALL, arguments, steps
 from torch.testing import assert_close as same
 
 import engines
 import grpo
 import gspo
 import ppo
+from engines import here
+from report import ask
 
 pytestmark = pytest.mark.quick
 
@@ -172,3 +175,26 @@ def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(plan
 def test_an_engine_that_is_run_by_its_path_says_how_it_is_run():
     assert python("engines/trl.py", "grpo", cwd=ROOT) == (
         "error: start it in the checkout as a module: python -m engines.trl\n")
+
+
+# ---- a run here ------------------------------------------------------------------------------
+
+def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
+    small = arguments(SMALL | {"max_steps": 2})
+    grpo.main([*small, "--output_dir", "own", "--epsilon_high", "0.2"])
+    here.main([*small, "--output_dir", "here"])
+    here.main([*small, "--output_dir", "sums", "--loss", "mine.py:my_loss how=sequence_sum"])
+    own, same_loss, sums = (steps(folder) for folder in ("own", "here", "sums"))
+    for one, other in zip(own, same_loss):
+        assert [other[name] for name in ("loss", "grad_norm", "reward")] == [
+            one[name] for name in ("loss", "grad_norm", "reward")]
+    assert sums[0]["grad_norm"] > 2 * own[0]["grad_norm"]       # the mean has 1/|o|
+    assert "report.ask" in capsys.readouterr().out
+    ask.main(["here", "(3+4)="])
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--loss", "grop"], "--loss grop: must be grpo, gspo, ppo, zoo"),
+    (["--epsilon", "0.1"], "--epsilon: belongs to grpo.py's own loss; write it into --loss")])
+def test_a_run_here_needs_a_loss_and_no_flag_of_another(flags, message, mine, refused):
+    refused(message, here.main, flags)

@@ -1,0 +1,59 @@
+"""Try a loss in a minute, before you take it to another trainer: GRPO on a task of this project.
+
+  python -m engines.here --loss "mine.py:my_loss slope=0.1" --task arithmetic
+
+This is grpo.py with another loss: any that `engines.load` reads, with its average. All flags of
+grpo.py work, except those that belong to its own loss.
+"""
+import dataclasses
+import functools
+
+import common  # isort: split
+
+import engines
+import grpo
+import plumbing
+
+OF_GRPO = ("loss_type", "epsilon", "epsilon_high", "delta")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(grpo.Config):
+    loss: str = "grpo:policy_loss"      # loss with its settings, as engines.load reads it
+
+    def rules(self):
+        yield from super().rules()
+        for name in OF_GRPO:
+            is_default = getattr(self, name) == grpo.Config.__dataclass_fields__[name].default
+            yield is_default, f"--{name}: belongs to grpo.py's own loss; write it into --loss"
+
+
+def token_loss(loss, logps, old_logps, A, mask, *settings_of_grpo):
+    return loss(logps, old_logps, A, mask)
+
+
+def main(argv=None):
+    cfg = plumbing.parse_flags(Config, argv)
+    try:
+        loss, how = engines.load(cfg.loss)
+    except ValueError as error:
+        common.fail(f"--loss {error}")
+    task = common.load_task(cfg, grpo.verify)
+    policy = grpo.GPT(cfg).to(cfg.device)
+    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS)
+    reference = run.begin()
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    own = {"policy_loss": functools.partial(token_loss, loss), "table": {cfg.loss_type: ("", how)}}
+
+    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
+    for step in range(run.step, cfg.max_steps):
+        batch = grpo.sample_with_signal(policy, task, cfg, step)
+        A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)    # (B, 1)
+        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
+        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, **own)
+        run.log(batch, A, metrics | {"kl": mean_kl})
+    return run.finish()
+
+
+if __name__ == "__main__":
+    main()
