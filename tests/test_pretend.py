@@ -94,7 +94,7 @@ def test_a_run_has_the_numbers_of_the_cpu(words, base):
 
 
 def test_a_program_that_begins_there_finds_it():
-    code = "from tests import pretend\nwith pretend.cuda():\n    import common"
+    code = "import sys\nsys.path.append('tests')\nimport pretend\nwith pretend.cuda():\n    import common"
     code += "\n    assert common.HAS_CUDA"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

@@ -21,7 +21,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # look for what can go, and if nothing can, raise the number here, so that a reader of the change
 # sees what it costs.
 MOST_OF_A_FOLDER = {".": 3815, "tasks": 1675, "kernels": 700, "examples": 1095, "vectors": 1125,
-                    "report": 875, "engines": 700, "learn": 3195, "lab": 3180, "tests": 10215}
+                    "report": 875, "engines": 1059, "learn": 3195, "lab": 3180, "tests": 10215}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
