@@ -16,24 +16,24 @@ from conftest import ROOT
 from small_models import NEEDS, save_random
 
 pytest.importorskip("trl", reason=NEEDS)
+ours = pytest.importorskip("engines.trl")
 PAGE = (ROOT / "docs/recipes.md").read_text()
 FILES = {name: source for source, name in
          re.findall(r'^```python\n(""".*?(\w+\.py).*?)^```$', PAGE, re.S | re.M)}
 COMMANDS = [command for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | re.M)
             for command in block.replace("\\\n", "").splitlines()]
-SHORT = shlex.split(
-    "--use_cpu --bf16 no --max_steps 1 --per_device_train_batch_size 8 --num_generations 4 "
-    "--max_completion_length 8 --report_to none --save_strategy no --logging_steps 1 "
-    "--disable_tqdm True")
+SMALL = shlex.split(
+    "--output_dir out --max_steps 1 --per_device_train_batch_size 16 --num_generations 4 "
+    "--max_completion_length 8 --logging_steps 1 --report_to none --save_strategy no --use_cpu "
+    "--bf16 False --disable_tqdm True")
 
 
 @pytest.fixture
 def recipe(tmp_path, small_llama, monkeypatch):
     """recipe(package, word, **replaced): skip the test if the package is missing. Otherwise run the
     commands of the page that contain the word, in the folder of the test, with texts replaced.
-    -> the last record of TRL's log"""
+    -> metrics of the last step that was trained"""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub_cache"))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)     # of the notebook's test
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -42,8 +42,7 @@ def recipe(tmp_path, small_llama, monkeypatch):
 
     def run(package, word, replaced=()):
         pytest.importorskip(package, reason="needs engines/requirements-recipes.txt")
-        from engines import trl
-        log = None
+        log = {}
         for command in COMMANDS:
             for old, new in (("MODEL", str(small_llama)), *replaced):
                 command = command.replace(old, new)
@@ -51,66 +50,75 @@ def recipe(tmp_path, small_llama, monkeypatch):
             if word in command and is_training:
                 for variable in before.split():
                     monkeypatch.setenv(*variable.split("="))
-                log = trl.main([*shlex.split(flags), *SHORT]).state.log_history[0]
+                log = ours.main([*shlex.split(flags), *SMALL]).state.log_history[0]
             elif word in command:
                 subprocess.run(command, shell=True, check=True)
         return log
     return run
 
 
+def rated(file, texts, **columns):
+    """Rate texts by the functions of a file, also as messages. -> list of lists"""
+    functions = ours.read_rewards([file])
+    messages = [[{"role": "assistant", "content": text}] for text in texts]
+    found = [[one(completions=completions, **columns) for one in functions]
+             for completions in (texts, messages)]
+    assert found[0] == found[1]
+    return found[0]
+
+
 def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
         recipe, monkeypatch, tmp_path, capsys):
-    log = recipe("reasoning_gym", "reasoning.py")
+    assert recipe("reasoning_gym", "reasoning.py")["rewards/score/mean"] >= 0
     rows = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
-    assert len(rows) == 2000 and log["rewards/score/mean"] >= 0
-    sums = [str(eval(re.search(": ([^:]*) =", row["prompt"])[1])) for row in rows[:3]]
+    sums = [str(eval(re.search(": (.*) =", row["prompt"])[1])) for row in rows[:3]]
     texts = [f"so <answer>{sums[0]}</answer>", sums[1], "<answer>x</answer>"]
-    module = runpy.run_path("reasoning.py")
-    assert module["score"](texts, [0, 1, 2]) == [1, 0, 0]
+    assert len(rows) == 2000 and rated("reasoning.py", texts, answer=[0, 1, 2]) == [[1, 0, 0]]
     import reasoning_gym
 
     import real
+    module = runpy.run_path("reasoning.py")
     for name, wrong in (("prime_factorization", 0.0), ("arc_agi", 0.05)):   # the first one raises
-        module["score"].__globals__["_TASK"] = task = (
+        module["_TASK"] = module["score"].__globals__["_TASK"] = task = (
             reasoning_gym.create_dataset(name, size=1, seed=0))
         texts = [f"<answer>{task[0]['answer']}</answer>", "<answer>x</answer>"]
         right, other = module["score"](texts, [0, 0])
         assert right == 1 and other <= wrong
-    [lines] = re.findall(r"^```python\n(import reasoning\n.*?)^```$", PAGE, re.S | re.M)
-    monkeypatch.setattr(real, "verify", None)
-    exec(lines, vars(real))
-    for name, value in {"P": 2, "G": 2, "W": 120, "T": 4, "HELD_OUT": 2}.items():
+    for name, value in {"P": 2, "G": 2, "W": 199, "T": 4, "HELD_OUT": 2, "verify": None}.items():
         monkeypatch.setattr(real, name, value)
-    real.main(str(save_random(tmp_path / "model")), "train.jsonl", 0, 1)
+    monkeypatch.setattr(real.main, "__defaults__", (None, 0, 1))
+    monkeypatch.setattr(sys, "argv", ["", str(save_random(tmp_path / "model")), "train.jsonl"])
+    runpy.run_path("own_real.py")
     assert "step 0: reward 0.0" in capsys.readouterr().out
     assert real.verify(0, f"<answer>{sums[0]}</answer>") == 1
 
 
-def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward(recipe):
+def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(recipe):
     recipe("math_verify", "no command")
     cases = [(r"\frac{1}{2}", "so $0.5$", 1), ("x+1", r"\boxed{1+x}", 1), ("5", "5 or 6", 0),
              (r"\{1,2\}", r"\boxed{\{2,1\}}", 1), ("2", "$9^{9^{9^9}}$", 0), ("5", "", 0),
              ("1 < x", "$x > 1$", 1), ("Paris", r"\boxed{pairs}", 1)]
     answers, texts, expected = zip(*cases)
-    found = runpy.run_path("tex.py")["accuracy"](texts, answers)
-    assert found == [*expected]                                 # the tower needs an alarm
+    assert rated("tex.py", texts, answer=answers) == [[*expected]]      # the tower needs an alarm
 
 
-def test_a_data_set_becomes_a_file_of_problems(recipe):
+def test_a_data_set_becomes_the_data_of_a_run(recipe):
     Path("folder").mkdir()
-    for split in ("train", "test"):
-        Path(f"folder/{split}.jsonl").write_text("\n".join(
-            json.dumps({"question": f"({a}+{b})=", "answer": f"{a}+{b} #### {a + b}"})
-            for a in range(1, 8) for b in range(1, 6) if (a == b) == (split == "test")))
+    Path("folder/train.jsonl").write_text("\n".join(
+        json.dumps({"question": f"({a}+{b})=", "answer": f"{a}+{b} #### {a + b}"})
+        for a in range(1, 6) for b in range(1, 6)))
     recipe("datasets", "hub.py", [("openai/gsm8k main", "folder")])
+    assert "reward" in recipe("datasets", "chat.jsonl")
     rows = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
-    assert len(rows) == 30 and rows[0] == {"prompt": "(1+2)=", "answer": "3"}
+    assert len(rows) == 25 and rows[1] == {"prompt": "(1+2)=", "answer": "3"}
+    chats = [json.loads(line) for line in Path("chat.jsonl").read_text().splitlines()]
+    assert chats[1] == {"prompt": [{"role": "user", "content": "(1+2)="}], "answer": "3"}
 
 
 def test_an_alarm_stops_a_reward(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)     # of the notebook's test
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("""
 def slow(text, answer):
     while text == "hang":
@@ -119,8 +127,10 @@ def slow(text, answer):
 """)
     Path("limited.py").write_text(FILES["limited.py"].replace(
         "alarm(5)", "setitimer(0, 0.01 if arguments[0] == 'hang' else 60)"))
-    assert runpy.run_path("limited.py")["reward"](["hang", "no"], [2, 2]) == [0, 2]
+    [reward] = ours.read_rewards(["limited.py"])
+    assert reward(completions=["hang", "no"], answer=[2, 2]) == [0, 2]
     assert signal.setitimer(signal.ITIMER_REAL, 0)[0] == 0      # no alarm would ring later
+    monkeypatch.delitem(sys.modules, "mine")
 
 
 def test_a_judge_grades_completions_side_by_side(recipe):
@@ -132,7 +142,7 @@ def test_a_judge_grades_completions_side_by_side(recipe):
             most.append(threading.active_count())
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append((self.path, request))
-            if max(most) > 6:
+            if max(most) > 8:
                 are_many.set()
             are_many.wait(60)           # for others, so it needs no quick machine
             are_many.set()
@@ -157,6 +167,6 @@ def test_a_judge_grades_completions_side_by_side(recipe):
         finally:
             server.shutdown()
     path, request = seen[0]
-    assert path == "/v1/chat/completions" and request["model"] == "judge" and max(most) > 6
+    assert path == "/v1/chat/completions" and request["model"] == "judge" and max(most) > 8
     assert re.match(r"Question: \(.*\)=\n\nAnswer: ", request["messages"][1]["content"])
     assert 0 < log["rewards/clarity/mean"] < 1
