@@ -87,9 +87,12 @@ def load_named(task="arithmetic", **flags):
 
 
 def contents(folder="."):
-    """Map every path below a folder to its bytes and the time of its last change. -> dict"""
+    """Map every path below a folder to its bytes and the time of its last change, except what
+    Python caches. -> dict"""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
+        if "__pycache__" in (path.name, path.parent.name):
+            continue
         content = path.read_bytes() if path.is_file() else None
         found[str(path)] = (content, path.stat().st_mtime_ns)
     return found
