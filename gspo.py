@@ -114,9 +114,7 @@ def policy_loss(logps, old_logps, advantages, mask,
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     surrogate, _ = LOSS_TYPES[loss_type]
     log_s = log_ratio(logps, old_logps, mask, level)
-    is_bounded = (A >= 0) | (surrogate != "clip") | (delta > 0)         # L_t, whatever the ratio
-    cap = torch.where(is_bounded, 88.0, torch.inf).to(logps)    # exp(89) is inf, its gradient nan
-    ratio = log_s.clamp(max=cap).exp()                                          # eq. (2), eq. (9)
+    ratio = log_s.clamp(max=80).exp()       # exp(89) is inf, and its gradient nan  eq. (2), eq. (9)
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
         if delta > 0:
@@ -177,9 +175,9 @@ def overlong_penalty(lengths, max_length, buffer):
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
-def backward(policy, batch, ref_logps, A, rows, cfg, policy_loss=policy_loss, table=LOSS_TYPES):
+def backward(policy, batch, ref_logps, A, rows, cfg):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    surrogate, average = table[cfg.loss_type]
+    surrogate, average = LOSS_TYPES[cfg.loss_type]
     how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
@@ -214,12 +212,12 @@ def backward(policy, batch, ref_logps, A, rows, cfg, policy_loss=policy_loss, ta
     return metrics | clip if surrogate == "clip" else metrics
 
 
-def update(policy, ref_logps, optimizer, batch, A, cfg, step, **losses):
+def update(policy, ref_logps, optimizer, batch, A, cfg, step, backward=backward):
     """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
-        metrics = backward(policy, batch, ref_logps, A, rows, cfg, **losses)
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
@@ -259,26 +257,21 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
            "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
 
 
-def credit(policy, task, batch, cfg, step):
-    """Compute A, which an example may compute differently. -> (B, 1) or (B, T), metrics"""
-    return advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device), {}
-
-
-def main(argv=None, config_class=Config, credit=credit, update=update, columns=COLUMNS):
-    cfg = plumbing.parse_flags(config_class, argv)
+def main(argv=None):
+    cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, columns)
+    run = plumbing.Run(cfg, task, policy, COLUMNS)
     reference = run.begin()
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
     run.start(evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):
         batch = sample_with_signal(policy, task, cfg, step)         # questions, outputs, rewards
-        A, more = credit(policy, task, batch, cfg, step)                            # (B, 1)
+        A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
         ref_logps, mean_kl = score_reference(reference, batch, cfg)
         metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)         # descend (5)
-        run.log(batch, A, metrics | more | {"kl": mean_kl})
+        run.log(batch, A, metrics | {"kl": mean_kl})
     return run.finish()
 
 
@@ -364,7 +357,8 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
-        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended. PAD on
+        the left is attended to like other tokens; see common.encode_prompts."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
@@ -483,8 +477,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
-    batch = task.judge(batch, cfg.num_generations, purpose)
-    return common.rewarded(batch, reward)
+    return task.judge(batch, cfg.num_generations, purpose, reward)
 
 
 def evaluate(policy, task, cfg, greedy=False):

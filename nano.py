@@ -136,8 +136,8 @@ def advantages(rewards):
 
 def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
     """The mean over outputs of the mean over their tokens. (B, T), but A is (B, 1) -> scalar"""
-    limit = torch.where(A < 0, torch.inf, 80)   # where A > 0, exp(89) = inf has a gradient of nan
-    ratio = (logps - old_logps).clamp(max=limit).exp()                      # eq. (2)
+    log_rho = (logps - old_logps).clamp(max=80)     # exp(89) is inf, and its gradient nan
+    ratio = log_rho.exp()                                                   # eq. (2)
     clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # eq. (3)
     means = (token_loss * mask).sum(1) / mask.sum(1)                        # (B,)

@@ -2,11 +2,11 @@
 a run its folder, its logs and its checkpoints.
 """
 import argparse
+import ast
 import contextlib
 import copy
 import dataclasses
 import inspect
-import io
 import json
 import os
 import re
@@ -92,9 +92,8 @@ def rules(cfg):
     yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
     has_tracker = cfg.report_to == "none" or common.report
     yield has_tracker, f"--report_to {cfg.report_to}: needs the folders tasks/ and report/"
-    kernels = common.kernels
-    can_run = cfg.kernel != "triton" or kernels and kernels.can_run(cfg.device)
-    yield can_run, f"--kernel triton: needs {getattr(kernels, 'NEEDS', 'kernels/')}; use torch"
+    runs = cfg.kernel != "triton" or common.kernels and common.kernels.can_run(cfg.device)
+    yield runs, f"--kernel triton: needs {getattr(common.kernels, 'NEEDS', 'kernels/')}; use torch"
 
 
 def read_config(folder):
@@ -123,14 +122,14 @@ for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_g
 def load_base(policy, task, cfg):
     """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
     the code of the policy, the task and the warm start, the flags, and the version of torch."""
-    code = [section(inspect.getfile(kind), "the policy") for kind in type(policy).__mro__[:-2]]
-    code += [section(common.__file__, title) for title in ("the task", "the tokenizer")]
-    code.append(section(__file__, "the base"))
-    names = ("__init__", "mix", "calls", *re.split("[:,]", cfg.task))
-    files = [HERE / f"tasks/{name}.py" for name in names]
-    code += [path.read_text("utf-8") for path in files if path.is_file()]
-    flags = [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
-    key = zlib.crc32(repr((code, flags, torch.__version__)).encode())
+    kinds = type(policy).__mro__[:-2]                   # without nn.Module and object
+    shape = [kind.__name__ for kind in kinds]
+    shape += code_of([*map(inspect.getfile, kinds), common.__file__], shape)
+    shape += code_of([common.__file__, __file__], ["Arithmetic", "warm_start"])
+    parts = ("__init__", "mix", "calls", *re.split("[:,]", cfg.task))
+    shape += code_of(path for part in parts if (path := HERE / f"tasks/{part}.py").is_file())
+    shape += [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
+    key = zlib.crc32(repr((shape, torch.__version__)).encode())
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
     if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
         warm_start(policy, task, cfg)
@@ -138,11 +137,27 @@ def load_base(policy, task, cfg):
         write(path, {"policy": policy.state_dict()}, suffix)
 
 
-def section(path, title):
-    """Read the section of a file that has this title. -> str"""
-    found = [part for part in Path(path).read_text("utf-8").split("\n# ---- ")
-             if f". {title} ---" in part]
-    return found[0] if found else fail(f"{path}: needs the heading '# ---- N. {title} ---'")
+def code_of(files, names=None):
+    """Collect the functions, classes and constants of these names in some files, and all others
+    there that they mention; or all, but no comments and docstrings. -> list of str"""
+    defined = {}                                        # name: set of code
+    for path in dict.fromkeys(files):
+        tree = ast.parse(Path(path).read_text("utf-8"))
+        for node in ast.walk(tree):
+            has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            if has_body and ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        for node in tree.body:
+            targets = map(ast.unparse, getattr(node, "targets", []))    # of an assignment
+            for name in (getattr(node, "name", ""), *targets):
+                defined.setdefault(name, set()).add(ast.unparse(node))
+    chosen = set()
+    waiting = {*(names or defined)}
+    while waiting:
+        code = defined.get(waiting.pop(), set()) - chosen
+        chosen |= code
+        waiting |= {*re.findall(r"\w+", " ".join(code))}
+    return sorted(chosen)
 
 
 def warm_start(model, task, cfg):
@@ -271,6 +286,11 @@ def handle(handler, *signals):
             signal.signal(number, handler)
 
 
+def logged(scores):
+    """Name the scores that are numbers as metrics.jsonl does. -> dict"""
+    return {f"eval/{name}": x for name, x in scores.items() if isinstance(x, float)}
+
+
 class Run:
     """One run with its folder, logs and checkpoints. `columns` maps the headings of the console to
     metrics. A script may keep plain values in `state`, which checkpoints store."""
@@ -285,6 +305,7 @@ class Run:
         self.script = Path(inspect.getfile(type(cfg)))
         self.step = 0                           # number of steps that are done
         self.state = {"seconds_total": 0.0}
+        self.line = {}                          # that metrics.jsonl lacks: of the base, or the end
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
         self.observers = common.report.observers(cfg) if common.report else []
@@ -296,6 +317,7 @@ class Run:
                 fail(f"{self.folder}: contains a policy, but no run; use --init_from instead")
             self.state |= self.resumed["state"]
             self.step = self.state["steps"]
+            self.line = self.resumed.get("line", {})
             task.state.update(self.resumed["task"])
             load_policy(policy, self.folder / "base.pt")    # pi_ref; start() loads the trained
         elif cfg.init_from:
@@ -318,17 +340,16 @@ class Run:
     def make_folder(self):
         """Take the run folder, and cut its logs to their length at the checkpoint. From now on,
         Ctrl-C and SIGTERM print how to resume."""
-        cfg = self.cfg
         first = self.folder
         number = 1
         while not self.take():
-            if cfg.resume_from_checkpoint:
+            if self.cfg.resume_from_checkpoint:
                 fail(f"{first}: this run is still in progress; resume it when it has ended")
-            if cfg.output_dir:
+            if self.cfg.output_dir:
                 fail(f"{first}: is not empty, or another run writes there; name another folder")
             number += 1
             self.folder = Path(f"{first}-{number}")
-        config = dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}
+        config = dataclasses.asdict(self.cfg) | {"resume_from_checkpoint": ""}
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         write(self.folder / self.script.name, self.script.read_text("utf-8"))
@@ -339,7 +360,8 @@ class Run:
             if log.is_file() and not log.is_symlink():
                 os.truncate(log, min(log.stat().st_size, size))
         handle(self.leave, signal.SIGINT, signal.SIGTERM)
-        print(f"{self.script.name}: {self.task.name} on {cfg.device}: {self.folder}", flush=True)
+        words = self.script.name, f"{self.task.name} on {self.cfg.device}", str(self.folder)
+        print(": ".join(words), flush=True)
 
     def take(self):
         """Make and lock the folder. --output_dir may name one that is empty, or where a run failed
@@ -356,7 +378,7 @@ class Run:
                 return False                    # no run made this folder
             if os.name == "nt":                 # Windows keeps a file that another process has open
                 path.unlink(missing_ok=True)
-            THREAD.lock = io.FileIO(path, "a")
+            THREAD.lock = path.open("ab")
         try:
             import fcntl  # not on Windows
             fcntl.flock(THREAD.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -372,7 +394,8 @@ class Run:
         self.parts |= parts
         self.evaluate = evaluate
         if "base" not in self.state:
-            self.state["base"] = self.evaluated()
+            self.state["base"] = self.scores()
+            self.line = {"step": 0} | logged(self.state["base"])
         for name, part in self.parts.items() if self.resumed else ():
             part.load_state_dict(self.resumed[name])
         print(" step", *(f"{heading:>8}" for heading in (*self.columns, "seconds")))
@@ -390,16 +413,22 @@ class Run:
         cells = [" " * 8 if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]
         print(f"{self.step:5d}", *cells, flush=True)
         self.tell("step", batch, advantages, metrics)
+        if self.line:                           # of the base, or of what was the last step
+            self.append("metrics.jsonl", self.line)
+            self.line = {}
+        line = {"step": self.step} | metrics
         if self.step % self.cfg.eval_steps == 0:
-            scores = self.evaluated(samples=False)
-            metrics |= {f"eval/{name}": x for name, x in scores.items() if isinstance(x, float)}
-        self.append("metrics.jsonl", {"step": self.step} | metrics)
-        is_last = self.step == self.cfg.max_steps       # the evaluation that follows may fail
-        self.save(every=1 if is_last else self.cfg.save_steps)
+            line |= logged(self.scores(samples=False))
+        if self.step == self.cfg.max_steps:
+            self.line = line                    # finish() adds scores to it, and logs it
+        else:
+            self.append("metrics.jsonl", line)
+        if self.line or self.step % self.cfg.save_steps == 0:
+            self.save()
         self.step_clock = time.perf_counter()           # when the next step begins
 
-    def evaluated(self, samples=True):
-        """Evaluate the policy, greedily and with samples, and print the scores. -> scores"""
+    def scores(self, samples=True):
+        """Evaluate the policy, greedily and with samples, and print some scores. -> dict"""
         scores = self.evaluate(self.policy, self.task, self.cfg, greedy=True)
         if samples:
             scores |= self.evaluate(self.policy, self.task, self.cfg)
@@ -420,13 +449,12 @@ class Run:
             log.write(json.dumps(record) + "\n")
             self.logs[name] = log.tell()
 
-    def save(self, every=1):
-        """Write a checkpoint, if `every` divides the step."""
+    def save(self):
+        """Write a checkpoint."""
         self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
-        if self.step % every == 0:
-            parts = {name: part.state_dict() for name, part in self.parts.items()}
-            saved = {"state": self.state, "task": self.task.state, "logs": self.logs} | parts
-            write(self.folder / "checkpoint.pt", saved)
+        saved = {"state": self.state, "task": self.task.state, "logs": self.logs, "line": self.line}
+        saved |= {name: part.state_dict() for name, part in self.parts.items()}
+        write(self.folder / "checkpoint.pt", saved)
 
     def leave(self, number=signal.SIGINT, frame=None):
         """Handle Ctrl-C and SIGTERM: exit and print how to resume, from the last checkpoint."""
@@ -438,8 +466,10 @@ class Run:
 
     def finish(self):
         """Evaluate the trained policy, and tell the observers. -> the summary, as a dict"""
-        trained = self.evaluated() if self.step > 0 else self.state["base"]
-        self.save()                             # including the log lines of this evaluation
+        trained = self.scores() if self.step > 0 else self.state["base"]
+        self.save()                             # including what observers logged of it
+        if self.line:
+            self.append("metrics.jsonl", self.line | logged(trained))
         summary = {"trained": trained} | self.state
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")

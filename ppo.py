@@ -127,8 +127,7 @@ def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.
     """Compute L_t with the clip, 0 if masked. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     log_rho = log_ratio(logps, old_logps, mask)
-    cap = torch.where(A >= 0, 88.0, torch.inf).to(logps)    # exp(89) is inf, its gradient nan
-    ratio = log_rho.clamp(max=cap).exp()                                        # (B, T)  eq. (2)
+    ratio = log_rho.clamp(max=80).exp()     # exp(89) is inf, and its gradient nan  (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                       # (B, T)  eq. (3)
     return torch.where(mask > 0, token_loss, 0.0)
@@ -326,8 +325,18 @@ COLUMNS = {"reward": "reward", "length": "completions/mean_length", "entropy": "
            "kl": "kl", "pol.kl": "policy_kl", "expl.var": "explained_variance", "grad": "grad_norm"}
 
 
-def main(argv=None, config_class=Config, update=update):
-    cfg = plumbing.parse_flags(config_class, argv)
+def pretrain_critic(policy, critic, optimizer, reference, task, cfg):
+    """Fit the critic to samples of the base, before the first step of the policy."""
+    exact = dataclasses.replace(cfg, critic_lam=1.0)        # so the targets contain no V
+    for i in tqdm(range(cfg.critic_pretrain_steps), "critic", leave=False, disable=None):
+        batch = sample_batch(policy, task, cfg, f"critic {i}")
+        _, returns, batch.values, _ = compute_advantages(
+            critic, reference, task, batch, exact, cfg.beta)
+        fit_critic(critic, optimizer, batch, returns, cfg, "critic", i)
+
+
+def main(argv=None):
+    cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = plumbing.Run(cfg, task, policy, COLUMNS)
@@ -335,14 +344,8 @@ def main(argv=None, config_class=Config, update=update):
     critic = Critic(policy)
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
     critic_optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
-    num_pretrain_steps = 0 if run.resumed else cfg.critic_pretrain_steps
-    for i in tqdm(range(num_pretrain_steps), "critic", leave=False, disable=None):
-        batch = sample_batch(policy, task, cfg, f"critic {i}")
-        exact = dataclasses.replace(cfg, critic_lam=1.0)    # so the targets contain no V
-        _, returns, batch.values, _ = compute_advantages(
-            critic, reference, task, batch, exact, cfg.beta)
-        fit_critic(critic, critic_optimizer, batch, returns, cfg, "critic", i)
-
+    if not run.resumed:
+        pretrain_critic(policy, critic, critic_optimizer, reference, task, cfg)
     run.state = {"beta": cfg.beta, "penalty_coef": cfg.penalty_coef} | run.state
     run.start(evaluate, policy=policy, optimizer=optimizer,
               critic=critic, critic_optimizer=critic_optimizer)
@@ -444,7 +447,8 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
-        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended. PAD on
+        the left is attended to like other tokens; see common.encode_prompts."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
@@ -563,8 +567,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
-    batch = task.judge(batch, cfg.num_generations, purpose)
-    return common.rewarded(batch, reward)
+    return task.judge(batch, cfg.num_generations, purpose, reward)
 
 
 def evaluate(policy, task, cfg, greedy=False):

@@ -81,7 +81,8 @@ def number(text):
 def verify(answer, text):
     """Whether the last number of a text is the answer. Write your own. -> 1.0 or 0.0"""
     right = number(str(answer))
-    right is not None or sys.exit(f"the answer {answer!r} is not a number: write your own verify")
+    if right is None:
+        sys.exit(f"the answer {answer!r} is not a number: write your own verify")
     like_numbers = r"(?:(?<![0-9])[-\u2212])?[0-9]+(?:[.,/][0-9]+)*(?:[eE][+-]?[0-9]+)?"
     last = re.findall(like_numbers, text)[-1:]
     return float(last != [] and number(last[0]) == right)
@@ -92,7 +93,8 @@ def encode(questions, L):
         chats = [[{"role": "user", "content": question}] for question in questions]
         questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
-    max(map(len, rows)) <= L or sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
+    if max(map(len, rows)) > L:
+        sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
 
 def decode(tokens):
@@ -108,7 +110,9 @@ def load(model):
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
     ends = policy.generation_config.eos_token_id                # one id, or several, or None
     ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
-    policy.generation_config.eos_token_id = sorted(ends) or sys.exit(f"{model} has no eos_token_id")
+    if not ends:
+        sys.exit(f"{model} has no eos_token_id")
+    policy.generation_config.eos_token_id = sorted(ends)
     policy.generation_config.do_sample = True   # or a temperature in it makes save_pretrained fail
     return policy.eval()                        # without dropout, or the first ratios were not 1
 
@@ -159,16 +163,18 @@ def sample_few(policy, questions, uniforms, greedy):
         logps[:, t] = log_pi.gather(1, token)
         tokens[:, W + t] = token.masked_fill(has_ended, PAD)
 
+    run = write
     for t in range(T):
-        write()
+        run()
         at = at[-1:].add_(1)                    # in place, where a recording looks for it
         if t == 1 and DEVICE == "cuda":         # Python starts kernels more slowly than they run
             try:
                 with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
                     write()
-                write = graph.replay
-            except RuntimeError as error:       # an evaluation comes first
-                greedy and print("Sampling is slow, because it cannot be recorded:", error)
+                run = graph.replay
+            except RuntimeError as error:
+                if greedy:                      # an evaluation comes first
+                    print("Sampling is slow, because it cannot be recorded:", error)
         if (t % 16 == 0 or DEVICE == "cpu") and torch.isin(tokens[:, W:], ends).any(1).all():
             break
     return tokens.cpu(), logps.cpu()
@@ -194,8 +200,8 @@ def advantages(rewards):
 
 def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
     """The mean over outputs of the mean over their tokens. (B, T), but A is (B, 1) -> scalar"""
-    limit = torch.where(A < 0, torch.inf, 80)   # where A > 0, exp(89) = inf has a gradient of nan
-    ratio = (logps - old_logps).clamp(max=limit).exp()                      # eq. (2)
+    log_rho = (logps - old_logps).clamp(max=80)     # exp(89) is inf, and its gradient nan
+    ratio = log_rho.exp()                                                   # eq. (2)
     clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # eq. (3)
     means = (token_loss * mask).sum(1) / mask.sum(1)                        # (B,)
@@ -214,6 +220,10 @@ def evaluate(policy, problems):
     texts = decode(sample(policy, encode(questions, W), greedy=True))
     return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
 
+def remove_if_empty(folder):
+    if os.path.isdir(folder) and not os.listdir(folder):
+        os.rmdir(folder)
+
 def main(model, file=None, seed=0, steps=100):
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -221,7 +231,9 @@ def main(model, file=None, seed=0, steps=100):
     problems = read_problems(file) if file else map(make_up_problem, [fixed] * 10_000)
     problems = [*{problem[0].strip(): problem for problem in problems}.values()]    # each once
     problems = fixed.sample(problems, len(problems))                        # shuffled
-    n = min(HELD_OUT, len(problems) // 10) or sys.exit(f"{file}: fewer than 10 different prompts")
+    if len(problems) < 10:
+        sys.exit(f"{file}: fewer than 10 different prompts")
+    n = min(HELD_OUT, len(problems) // 10)
     held_out, PROBLEMS[:], UNUSED[:] = problems[:n], problems[n:], []
     for _, answer in problems:
         verify(answer, "")                  # an answer that it cannot read ends the run now
@@ -230,7 +242,7 @@ def main(model, file=None, seed=0, steps=100):
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
     folder = os.path.abspath(next(name for name in names if not os.path.exists(name)))
     os.mkdir(folder)                        # now, so no other run takes it; removed if it is empty
-    atexit.register(lambda: os.path.isdir(folder) and not os.listdir(folder) and os.rmdir(folder))
+    atexit.register(remove_if_empty, folder)
     print("held-out questions, before:", evaluate(policy, held_out), flush=True)
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
                                   fused=DEVICE == "cuda")
@@ -254,4 +266,6 @@ def main(model, file=None, seed=0, steps=100):
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")           # a console may lack characters
-    main(*sys.argv[1:]) if 1 < len(sys.argv) < 4 and sys.argv[-1][:1] != "-" else sys.exit(__doc__)
+    if len(sys.argv) not in (2, 3) or sys.argv[-1].startswith("-"):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

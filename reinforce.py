@@ -162,7 +162,7 @@ def token_rewards(task, batch, cfg):
     if cfg.method == "rejection":                           # so (5) averages over right outputs
         rewards = batch.is_correct / batch.is_correct.double().mean().clamp(min=1e-9)
         no_moves = [[]] * len(batch.texts)
-        batch = dataclasses.replace(batch, rewards=rewards, verdicts=no_moves)
+        batch = dataclasses.replace(batch, rewards=rewards, verified=no_moves)
     return task.token_rewards(batch)
 
 
@@ -339,7 +339,8 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
-        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended. PAD on
+        the left is attended to like other tokens; see common.encode_prompts."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
@@ -458,8 +459,7 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
-    batch = task.judge(batch, cfg.num_generations, purpose)
-    return common.rewarded(batch, reward)
+    return task.judge(batch, cfg.num_generations, purpose, reward)
 
 
 def evaluate(policy, task, cfg, greedy=False):

@@ -6,7 +6,6 @@ This is grpo.py with another loss: any that `engines.load` reads, with its avera
 grpo.py work, except those that belong to its own loss.
 """
 import dataclasses
-import functools
 
 import common  # isort: split
 
@@ -28,10 +27,6 @@ class Config(grpo.Config):
             yield is_default, f"--{name}: belongs to grpo.py's own loss; write it into --loss"
 
 
-def token_loss(loss, logps, old_logps, A, mask, *settings_of_grpo):
-    return loss(logps, old_logps, A, mask)
-
-
 def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     try:
@@ -43,14 +38,20 @@ def main(argv=None):
     run = plumbing.Run(cfg, task, policy, grpo.COLUMNS)
     reference = run.begin()
     optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
-    own = {"policy_loss": functools.partial(token_loss, loss), "table": {cfg.loss_type: ("", how)}}
+
+    def backward(policy, batch, ref_logps, A, rows, cfg):
+        """Accumulate the gradient of (5) of grpo.py, with `loss` and its average. -> metrics"""
+        return grpo.backward(
+            policy, batch, ref_logps, A, rows, cfg,
+            lambda logps, old_logps, A, mask, *_: loss(logps, old_logps, A, mask),
+            {cfg.loss_type: ("", how)})
 
     run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):
         batch = grpo.sample_with_signal(policy, task, cfg, step)
         A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)    # (B, 1)
         ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, **own)
+        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, backward)
         run.log(batch, A, metrics | {"kl": mean_kl})
     return run.finish()
 

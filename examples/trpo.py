@@ -36,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import plumbing
 import ppo
 
 # Shapes: as in ppo.py; n is the number of weights of the policy.
@@ -101,8 +102,8 @@ def trust_region_step(weights, objective, max_kl=0.01, damping=0.1):
             "trpo/backtracks": float(backtracks)}
 
 
-def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
-    """Take one step of the policy; replaces ppo.update. -> metrics"""
+def update(policy, batch, A, cfg):
+    """Take one step of the policy. -> metrics"""
     num_tokens = batch.mask.sum()
     rows = torch.arange(len(A), device=A.device)
     parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size)     # of similar lengths
@@ -135,7 +136,27 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
 
 
 def main(argv=None):
-    return ppo.main(argv, Config, update)
+    cfg = plumbing.parse_flags(Config, argv)
+    task = common.load_task(cfg, ppo.verify)
+    policy = ppo.GPT(cfg).to(cfg.device)
+    run = plumbing.Run(cfg, task, policy, ppo.COLUMNS)
+    reference = run.begin()
+    critic = ppo.Critic(policy)
+    optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
+    if not run.resumed:
+        ppo.pretrain_critic(policy, critic, optimizer, reference, task, cfg)
+    run.state = {"beta": cfg.beta} | run.state
+    run.start(ppo.evaluate, policy=policy, critic=critic, optimizer=optimizer)
+    for step in range(run.step, cfg.max_steps):
+        beta = run.state["beta"]
+        batch = ppo.sample_batch(policy, task, cfg, step)
+        A, returns, batch.values, metrics = ppo.compute_advantages(
+            critic, reference, task, batch, cfg, beta)
+        metrics |= ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
+        metrics |= update(policy, batch, A, cfg) | {"beta": beta}
+        run.state["beta"] = ppo.adapt_coefficient(beta, metrics["kl"], cfg.kl_target)
+        run.log(batch, A, metrics)
+    return run.finish()
 
 
 if __name__ == "__main__":

@@ -41,10 +41,12 @@ from typing import Literal
 
 if not __package__:     # started as a file: the scripts are in the folder above
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import grpo  # isort: split
+import common  # isort: split
 
 import torch
 
+import grpo
+import plumbing
 from tasks.flags import find
 
 # Shapes: as in grpo.py; K is the largest number of turns of an output in the batch.
@@ -138,12 +140,22 @@ def advantages(task, batch, cfg):
         "turns/shared_states": (counts[label] > 1).double().mean().item()}
 
 
-def credit(policy, task, batch, cfg, step):
-    return advantages(task, batch, cfg)
-
-
 def main(argv=None):
-    return grpo.main(argv, Config, credit, columns=grpo.COLUMNS | {"turns": "turns/mean"})
+    cfg = plumbing.parse_flags(Config, argv)
+    task = common.load_task(cfg, grpo.verify)
+    policy = grpo.GPT(cfg).to(cfg.device)
+    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS | {"turns": "turns/mean"})
+    reference = run.begin()
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+
+    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
+    for step in range(run.step, cfg.max_steps):
+        batch = grpo.sample_with_signal(policy, task, cfg, step)
+        A, turns = advantages(task, batch, cfg)                                     # (B, T)
+        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
+        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
+        run.log(batch, A, metrics | turns | {"kl": mean_kl})
+    return run.finish()
 
 
 if __name__ == "__main__":

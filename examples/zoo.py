@@ -86,6 +86,7 @@ import common  # isort: split
 import torch
 
 import grpo
+import plumbing
 import ppo
 
 # Shapes: as in grpo.py.
@@ -219,11 +220,10 @@ def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
     return torch.where(mask > 0, token_loss, 0.0)
 
 
-def update(policy, ref_logps, optimizer, batch, A, cfg, step):
-    """Do what grpo.update does, with the losses of this file. -> metrics"""
-    return grpo.update(
-        policy, ref_logps, optimizer, batch, A, cfg, step,
-        policy_loss=functools.partial(policy_loss, cfg), table=LOSS_TYPES)
+def backward(policy, batch, ref_logps, A, rows, cfg):
+    """Accumulate the gradient of (5) of grpo.py, with the losses of this file. -> metrics"""
+    loss = functools.partial(policy_loss, cfg)
+    return grpo.backward(policy, batch, ref_logps, A, rows, cfg, loss, LOSS_TYPES)
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
@@ -342,12 +342,22 @@ class Config(grpo.Config):
         yield is_whole, f"--overlong_buffer: --advantage {self.advantage} ignores its penalty"
 
 
-def credit(policy, task, batch, cfg, step):
-    return advantages(policy, task, batch, cfg, step), {}
-
-
 def main(argv=None):
-    return grpo.main(argv, Config, credit, update)
+    cfg = plumbing.parse_flags(Config, argv)
+    task = common.load_task(cfg, grpo.verify)
+    policy = grpo.GPT(cfg).to(cfg.device)
+    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS)
+    reference = run.begin()
+    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+
+    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
+    for step in range(run.step, cfg.max_steps):
+        batch = grpo.sample_with_signal(policy, task, cfg, step)
+        A = advantages(policy, task, batch, cfg, step)                      # (B, 1) or (B, T)
+        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
+        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, backward)
+        run.log(batch, A, metrics | {"kl": mean_kl})
+    return run.finish()
 
 
 if __name__ == "__main__":

@@ -40,8 +40,12 @@ from pathlib import Path
 import numpy
 import torch
 
-import common
+import dpo
+import grpo
+import gspo
 import plumbing
+import ppo
+import reinforce
 from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
 from report import chart, replaced
 from report.logs import read_log
@@ -98,10 +102,7 @@ def first_steps(name):
     """Run the first two steps of an experiment's scripts: in float64, so that two computers get
     nearly the same numbers, and rewarding odd lengths, because so short a base is never right.
     -> list of numbers"""
-    one, rewarded = module(name), common.rewarded
-
-    def reward_odd_lengths(batch, _):
-        return rewarded(batch, lambda *x: len(x[1]) % 2)
+    one = module(name)
     commands = {command.split()[0]: command for command, _ in getattr(one, "SIDES", {}).values()
                 if command and "--reward model" not in command}     # whose base has to be right
     numbers = []
@@ -110,10 +111,13 @@ def first_steps(name):
         main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
         torch.set_default_dtype(torch.float64)
         with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-                replaced(common, rewarded=reward_odd_lengths):
+                contextlib.ExitStack() as rewards:
+            for script in (reinforce, ppo, grpo, gspo, dpo):
+                rewards.enter_context(replaced(script, reward=lambda *x: len(x[1]) % 2))
             os.chdir(work)                              # for a base of its own
             main(flags)
-            numbers += [line[key] for line in read_log("run", "metrics") for key in SHOWN_BY]
+            steps = read_log("run", "metrics", *SHOWN_BY)
+            numbers += [line[key] for line in steps for key in SHOWN_BY]
             os.chdir(ROOT)
         torch.set_default_dtype(torch.float32)
     return numbers

@@ -28,7 +28,7 @@ def run_once(command, seed, metrics=(), scores=()):
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(work, "run")
         summary = main([*flags, "--seed", str(seed), "--output_dir", str(folder)])
-        log = read_log(folder, "metrics")
+        log = read_log(folder, "metrics", "reward")
     columns = {name: [line.get(name) for line in log] for name in metrics}
     return columns | {name: summary["trained"][name] for name in scores}
 

@@ -7,7 +7,7 @@ from report.logs import read_log
 
 # names in metrics.jsonl, for each panel
 PANELS = (("reward", "accuracy", "eval/greedy", "eval/greedy_return"),
-          ("completions/mean_length", "eval/mean_length"),
+          ("completions/mean_length", "eval/greedy_length"),
           ("entropy", "signal"), ("kl", "eval/kl", "grad_norm"))
 
 

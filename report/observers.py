@@ -244,12 +244,7 @@ class Tracker:
         self.module.init(project=run.script.stem, **options)
 
     def evaluate(self, run, scores):
-        # The first and the last evaluation also draw samples, whose mean length and think_share
-        # don't belong on the curves of greedy answers. So these two send only accuracies.
-        names = [name for name, x in scores.items() if isinstance(x, float)]
-        if "pass@1" in scores:
-            names = [name for name in names if name == "greedy" or "@" in name]
-        self.send(run.step, {f"eval/{name}": scores[name] for name in names})
+        self.send(run.step, plumbing.logged(scores))
 
     def step(self, run, batch, advantages, metrics):
         A = per_completion(advantages, batch.mask)                              # (B,)

@@ -33,7 +33,7 @@ class Turns(Task):
                             a call. -> next state, or None at the end; response, not ""; reward
 
     The state follows from the completion alone, so nothing has to be stored or closed. A text has
-    the sum of its rewards as its verdict. After the end, the environment no longer responds.
+    the sum of its rewards as its score. After the end, the environment no longer responds.
     """
 
     def play(self, problem, text):

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import common
 import tasks
-from tasks import Arithmetic, Task, calls, mix, rewards
+from common import Arithmetic, Task
+from tasks import calls, mix, rewards, span
+from tasks.scores import scores
 
+__all__ = ["defaults", "find", "load", "load_part", "names", "scores"]       # of common.tasks
 common.tasks = sys.modules[__name__]
 
 
@@ -78,7 +81,10 @@ def load_part(cfg, task_flag, verify):
     task_class = find(name)
     if level and task_class.__init__ is Task.__init__:
         common.fail(f"--task {task_flag}: {name} has no levels")
-    task = task_class(cfg, level, verify) if name == "arithmetic" else task_class(cfg, level)
+    if name == "arithmetic":
+        task = Arithmetic(verify, *span(name, level or "5"))
+    else:
+        task = task_class(cfg, level)
     for need in ("prompt_width", "sample", "demonstration", "verify"):
         if getattr(task, need, None) is None:
             common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define {need}")

@@ -81,20 +81,20 @@ class Gridworld(Task):
         """Compute the reward of each character. -> list of float"""
         return play(problem, text).rewards
 
-    def is_correct(self, problem, verdict):
+    def is_correct(self, problem, verified):
         """Whether the walk is the best one."""
-        return sum(verdict) >= self.best_return(problem) - 1e-6
+        return sum(verified) >= self.best_return(problem) - 1e-6
 
     def token_rewards(self, batch):
         """Put the reward of each character on the token that writes it, and the rest of a row's
         reward on its last sampled token. -> (B, T)"""
         decode = self.machinery.decode
         rewards = torch.zeros(batch.mask.shape, dtype=batch.mask.dtype)         # (B, T)
-        rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.verdicts)
-        for row, (ids, length, verdict) in enumerate(rows):
+        rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.verified)
+        for row, (ids, length, verified) in enumerate(rows):
             ids = ids[:length]
             ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
-            sums = [sum(verdict[start:end]) for start, end in zip(ends, ends[1:])]
+            sums = [sum(verified[start:end]) for start, end in zip(ends, ends[1:])]
             rewards[row, :len(ids)] = rewards.new_tensor(sums)
         rewards = rewards.to(batch.mask) * batch.mask   # 0 for inserted tokens
         rest = batch.rewards - rewards.sum(dim=1).view_as(batch.rewards).to(batch.rewards)

@@ -18,6 +18,7 @@ class Mix:
     tasks.Task; a method about one problem calls the task of that problem, problem.task."""
     rollout = None
     judge = Task.judge
+    rewards = Task.rewards
     scores = Task.scores
 
     def __init__(self, cfg, parts):
@@ -46,8 +47,8 @@ class Mix:
         """Choose one of the tasks, each with the same probability."""
         return self.parts[rng.choice(list(self.parts))]
 
-    is_held_out, verify, verdict, is_correct, reward = map(
-        of_problem, ("is_held_out", "verify", "verdict", "is_correct", "reward"))
+    is_held_out, verify, is_correct, reward = map(
+        of_problem, ("is_held_out", "verify", "is_correct", "reward"))
 
     def respond(self, problem, text):
         """Return the response of the problem's own task, if the text ends in one of its calls."""
@@ -63,12 +64,6 @@ class Mix:
             groups = torch.tensor([group for group, task in enumerate(tasks) if task == name])
             if len(groups) > 0:
                 yield part, groups, common.gather([batch], groups)
-
-    def rewards(self, batch, purpose):
-        rewards = torch.zeros(batch.is_correct.shape)                           # (P, G)
-        for part, groups, own in self.of_parts(batch):
-            rewards[groups] = part.rewards(own, purpose)
-        return rewards
 
     def token_rewards(self, batch):
         rewards = torch.zeros_like(batch.mask).unflatten(0, batch.is_correct.shape)     # (P, G, T)

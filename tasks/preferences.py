@@ -69,8 +69,8 @@ def pairs(batch, mistakes, generator):
 
 def fit(model, sample, seed):
     """Train a reward model on pairs from batches of the base, which sample(name) returns. Then
-    scale it: its ratings of these batches get mean 1/2 and standard deviation 1/2, as verdicts may
-    have. -> accuracy: the share of new pairs, without mistakes, that it puts in the right order"""
+    scale it: its ratings of these batches get mean 1/2 and standard deviation 1/2, as rewards of 0
+    and 1 may have. -> accuracy: the share of new pairs, without mistakes, in the right order"""
     numbers = tqdm(range(BATCHES), "preferences", leave=False, disable=None)
     batches = [sample(f"preferences {i}") for i in numbers]
     generator = common.generator(seed, "mistakes")

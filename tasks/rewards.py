@@ -1,7 +1,7 @@
 """The rewards that --reward names and adds up, for example --reward accuracy+format.
 
 Each of these names is a row of the table REWARDS: a function of (task, problem, completion text,
-verdict, purpose) that returns a float. The verdict is what the task's verify returned, a float or a
+verified, purpose) that returns a float. `verified` is what the task's verify returned, a float or a
 list of floats. One more row, "model", is not a function: a reward model rates whole batches.
 """
 import re
@@ -12,12 +12,12 @@ import common
 from tasks import Wrapper, block
 
 
-def accuracy(task, problem, text, verdict, purpose):
-    """The task's own reward: the verdict, or its sum if each move has a verdict."""
-    return task.reward(problem, text, verdict, purpose)
+def accuracy(task, problem, text, verified, purpose):
+    """The task's own reward: what verify returned, or its sum if each move has a reward."""
+    return task.reward(problem, text, verified, purpose)
 
 
-def well_formed(task, problem, text, verdict, purpose):
+def well_formed(task, problem, text, verified, purpose):
     """1.0 if the text is one think block, then one answer block, and nothing else, as R1-Zero
     requires; else 0.0."""
     thought = block(text, "think")
@@ -27,7 +27,7 @@ def well_formed(task, problem, text, verdict, purpose):
     return float(text == f"<think>{thought}</think><answer>{answer}</answer>")
 
 
-def length(task, problem, text, verdict, purpose):
+def length(task, problem, text, verified, purpose):
     """0.1 * min(1, n / 40) for n characters of thought, whether the answer is right or wrong."""
     return 0.1 * min(1.0, thought_length(text) / 40)
 
@@ -63,26 +63,21 @@ class Rewards(Wrapper):
                 zeros = torch.zeros(batch.is_correct.shape)
                 by_name[name] = self.model.rewards(batch) if self.model else zeros
             else:
-                judged = zip(batch.problems, batch.texts, batch.verdicts)
+                judged = zip(batch.problems, batch.texts, batch.verified)
                 rewards = [self.row(name, *completion, purpose) for completion in judged]
                 by_name[name] = 1.0 * torch.tensor(rewards).view_as(batch.is_correct)
         return by_name
 
-    def row(self, name, problem, text, verdict, purpose):
+    def row(self, name, problem, text, verified, purpose):
         """Compute the reward of one row for one completion. -> float"""
-        return REWARDS[name](self.task, problem, text, verdict, purpose)
+        return REWARDS[name](self.task, problem, text, verified, purpose)
 
-    def reward(self, problem, text, verdict, purpose):
+    def reward(self, problem, text, verified, purpose):
         names = [name for name in self.names if name != "model"]
-        return float(sum(self.row(name, problem, text, verdict, purpose) for name in names))
+        return float(sum(self.row(name, problem, text, verified, purpose) for name in names))
 
     def rewards(self, batch, purpose):
         return sum(self.rows(batch, purpose).values())
-
-    def judge(self, batch, G, purpose):
-        self.task.judge(batch, G, purpose)
-        batch.rewards = self.rewards(batch, purpose)
-        return batch
 
     def observe(self, batch, step):
         """Add the mean of each row to the task's metrics, if there are several rows. -> metrics"""

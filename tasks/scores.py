@@ -4,30 +4,34 @@ import collections
 import math
 import re
 
+from tasks import extract
+
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
 
 
 def scores(batch, task, greedy):
-    """Score an evaluation: a group of samples of each problem, or one greedy completion of each.
-    -> dict; the lists in it are for k = 1, 2, .., and a mean over nothing is None"""
+    """Compute the scores that Task.scores adds to its own, for a group of samples of each problem
+    or for one greedy completion of each. -> dict; the lists in it are for k = 1, 2, .., and a mean
+    over nothing is None"""
+    prefix = "greedy_" if greedy else ""
     num_samples = 0 if greedy else batch.is_correct.shape[1]
     is_correct = batch.is_correct.flatten().tolist()
     parts = [part_of(task, problem) for problem in batch.problems]
     judged = [row for row, part in enumerate(parts) if part.is_judged]
     result = judged_scores(batch, task, is_correct, judged, num_samples) if judged else {}
-    result |= {"think_share": mean(["<think>" in text for text in batch.texts]),
-               "mean_length": batch.mask.sum(dim=1).mean().item(),
-               "problems": len(batch.is_correct), "samples": num_samples}
+    result[f"{prefix}think_share"] = mean(["<think>" in text for text in batch.texts])
+    result["problems"] = len(batch.is_correct)
     if greedy:
         result["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text,
              "right": correct if part.is_judged else None}
             for problem, text, correct, part in zip(
                 batch.problems[:NUM_EXAMPLES], batch.texts, is_correct, parts)]
-    moves = [row for row, verdict in enumerate(batch.verdicts) if isinstance(verdict, list)]
+    else:
+        result["samples"] = num_samples
+    moves = [row for row, verified in enumerate(batch.verified) if isinstance(verified, list)]
     if moves:
-        name = "greedy_return" if greedy else "return"
-        result[name] = mean([sum(batch.verdicts[row]) for row in moves])
+        result[f"{prefix}return"] = mean([sum(batch.verified[row]) for row in moves])
         known = [row for row in moves if hasattr(parts[row], "best_return")]
         best_returns = [parts[row].best_return(batch.problems[row]) for row in known]
         result["best_return"] = mean(best_returns)
@@ -45,12 +49,12 @@ def mean(values):
 
 
 def judged_scores(batch, task, is_correct, judged, num_samples):
-    """Score the rows `judged`: those of tasks in which completions are right or wrong. -> dict"""
+    """Score the rows `judged`, of tasks in which completions are right or wrong. -> dict"""
     name = "pass@1" if num_samples else "greedy"
     problems = [batch.problems[row] for row in judged]
     texts = [batch.texts[row] for row in judged]
     is_correct = [is_correct[row] for row in judged]
-    result = {name: mean(is_correct)}
+    result = {} if task.is_judged else {name: mean(is_correct)}     # of some tasks in a mix
     if num_samples > 0:
         result |= sample_scores(task, problems, texts, is_correct, num_samples)
         for thinks, ending in ((True, "think"), (False, "direct")):
@@ -90,15 +94,15 @@ def pass_at_k(n, c, k):
 def maj_at_k(task, problems, answers, n, k):
     """Compute how often the majority of k answers is right. The n samples of a problem make n // k
     disjoint blocks of k answers. Problems without a known answer don't count. -> float or None"""
-    verdicts = []
+    are_correct = []
     for first in range(0, len(problems), n):
         if not problems[first].answer:
             continue
         for start in range(first, first + n - k + 1, k):
             cast = [answer for answer in answers[start:start + k] if answer is not None]
             vote = max(cast, key=collections.Counter(cast).get, default=None)   # the first in a tie
-            verdicts.append(task.verify(problems[start], f"<answer>{vote}</answer>") == 1)
-    return mean(verdicts)
+            are_correct.append(task.verify(problems[start], f"<answer>{vote}</answer>") == 1)
+    return mean(are_correct)
 
 
 def votes(task, problems, texts, n):
@@ -108,7 +112,7 @@ def votes(task, problems, texts, n):
     for row, (problem, text) in enumerate(zip(problems, texts)):
         if row % n == 0:
             first_answers = {}                          # canonical form -> answer as written
-        answer = part_of(task, problem).extract(text)
+        answer = extract(text)
         if answer is not None:
             answer = first_answers.setdefault(canonical(task, problem, answer), answer)
         answers.append(answer)

@@ -59,8 +59,8 @@ def lines(path):
 
 
 def steps(folder):
-    """Read metrics.jsonl, which has one line for each step. -> list of dicts"""
-    return lines(Path(folder, "metrics.jsonl"))
+    """Read the lines of metrics.jsonl, but not that of the base. -> list of dicts"""
+    return [line for line in lines(Path(folder, "metrics.jsonl")) if line["step"] > 0]
 
 
 def read_summary(folder):
@@ -86,7 +86,10 @@ def outcome(folder):
     checkpoint = load(folder / "checkpoint.pt")
     logs = [path for path in folder.glob("*.jsonl") if path.name != "evaluation.jsonl"]
     checkpoint["logs"].pop("evaluation.jsonl", None)        # is written after the checkpoint
-    assert checkpoint.pop("logs") == {path.name: path.stat().st_size for path in logs}
+    sizes = {path.name: path.stat().st_size for path in logs}
+    last_line = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    sizes["metrics.jsonl"] -= len(last_line)                # a resumed run writes it again
+    assert checkpoint.pop("logs") == sizes
     record = json.loads((folder / "config.json").read_text())
     everything = leaves({
         "checkpoint": checkpoint, "base": load(folder / "base.pt"), "summary": read_summary(folder),

@@ -1,6 +1,7 @@
 """The base policy: which runs share a base, and which changes require a new one. Its warm start:
 the gradient, the learning rates, and the step of Muon."""
 import contextlib
+import dataclasses
 import functools
 import sys
 from pathlib import Path
@@ -56,13 +57,21 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
     ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
+    ("grpo.py", "# ---- 6. the policy ", "# ---- 6. my policy ", True),     # heading
+    ("grpo.py", "A decoder layer: ", "A layer: ", True),                # docstring of Block
     ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
+    ("grpo.py", "return torch.cat([left * cos", "return torch.cat([left + cos", False),   # rotate
+    ("common.py", "# ---- 1. the task ", "# ---- 1. a task ", True),
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
+    ("common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
+    ("common.py", "VOCAB_SIZE = 320 ", "VOCAB_SIZE = 384 ", False),
     ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
     ("plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
     ("plumbing.py", "held out:", "not seen:", True),
-    ("tasks/countdown.py", "def verify", "def  verify", False),         # the task of this test
-    ("tasks/lookup.py", "def verify", "def  verify", True)])
+    ("plumbing.py", "# an orthogonal step", "# such a step", True),      # comment
+    ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # the task of this test
+    ("tasks/countdown.py", "# bounds totals", "# limits totals", True),
+    ("tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
         config, load_task, tmp_path, monkeypatch, file, old, new, is_same):
     monkeypatch.chdir(tmp_path)
@@ -80,6 +89,26 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     monkeypatch.setattr(Path, "read_text", edited)
     plumbing.load_base(*given)
     assert (bases() == before) == is_same
+
+
+def test_what_shapes_a_base_includes_the_version_of_torch_and_the_device(
+        config, load_task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = config(base_steps=0)
+    policy, task = grpo.GPT(cfg), load_task(cfg)
+    monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)
+    for number, changes in enumerate(({}, {"device": "mps"}, {"base_seed": 1}), start=1):
+        plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
+        assert len(bases()) == number
+    monkeypatch.setattr(torch, "__version__", "2.0.0")
+    plumbing.load_base(policy, task, cfg)
+    assert len(bases()) == 4
+
+    class Other(grpo.GPT):
+        pass
+    Other.__module__ = "grpo"                           # whose file does not define it
+    plumbing.load_base(Other(cfg), task, cfg)
+    assert len(bases()) == 5
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     batch = grpo.sample_batch(policy, task, cfg, 0)
     chosen = common.gather([batch], torch.tensor([3, 0]))
     assert chosen.problems == batch.problems[12:16] + batch.problems[:4]
-    assert chosen.verdicts == batch.verdicts[12:16] + batch.verdicts[:4]
+    assert chosen.verified == batch.verified[12:16] + batch.verified[:4]
     assert torch.equal(chosen.rewards, batch.rewards[[3, 0]])
     assert torch.equal(chosen.is_correct, batch.is_correct[[3, 0]])
     check_rows(grpo, policy, task, chosen)
@@ -65,7 +65,7 @@ def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     check_rows(grpo, policy, task, joined)
     assert joined.problems[4:8] == more.problems[8:12]
     assert joined.rewards.shape == (3, 4)
-    assert joined.rewards.flatten().tolist() == joined.verdicts
+    assert joined.rewards.flatten().tolist() == joined.verified
     assert len(tasks.pass_rates(joined)) == 10
     again = common.gather([joined, batch], torch.tensor([0, 3]))
     assert tasks.pass_rates(again) == tasks.pass_rates(joined) + tasks.pass_rates(batch)
@@ -91,7 +91,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     assert common.has_signal(batch.rewards).all()
     check_rows(script, policy, task, batch)             # rows still match their problems
     verdicts = [odd_lengths_of_some_prompts(*pair) for pair in zip(batch.problems, batch.texts)]
-    assert batch.verdicts == batch.rewards.flatten().tolist() == verdicts
+    assert batch.verified == batch.rewards.flatten().tolist() == verdicts
 
     # groups that had signal at the start stay, the groups are in the order in which they were
     # sampled, and each attempt samples only as many problems as are missing
@@ -120,7 +120,7 @@ def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_
     assert len(set(problems)) == 4 * (1 + extra)
     assert batch.problems == problems[-12:]             # without signal, the last groups remain
     assert batch.rewards.shape == (4, 3)
-    assert len(batch.texts) == len(batch.verdicts) == 12
+    assert len(batch.texts) == len(batch.verified) == 12
     script.sample_with_signal(policy, task, cfg, 1)
     assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # each step has new ones
 
@@ -140,7 +140,7 @@ def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_th
         assert {1, 6} <= set(lengths)
         assert len(tasks.pass_rates(batch)) == 8        # all groups were replaced
         assert metrics["accuracy"] == 1.0
-        assert batch.verdicts == [1.0] * 16
+        assert batch.verified == [1.0] * 16
 
 
 def test_micro_batches_have_each_row_once_and_rows_of_similar_length():

@@ -180,12 +180,14 @@ def test_the_entropy_bonus_is_the_coefficient_times_the_mean_entropy(small_llama
 def test_tokens_of_a_tool_and_tokens_without_a_gradient_are_counted(small_llama):
     trainer = made(small_llama, "grpo epsilon=0.1 epsilon_high=0.1")
     batch = inputs_of(trainer)
+    batch["advantages"][0] = 0
     before = gradient(trainer, batch, parts=1)
     log_rho = (trainer.scored[0] - batch["old_per_token_logps"]).detach()
     A, mask = batch["advantages"][:, None], batch["completion_mask"]
-    clipped = torch.where(A > 0, log_rho.exp() > 1.1, log_rho.exp() < 0.9) * mask
+    counts = (A != 0) * mask
+    clipped = torch.where(A > 0, log_rho.exp() > 1.1, log_rho.exp() < 0.9) * counts
     metrics = trainer._metrics["train"]
-    assert metrics["no_gradient"][-1] == pytest.approx(clipped.sum().item() / mask.sum().item())
+    assert metrics["no_gradient"][-1] == pytest.approx(clipped.sum().item() / counts.sum().item())
     assert metrics["max_log_ratio"][-1] == pytest.approx((log_rho * mask).abs().max().item())
     batch["tool_mask"] = torch.ones_like(mask)
     batch["tool_mask"][:, 2:5] = 0

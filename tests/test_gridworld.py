@@ -50,7 +50,7 @@ def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_on
     mask = f64([(mask or [1.0] * len(ids)) + [0.0] * padding])
     batch = made_batch(grpo, [[1]], [ids + [grpo.PAD] * padding], mask, mask,
                        rewards=f64([[sum(paid)]]))
-    batch.verdicts = [TASK.verify(GOLDEN, grpo.decode([i for i in ids if i != grpo.EOS]))]
+    batch.verified = [TASK.verify(GOLDEN, grpo.decode([i for i in ids if i != grpo.EOS]))]
     batch.lengths = torch.tensor([len(ids)])
     assert TASK.token_rewards(batch)[0].tolist() == pytest.approx(paid + [0.0] * padding)
 

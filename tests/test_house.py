@@ -3,15 +3,18 @@ docs/extending.md work."""
 import ast
 import graphlib
 import importlib
+import os
 import random
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
-from small_runs import INSTANT, arguments, lines, read_summary
+from small_runs import INSTANT, arguments, lines, read_summary, steps
 
 import tasks
 
@@ -106,6 +109,38 @@ def test_the_game_of_the_page_can_be_won_and_its_demonstrations_are_games():
     assert 0.1 < wins < 0.9 and max(len(one.completion) for one in problems) < 48
 
 
+def test_who_follows_the_page_breaks_none_of_the_tests_of_layout_and_tasks(tmp_path):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True)
+    if tracked.returncode != 0:
+        pytest.skip("needs the files that git tracks")
+    for name in tracked.stdout.split():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a copy"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "tasks/sorting.py").write_text(SOURCE)
+    (tmp_path / "tasks/nim.py").write_text(TURNS)
+    pairs = re.search(r"^## Your own pairs\n.*?^```python\n(.*?)^```$", PAGE, re.S | re.M)
+    (tmp_path / "mypairs.py").write_text(pairs[1])
+    (tmp_path / "mine.py").write_text((ROOT / "grpo.py").read_text("utf-8"))
+    sync = tmp_path / "learn/sync.py"
+    sync.write_text(sync.read_text().replace('"grpo.py"', '"grpo.py", "mine.py"', 1))
+    edits = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.S | re.M)
+    for edit in edits[:2]:                              # the reward, and the baseline
+        removed, added = re.search(r"^-(.*)\n\+(.*)$", edit, re.M).groups()
+        text = (tmp_path / "mine.py").read_text()
+        assert text.count(removed) == 1
+        if removed.startswith("    A = "):              # mine.py shares the rest
+            (tmp_path / "mine.py").write_text(text.replace(removed, added))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "not breaks_none",
+         "tests/test_sync.py", "tests/test_tasks.py", "tests/test_house.py"],
+        cwd=tmp_path, text=True, capture_output=True, env=os.environ | {"PYTEST_ADDOPTS": ""})
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 def test_your_own_tasks_and_your_own_algorithm_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -126,7 +161,7 @@ def test_your_own_tasks_and_your_own_algorithm_run(tmp_path, monkeypatch):
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]
     [played] = re.findall(rf"^python examples/turns.py (.*--task {game})$", TASK, re.M)
     importlib.import_module("examples.turns").main([*shlex.split(played), *TINY])
-    [step] = lines(f"runs/turns-{game}-s0/metrics.jsonl")
+    [step] = steps(f"runs/turns-{game}-s0")
     assert step["turns/mean"] >= 1 and step["turns/shared_states"] == 1     # all in the first state
     for module in ("mine", f"tasks.{name}", f"tasks.{game}"):
         del sys.modules[module]

@@ -138,6 +138,11 @@ def test_without_a_c_compiler_triton_cannot_run(monkeypatch):
     monkeypatch.setenv("CC", "cc")                      # a compiler without headers
     monkeypatch.setattr(logprob.sysconfig, "get_path", lambda *_: "nowhere")
     assert not can_compile()
+    monkeypatch.setattr(logprob.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(logprob.torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for answer in (False, True):
+        monkeypatch.setattr(logprob, "can_compile", lambda answer=answer: answer)
+        assert logprob.triton is None or logprob.can_run("cuda") == answer
 
 
 def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):

@@ -100,7 +100,7 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
     batch = made_batch(reinforce, [[1]] * 4, [[7, 8]] * 4, ones(4, 2), ones(4, 2), 2,
                        f64([[1, 0], [0, 0]]))
     batch.problems = [common.Problem("A b3 7", "", task="gridworld")] * 4
-    batch.verdicts = [[-1.0, 5.0]] * 4
+    batch.verified = [[-1.0, 5.0]] * 4
     close(reinforce.token_rewards(task, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
     batch.is_correct[:] = False                         # nothing to learn from
     close(reinforce.token_rewards(task, batch, cfg), 0 * ones(4, 2))

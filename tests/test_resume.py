@@ -89,7 +89,7 @@ MOMENTS = {
     "before its base is there": (os, "replace", "base.pt", 1),
     "before its first checkpoint is there": (os, "replace", "checkpoint.pt", 1),
     "in a checkpoint": (torch, "save", ".tmp", 4),
-    "between log and checkpoint": (plumbing.Run, "save", "", 6)}
+    "between log and checkpoint": (plumbing.Run, "save", "", 2)}
 
 
 def die_in(owner, name, file, number):

@@ -56,7 +56,7 @@ def batch_of(tokens, lengths, is_correct, problems=None, texts=None):
     return common.Batch(
         tokens, zeros, zeros, zeros, lengths, torch.zeros(P * G).bool(),
         problems=problems or [SEVEN] * (P * G), prompts=prompts.repeat_interleave(G, dim=0),
-        texts=texts or [""] * (P * G), verdicts=is_correct.flatten().double().tolist(),
+        texts=texts or [""] * (P * G), verified=is_correct.flatten().double().tolist(),
         is_correct=is_correct, rewards=torch.zeros(P, G))
 
 

@@ -8,9 +8,19 @@ from statistics import fmean
 import pytest
 import torch
 from conftest import ROOT, every_script
-from small_runs import SMALL, arguments, changed_weights, load, policy_of, read_summary, steps
+from small_runs import (
+    SMALL,
+    arguments,
+    changed_weights,
+    lines,
+    load,
+    policy_of,
+    read_summary,
+    steps,
+)
 
 import grpo
+import plumbing
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
@@ -35,15 +45,22 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
 
 
 def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluation(script, whole):
-    assert [line["step"] for line in steps(whole)] == list(range(1, 11))
+    assert [line["step"] for line in lines(whole / "metrics.jsonl")] == list(range(11))
     for line in steps(whole):
         assert line.keys() >= {"loss", "reward", "accuracy", "entropy", "grad_norm"}
         assert all(math.isfinite(value) for value in line.values())
         assert line.get("sampling/sampling_logp_difference/max", 0) < 1e-4
     evaluations = [line for line in steps(whole) if "eval/greedy" in line]
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
-    assert evaluations[-1]["eval/greedy"] == read_summary(whole)["trained"]["greedy"]
-    assert "eval/pass@1" not in evaluations[-1]         # samples cost time, so only at the end
+    assert "eval/pass@1" not in evaluations[-2]         # samples cost time, so only at the ends
+    summary = read_summary(whole)
+    for line, scores in ((lines(whole / "metrics.jsonl")[0], summary["base"]),
+                         (evaluations[-1], summary["trained"])):
+        found = {name: x for name, x in line.items() if name.startswith("eval/")}
+        assert found == plumbing.logged(scores)
+        assert found.keys() >= {"eval/greedy", "eval/pass@1", "eval/greedy_length",
+                                "eval/mean_length"}
+    assert lines(whole / "metrics.jsonl")[0].keys() == {"step", *found}
 
 
 def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):

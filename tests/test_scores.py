@@ -72,7 +72,7 @@ WALK = Problem("A b3 7", "", task="gridworld")       # gets -1 for a wasted move
 
 def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
     task = load_named("arithmetic,countdown,gridworld")
-    task.parts["gridworld"].is_judged = False
+    task.is_judged = task.parts["gridworld"].is_judged = False
     problems = [WALK, SUM, Problem("2 3>6:", "2*3", task="countdown")]
     texts = ["ab", "a", *answered(7, 8, 9, 9)]
     found = task.scores(batch_of(task, problems, texts, 2))

@@ -2,6 +2,7 @@
 stay short, and that no folder grows unseen."""
 import importlib
 import inspect
+import subprocess
 
 import pytest
 from conftest import ROOT
@@ -14,14 +15,14 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file.
-MOST_LINES = {"common.py": 357, "plumbing.py": 450, "machinery": 225, "lesson": 300, "ppo.py": 374,
-              "grpo.py as a whole": 525, "nano.py": 215, "real.py": 285}
+MOST_LINES = {"common.py": 400, "plumbing.py": 480, "machinery": 235, "lesson": 310, "ppo.py": 380,
+              "grpo.py as a whole": 545, "nano.py": 200, "real.py": 285}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
-# Python in a folder, with the folders in it; "." has only its files. If your change needs more,
-# look for what can go, and if nothing can, raise the number here, so that a reader of the change
-# sees what it costs.
-MOST_OF_A_FOLDER = {".": 3815, "tasks": 1675, "kernels": 700, "examples": 1095, "vectors": 1125,
-                    "report": 875, "engines": 1059, "learn": 3195, "lab": 3180, "tests": 10215}
+# Python that git tracks in a folder, with the folders in it; "." has only its files. If your change
+# needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
+# the change sees what it costs.
+MOST_OF_A_FOLDER = {".": 3990, "tasks": 1320, "kernels": 710, "examples": 1170, "vectors": 1140,
+                    "report": 880, "engines": 1060, "learn": 3280, "lab": 3220, "tests": 9860}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
@@ -59,9 +60,13 @@ def test_files_lessons_and_the_machinery_are_short():
 
 @pytest.mark.parametrize("folder", MOST_OF_A_FOLDER)
 def test_a_folder_does_not_grow_unseen(folder):
-    paths = (ROOT / folder).glob("*.py" if folder == "." else "**/*.py")
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in paths) \
-        <= MOST_OF_A_FOLDER[folder]
+    tracked = subprocess.run(["git", "ls-files", folder], cwd=ROOT, text=True, capture_output=True)
+    if tracked.returncode != 0:
+        pytest.skip("needs the files that git tracks")
+    paths = [ROOT / name for name in tracked.stdout.split() if name.endswith(".py")
+             and (folder != "." or "/" not in name)]
+    lines = [len(path.read_text("utf-8").splitlines()) for path in paths if path.exists()]
+    assert sum(lines) <= MOST_OF_A_FOLDER[folder]
 
 
 def test_grpo_and_gspo_have_the_same_estimators_of_the_kl_and_the_same_losses():

@@ -120,7 +120,7 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
         return ((x * batch.mask).sum() / batch.mask.sum()).item()
     old = log_p()
     batch.logps = old.gather(-1, batch.tokens[..., None])[..., 0] * batch.mask
-    metrics = trpo.update(policy, None, batch, A, cfg, 0, 1.0)
+    metrics = trpo.update(policy, batch, A, cfg)
     new = log_p()
     kl = mean((old.exp() * (old - new)).sum(dim=-1))
     assert metrics["policy_kl"] == pytest.approx(kl, rel=1e-6)

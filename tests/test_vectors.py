@@ -25,7 +25,8 @@ NOT_OURS = {"completion_mask: two ends", "advantages: grpo, ddof 0",
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_our_functions_give_the_right_answers(name, dtype):
-    """They have our conventions, and k3 is exact also where others may round it below 0."""
+    """They have our conventions, except that log rho is cut at 80, and k3 is exact also where
+    others may round it below 0."""
     file, case = CASES[name]
     if "absolute" in case.get("tolerance", {}):
         case = case | {"tolerance": case["tolerance"] | {"absolute": 0.0}}
@@ -36,7 +37,10 @@ def test_our_functions_give_the_right_answers(name, dtype):
         for function in functions:
             outcome = vectors.check_case(
                 function, FILES[file], case, dtype=dtype, fixed=case["parameters"])
-            assert not outcome.errors and not outcome.choice, (outcome.errors, outcome.choice)
+            assert not outcome.errors, outcome.errors
+            choice = "log rho is cut at 80, beyond which float32 overflows"
+            assert outcome.choice == (choice if name.endswith("clip, far") and not outcome.skipped
+                                      else ""), outcome.choice
             assert outcome.skipped == "" or outcome.skipped.startswith("float32: it cannot")
     finally:
         torch.set_default_dtype(torch.float32)

@@ -52,14 +52,14 @@ def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
         tokens, mask, logps * mask, 0.5 * mask, lengths,
         is_truncated=(tokens != script.EOS).all(dim=1), prompts=torch.tensor(prompts),
         problems=[common.Problem("1=", "1")] * len(tokens), texts=texts,
-        verdicts=rewards.flatten().tolist(), rewards=rewards, is_correct=rewards == 1,
+        verified=rewards.flatten().tolist(), rewards=rewards, is_correct=rewards == 1,
         values=0 * mask)
 
 
 def call(function, **known):
-    """Call a script's function with its required arguments, taken from `known`."""
+    """Call a script's function with its required arguments, and `backward`, from `known`."""
     needed = [name for name, one in inspect.signature(function).parameters.items()
-              if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+              if one.default is one.empty or name == "backward"]
     return function(**{name: known[name] for name in needed})
 
 
@@ -103,7 +103,8 @@ class Scene:
         known = self.known(A, changes)
         optimizer = optimizer or torch.optim.SGD(
             self.policy.parameters(), known["cfg"].learning_rate)
-        return call(self.script.update, optimizer=optimizer, step=step, **known)
+        return call(self.script.update, optimizer=optimizer, step=step,
+                    backward=self.script.backward, **known)
 
 
 @pytest.fixture

@@ -76,15 +76,15 @@ def measure(case, seed):
     base, kind = side.split(" base: ")
     cfg, task, policy = load_base(grpo, f"{BASES[base]} --learning_rate {rate} --seed {seed}")
 
-    def reward(problem, text, verdict, step):
+    def reward(problem, text, verified, step):
         moves = itertools.pairwise(gridworld.play(problem, text).cells)
-        return sum(verdict) + sum(extra(kind, problem.prompt[0], *move) for move in moves)
+        return sum(verified) + sum(extra(kind, problem.prompt[0], *move) for move in moves)
     task.reward = reward
     columns = {column: [] for column in COLUMNS}
     for batch in itertools.islice(training(cfg, task, policy), STEPS):
         cells = [gridworld.play(*pair).cells for pair in zip(batch.problems, batch.texts)]
         columns[PROXY].append(batch.rewards.mean().item())
-        columns[TRUE].append(statistics.mean(map(sum, batch.verdicts)))
+        columns[TRUE].append(statistics.mean(map(sum, batch.verified)))
         columns[MOVES].append(statistics.mean(map(len, cells)) - 1)
     return columns
 

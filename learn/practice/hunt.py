@@ -61,7 +61,7 @@ def run_text(file, text, flags, base=None):
             flags = f"{flags} --init_from {work}"
         exec(compile(text, file, "exec"), vars(script))
         script.main([*flags.split(), "--output_dir", f"{work}/run"])
-        return read_log(f"{work}/run", "metrics")
+        return read_log(f"{work}/run", "metrics", "reward")
 
 
 def plant(name, hunt):

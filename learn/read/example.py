@@ -86,7 +86,7 @@ def make_batch(rewards):
         tokens=torch.tensor([[5, 6, 7], [5, 7, 0], [8, 6, 7], [6, 7, 0]]), mask=MASK.clone(),
         logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
         is_truncated=torch.tensor([False, False, False, True]), prompts=torch.arange(4)[:, None],
-        problems=[common.Problem("", "")] * 4, texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
+        problems=[common.Problem("", "")] * 4, texts=[""] * 4, verified=[0.0, 0.0, 1.0, 0.0],
         is_correct=RIGHT > 0, rewards=rewards.clone())
 
 
