@@ -94,6 +94,7 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
 def test_what_shapes_a_base_includes_the_version_of_torch_and_the_device(
         config, load_task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("runs/base").mkdir(parents=True)
     cfg = config(base_steps=0)
     policy, task = grpo.GPT(cfg), load_task(cfg)
     monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)

@@ -127,6 +127,7 @@ trainer = here.made(Path(folder), loss, beta=0.1, **flags)
 found = here.steps(trainer)
 if trainer.accelerator.is_main_process:
     Path(file).write_text(json.dumps([trainer.accelerator.num_processes, found]))
+trainer.accelerator.end_training()      # or a thread of gloo may abort the process at its exit
 """
 
 

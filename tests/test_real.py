@@ -308,12 +308,13 @@ def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(tmp_path
     monkeypatch.setattr("sys.stdout", console)
     monkeypatch.setattr("sys.argv", ["real.py", "llama", "data.jsonl"])
     at_exit, space = [], {"__name__": "__main__"}
-    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr("atexit.register", lambda *given: at_exit.append(given))
     with pytest.raises(MemoryError):
         exec(source, space)
     assert b" \\u2212 1 =" in console.buffer.getvalue()
     assert [path.name for path in tmp_path.glob("trained*/mine")] == ["mine"] * 2
-    at_exit[-1]()
+    function, *given = at_exit[-1]
+    function(*given)
     assert tmp_path.joinpath("trained-3/model.safetensors").exists()
     for path in tmp_path.glob("trained-3/*"):
         path.unlink()
