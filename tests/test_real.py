@@ -318,7 +318,7 @@ def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(tmp_path
     assert tmp_path.joinpath("trained-3/model.safetensors").exists()
     for path in tmp_path.glob("trained-3/*"):
         path.unlink()
-    at_exit[-1]()                               # of a run that saved nothing
+    function(*given)                            # of a run that saved nothing
     assert not tmp_path.joinpath("trained-3").exists()
 
 
