@@ -1,5 +1,5 @@
-"""Losses as strangers write them, for tests/test_vectors.py: twenty are right, and each of forty has
-a mistake. Above each stands its recipe, and of a wrong one the mistake that the command has to name.
+"""Losses as strangers write them, for tests/test_vectors.py: twenty are right, and each of forty
+others has a mistake, which the command has to name.
 """
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,8 @@ def chosen_by_bool(logps, old_logps, advantages, mask, epsilon_low, epsilon_high
     losses = []
     for x, old, A, m in zip(logps, old_logps, advantages, mask):
         ratio = (x[m] - old[m]).exp()
-        losses.append(-torch.min(ratio * A, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean())
+        clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+        losses.append(-torch.min(ratio * A, clipped * A).mean())
     return torch.stack(losses).mean()
 
 
@@ -85,14 +86,15 @@ def pooled_where(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     log_ratio = torch.where(mask > 0, logps - old_logps.detach(), 0.0)
     r = log_ratio.exp()
     A = advantages[:, None] if advantages.dim() == 1 else advantages
-    x = torch.where(mask > 0, -torch.min(r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A), 0.0)
-    return x.sum() / mask.sum().clamp(min=1)
+    x = torch.min(r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A)
+    return torch.where(mask > 0, -x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 @case("gspo")
 def whole_outputs(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = (((logps - old_logps) * mask).sum(1) / mask.sum(1)).exp()
-    return -torch.min(s * advantages, s.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages).mean()
+    A = advantages
+    return -torch.min(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean()
 
 
 @case("gspo")
@@ -173,8 +175,9 @@ def grpo_like(logps, old_logps, advantages, mask, low, high, ratio=None, both=No
 
 @case("grpo", "min_max")
 def g_max(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
-    return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high, both=lambda r, A:
-                     torch.max(r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A))
+    return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high,
+                     both=lambda r, A: torch.max(
+                         r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A))
 
 
 @case("grpo", "alike")
@@ -212,8 +215,8 @@ def g_shifted(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
 
 @case("grpo", "pessimism")
 def g_min_of_ratios(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
-    return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high, both=lambda r, A:
-                     torch.min(r, r.clamp(1 - epsilon_low, 1 + epsilon_high)) * A)
+    return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high,
+                     both=lambda r, A: torch.min(r, r.clamp(1 - epsilon_low, 1 + epsilon_high)) * A)
 
 
 @case("grpo", "bounds_swapped")
@@ -259,8 +262,9 @@ def g_detached(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
 
 @case("grpo", "log_clip")
 def g_log_clip(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
-    return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high, both=lambda r, A:
-                     torch.min(r * A, r.log().clamp(-epsilon_low, epsilon_high).exp() * A))
+    return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high,
+                     both=lambda r, A: torch.min(
+                         r * A, r.log().clamp(-epsilon_low, epsilon_high).exp() * A))
 
 
 @case("dr_grpo", "constant")
@@ -299,13 +303,15 @@ def a_slots(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
 @case("gspo", "product")
 def s_product(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = ((logps - old_logps) * mask).sum(1).exp()
-    return -torch.min(s * advantages, s.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages).mean()
+    A = advantages
+    return -torch.min(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean()
 
 
 @case("gspo", "arithmetic")
 def s_arithmetic(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = ((logps - old_logps).exp() * mask).sum(1) / mask.sum(1)
-    return -torch.min(s * advantages, s.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages).mean()
+    A = advantages
+    return -torch.min(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean()
 
 
 @case("gspo", "level")
@@ -316,13 +322,15 @@ def s_tokens(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
 @case("gspo", "ratio_mask")
 def s_all_slots(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = ((logps - old_logps).sum(1) / mask.sum(1)).exp()
-    return -torch.min(s * advantages, s.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages).mean()
+    A = advantages
+    return -torch.min(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean()
 
 
 @case("gspo", "min_max")
 def s_max(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = (((logps - old_logps) * mask).sum(1) / mask.sum(1)).exp()
-    return -torch.max(s * advantages, s.clamp(1 - epsilon_low, 1 + epsilon_high) * advantages).mean()
+    A = advantages
+    return -torch.max(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean()
 
 
 @case("cispo", "weight_grad")
