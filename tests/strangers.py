@@ -236,7 +236,7 @@ def g_slots(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
                      average=lambda x: (x * mask).mean())
 
 
-@case("grpo", "mask_ignored")
+@case("grpo", "no_mask")
 def g_no_mask(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     return grpo_like(logps, old_logps, advantages, mask, epsilon_low, epsilon_high,
                      average=lambda x: x.mean(1).mean())
@@ -319,7 +319,7 @@ def s_tokens(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     return textbook(logps, old_logps, advantages, mask, epsilon_low, epsilon_high)
 
 
-@case("gspo", "ratio_mask")
+@case("gspo", "ratio_slots")
 def s_all_slots(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = ((logps - old_logps).sum(1) / mask.sum(1)).exp()
     A = advantages

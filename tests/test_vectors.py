@@ -3,12 +3,15 @@ and test the command that does this for everybody's functions."""
 import importlib
 import re
 
+import mutants
 import pytest
+import strangers
 import torch
 from conftest import ROOT
 from small_vectors import OURS
 
 import vectors
+from learn.path import rungs
 from vectors import __main__ as command
 
 pytestmark = pytest.mark.quick
@@ -65,7 +68,9 @@ def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(
     assert len(set(ids)) == len(ids) and content["version"] in (1, 2)
     flags = {flag for case in content["cases"] for flag in (*case["flags"], *case["slopes"])}
     assert flags == content["mistakes"].keys()
-    assert all(case["flags"] or case["slopes"] for case in content["cases"])
+    shown = {flag: None for case in content["cases"] for flag, number in
+             (*case["flags"].items(), *case["slopes"].items()) if number is not None}
+    assert shown.keys() == flags                        # so each mistake can be named
 
 
 @pytest.fixture
@@ -88,13 +93,17 @@ TRL = re.search(r"```python\n(.*?)```", PAGE, re.S)[1]      # the loss of its do
 def test_a_loss_is_told_its_first_wrong_number_and_the_mistakes_that_explain_it(answer):
     words = (":grpo_loss", "policy_loss", "method=clip", "how=token_mean")
     code, text = answer(TRL, *words)
-    assert code == 1 and "  2 skipped: the function does not take delta" in text
+    assert code == 0 and "  2 skipped: the function does not take delta" in text
+    assert "policy_loss: right: 3 of 3; not robust: advantages of tokens, overflow, inf" in text
+    assert "old_logps: your caller has to detach what is data" in text and "likely" not in text
+    code, text = answer(TRL.replace("torch.min", "torch.max"), *words)
     shown = PAGE.partition("WRONG")[2].partition("```")[0]
+    assert code == 1
     assert all(line in text for line in shown.splitlines() if line.strip() != "...")
-    assert "likely: old_logps get a gradient" in text and text.count("likely: ") == 1
+    assert text.count("likely: ") == 1 and "likely: the clip takes the max" in text
     text = answer(TRL.replace("mask.sum()", "mask.numel()"), *words, "id=clip")[1]
     assert "each of the 6 wrong numbers is 0.625 times the right one" in text
-    assert "0 right, 1 wrong, 0 skipped" in text
+    assert "policy_loss: right: 0 of 1\n" in text
     text = answer(TRL.replace("exp(logps", "exp(logps.detach()"), *words)[1]
     assert "no gradient arrives there" in text
     text = answer(TRL.replace("-(", "torch.stack([-(") + "] * 3)", *words)[1]
@@ -131,8 +140,8 @@ def test_losses_of_tokens_are_averaged_and_a_recipe_of_few_cases_is_not_passed(a
 def test_what_cannot_be_called_is_told_in_a_line(answer):
     needy = RIGHT.replace("epsilon_high)", "epsilon_high, temperature)", 1)
     code, text = answer(needy, ":grpo_loss", "--recipe", "dapo")
-    assert code == 1 and "skipped: the function needs temperature" in text and "WRONG" not in text
-    for words in ((":nothing", "policy_loss"), (":grpo_loss", "no_file"),
+    assert code == 2 and "temperature=..." in text and "WRONG" not in text
+    for words in ((":nothing", "policy_loss"), (":grpo_loss", "no_file"), ("",),
                   (":grpo_loss", "policy_loss", "method=group"), (":grpo_loss", "--recipe", "no")):
         code, text = answer(RIGHT, *words)
         assert code == 2 and text.count("\n") == 1
@@ -154,15 +163,134 @@ def test_a_convention_is_explained_and_what_a_function_lacks_is_skipped(answer):
         "    return (rewards - rewards.mean(1, keepdims=True)) / (eps + rewards.std(" \
         "1, ddof=DDOF, keepdims=True))"
     code, text = answer(numpy.replace("DDOF", "ddof"), "", "id=grpo")
-    assert code == 0 and text.splitlines()[:-1] == ["advantages: 1 right, 0 wrong, 0 skipped"]
+    assert code == 0 and text.splitlines()[:-1] == ["advantages: right: 1 of 1"]
     code, text = answer(numpy.replace("DDOF", "0"), "")
     assert code == 1 and "each of the 7 wrong numbers is 1.155 times the right one" in text
     assert "the std divides by G instead" in text.partition("likely: ")[2]
     assert "skipped: only grpo" in text and "sq_grad_norms" not in text
-    text = answer(numpy.replace("DDOF", "1"), "")[1]
-    assert "a matter of convention: TRL and verl use torch.std" in text
+    text = answer(numpy.replace("DDOF", "1"), ":advantages", "--recipe", "grpo")[1]
+    assert "conventions of your own: ddof 0" in text
     assert answer(numpy.replace("DDOF", "ddof"), "", "--float32", "id=mean")[0] == 1
     assert answer(numpy, ":advantages", "no_file")[0] == 2
     code, text = answer(numpy.replace("DDOF", "ddof") + " * 1.001", "", "--tolerance", "0.01",
                         "id=grpo")
     assert code == 0
+
+
+# ---- what strangers write --------------------------------------------------------------------
+
+LOSSES = {name: one for name, one in vars(strangers).items() if hasattr(one, "recipe")}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_right_loss_of_a_stranger_passes_and_the_mistake_of_a_wrong_one_is_named(name, capsys):
+    one = LOSSES[name]
+    code = command.main([f"{ROOT}/tests/strangers.py:{name}", "--recipe", one.recipe])
+    text = capsys.readouterr().out
+    if one.mistake:
+        sentences = FILES["preference_loss" if one.recipe == "dpo" else "policy_loss"]["mistakes"]
+        first = text.partition("likely: ")[2]
+        assert code == 1 and first.startswith(sentences[one.mistake]), text
+    else:
+        assert code == 0 and "likely: " not in text, text
+
+
+@pytest.mark.parametrize("target, recipe", [
+    ("nano.py:surrogate_loss", "grpo"), ("real.py:surrogate_loss", "grpo"),
+    ("grpo.py:policy_loss", "grpo"), ("grpo.py:policy_loss", "dapo"),
+    ("grpo.py:policy_loss", "dr_grpo"), ("gspo.py:policy_loss", "gspo"),
+    ("ppo.py:policy_loss", "ppo"), ("reinforce.py:policy_loss", "rloo"),
+    ("grpo.py:advantages", "grpo"), ("dpo.py:dpo_loss", "dpo")])
+def test_our_own_losses_pass_the_command(target, recipe, capsys):
+    if target.startswith("real"):
+        pytest.importorskip("transformers", reason="needs engines/requirements.txt")
+    assert command.main([f"{ROOT}/{target}", "--recipe", recipe]) == 0, capsys.readouterr().out
+    if not target.endswith(("surrogate_loss", "dpo_loss")):     # whose callers detach
+        assert command.main([f"{ROOT}/{target}", "--recipe", recipe, "--detached"]) == 0
+
+
+@pytest.mark.parametrize("name, recipe", [("mean", "grpo"), ("gspo", "gspo"), ("nano", "")])
+def test_the_rungs_of_the_path_and_right_solutions_pass_the_command(name, recipe, answer):
+    sources = [rungs.script(name)] if recipe else []
+    nano = (ROOT / "nano.py").read_text("utf-8")
+    sources += [] if recipe else [
+        nano.replace("\n".join(one.old), "\n".join(one.new)) for one in mutants.parse(
+            (ROOT / "tests/solutions.txt").read_text("utf-8"))
+        if one.file == "nano.py" and one.words == "right" and "clamp" in "".join(one.old)]
+    for source in sources:
+        code, text = answer(source, ":surrogate_loss", "--recipe", recipe or "grpo")
+        assert code == 0, text
+
+
+JAX = """
+import jax.numpy as np
+
+def grpo_loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    ratio = np.exp(logps - old_logps)
+    A = advantages[:, None]
+    x = np.minimum(ratio * A, np.clip(ratio, 1 - epsilon_low, 1 + epsilon_high) * A)
+    return -((x * mask).sum(1) / mask.sum(1)).mean()
+"""
+
+
+def test_a_loss_in_jax_is_checked_with_its_gradient(answer):
+    pytest.importorskip("jax", reason="jax is not installed")
+    assert answer(JAX, ":grpo_loss", "--recipe", "grpo")[0] == 0
+    code, text = answer(JAX.replace("minimum", "maximum"), ":grpo_loss", "--recipe", "grpo")
+    assert code == 1 and "likely: the clip takes the max" in text
+    stopped = JAX.replace("import jax", "import jax\nimport jax").replace(
+        "np.exp(logps - old_logps)", "jax.lax.stop_gradient(np.exp(logps - old_logps))")
+    text = answer(stopped, ":grpo_loss", "--recipe", "grpo")[1]
+    assert "the gradient of loss in logps" in text and "likely: no gradient goes through" in text
+
+
+def test_robustness_and_data_decide_only_if_asked(answer):
+    right = answer(TRL, ":grpo_loss", "--recipe", "dapo")
+    assert right[0] == 0 and "not robust: advantages of tokens" in right[1]
+    code, text = answer(TRL, ":grpo_loss", "--recipe", "dapo", "--robust")
+    assert code == 1 and "WRONG  policy_loss, case clip, overflow" in text
+    code, text = answer(TRL, ":grpo_loss", "--recipe", "dapo", "--detached")
+    assert code == 1 and "likely: old_logps get a gradient" in text
+    forgets = TRL.replace("logps - old_logps", "logps.detach() - old_logps.detach() * 0 + logps - "
+                          "logps.detach() - old_logps")
+    assert answer(forgets, ":grpo_loss", "--recipe", "dapo")[0] == 1     # its text says detach
+
+
+def test_one_epsilon_serves_for_equal_bounds_alone_and_too_few_numbers_are_wrong(answer):
+    one = TRL.replace("epsilon_low, epsilon_high):", "clip_eps):").replace(
+        "1 - epsilon_low, 1 + epsilon_high", "1 - clip_eps, 1 + clip_eps")
+    code, text = answer(one, ":grpo_loss", "--recipe", "dapo")
+    assert code == 0 and "called with clip_eps for epsilon_low" in text
+    assert "1 skipped: the function does not take epsilon_high" in text
+    few = "import torch\ndef advantages(rewards):\n    return rewards[:1] - rewards[:1].mean()"
+    code, text = answer(few, ":advantages", "--recipe", "dr_grpo")
+    assert code == 1 and "advantages has the shape (1, 4), should have (3, 4)" in text
+
+
+def test_a_mistake_that_right_or_other_wrong_cases_contradict_is_less_likely():
+    def outcome(sign, errors, **flags):
+        return vectors.Outcome({"flags": flags, "slopes": {}}, errors, "", "", sign)
+    wrong = [outcome(1.0, ["loss"], a=1.0, b=1.0, c=1.0), outcome(3.0, ["loss"], a=7.0)]
+    assert list(command.likely(wrong, True)) == ["b", "c", "a"]
+    assert list(command.likely([*wrong, outcome(None, [], b=2.0)], True)) == ["c", "a"]
+
+
+def test_what_does_not_fit_gets_an_adapter_and_an_error_is_printed_once(answer):
+    method = TRL.replace("def grpo_loss(", "class Loss:\n  def forward(self, ").replace(
+        "\n    ", "\n        ")
+    for target in (":Loss", ":Loss.forward"):
+        code, text = answer(method, target, "--recipe", "grpo")
+        assert code == 2 and "def adapted(logps, old_logps, advantages, mask" in text
+        assert "Loss(...)" in text
+    code, text = answer(TRL.replace("old_logps", "before"), ":grpo_loss", "--recipe", "grpo")
+    assert code == 2 and "before=..., advantages=advantages" in text
+    code, text = answer("def other():\n    pass\n", "")
+    assert code == 2 and "it has other" in text and "--recipe grpo" in text
+    code, text = answer(TRL.replace("A = ", "A = nothing"), ":grpo_loss", "--recipe", "grpo")
+    assert code == 1 and text.count("NameError") == 1 and "its gradient is not wrong" not in text
+    code, text = answer(TRL.replace("A = ", "raise ValueError(mask.sum())\n    A = "), ":grpo_loss",
+                        "--recipe", "grpo")
+    assert code == 1 and text.count("ValueError") == 2 and "its gradient is not wrong" not in text
+    assert "this is the loss of grpo" in answer(
+        RIGHT.replace("(min(", "((min(").replace(".sum() / mask.sum()", ".sum(1) / mask.sum(1))"
+                                                 ".mean()"), ":grpo_loss", "--recipe", "dapo")[1]

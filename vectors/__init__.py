@@ -11,12 +11,34 @@ FOLDER = Path(__file__).parent
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}     # absolute and relative; a case may have its own
 
 
+# Inputs that are data in the equations: a caller detaches them, and then they have no gradient.
+DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_rejected",
+        "teacher_logits", "sampler_logits"}
+# Other names of arguments, in lower case. A file has at most one of two names in a row.
+ALIASES = {alias: name for name, aliases in {
+    "logps": "log_probs logprobs log_prob logp new_logps new_log_probs per_token_logps cur_logps",
+    "old_logps": "old_log_probs old_logprobs old_log_prob old_logp old_per_token_logps",
+    "ref_logps": "ref_log_probs ref_logprobs ref_log_prob ref_per_token_logps",
+    "advantages": "advantage adv advs a", "rewards": "reward r scores",
+    "mask": "masks response_mask completion_mask loss_mask action_mask token_mask",
+    "epsilon_low": "eps_low clip_eps_low clip_low clip_ratio_low cliprange_low epsilon eps "
+                   "clip_eps cliprange clip_ratio clip_range",
+    "epsilon_high": "eps_high clip_eps_high clip_high clip_ratio_high cliprange_high",
+    "chosen": "policy_chosen_logps chosen_logps pi_chosen",
+    "rejected": "policy_rejected_logps rejected_logps pi_rejected",
+    "ref_chosen": "reference_chosen_logps ref_chosen_logps",
+    "ref_rejected": "reference_rejected_logps ref_rejected_logps"}.items()
+    for alias in aliases.split()}
+
+
 class Outcome(NamedTuple):
     case: dict
     errors: list            # sentences; none if the function is right
     skipped: str            # why the function was not called, or ""
     choice: str = ""        # the convention of the case's "also" by which the function is right
     sign: float = None      # a number of the wrong results or gradients, by which a mistake shows
+    raised: bool = False    # whether the only error is an exception
+    data: tuple = ()        # inputs of DATA that get a gradient
 
 
 def files():
@@ -30,6 +52,13 @@ def read(name):
     for case in content["cases"]:
         case["inputs"] = content["batches"].get(case.get("batch"), {}) | case.get("inputs", {})
     return content
+
+
+def grade(case, recipe=""):
+    """Tell what a case is about: "core", "robust" or "convention". Advantages of tokens are the
+    core of PPO, and an extra of other losses."""
+    own = case.get("grade", "core")
+    return {"tokens": "core" if recipe == "ppo" else "robust"}.get(own, own)
 
 
 def library(module):
@@ -82,15 +111,42 @@ def average(x, case, tool):
     return (module.where(weights > 0, x, 0.0) * weights).sum()
 
 
-def call(function, case, content, tool, dtype, names):
+def as_columns(known):
+    """Give advantages of outputs the shape (B, 1)."""
+    A = known.get("advantages")
+    return known if getattr(A, "ndim", 2) > 1 else known | {"advantages": A[:, None]}
+
+
+def as_bools(known):
+    """Make the mask boolean."""
+    return known | {"mask": known["mask"] > 0} if "mask" in known else known
+
+
+# Ways to call a function, tried in this order. What the inputs mean stays the same.
+WAYS = {"": lambda known: known, "advantages of the shape (B, 1)": as_columns,
+        "a boolean mask": as_bools,
+        "advantages of the shape (B, 1) and a boolean mask": lambda x: as_bools(as_columns(x))}
+
+
+def renamed(function, case):
+    """Find the arguments that a function calls by other names. -> {our name: its name}"""
+    known = case["inputs"].keys() | case["parameters"].keys()
+    parameters = inspect.signature(function).parameters
+    return {ALIASES[name.lower()]: name for name in parameters
+            if name not in known and ALIASES.get(name.lower()) in known - parameters.keys()}
+
+
+def call(function, case, content, tool, dtype, names, way=""):
     """Call a function with those inputs and parameters of a case that are in `names`.
     -> {result: array}, {result: {input: gradient}} or None if numpy computes no gradients"""
+    theirs = renamed(function, case)
+
     def given():
         known = arrays(case, content["integers"], tool, dtype) | case["parameters"]
         return {name: x for name, x in known.items() if name in names}
 
     def run(known):
-        found = function(**known)
+        found = function(**{theirs.get(name, name): x for name, x in WAYS[way](known).items()})
         if isinstance(found, dict):
             return found
         found = found if isinstance(found, tuple) else [found]
@@ -212,11 +268,16 @@ def compare(case, results, gradients, names, relative, absolute):
 
 def unfit(function, case, fixed):
     """Tell why a function cannot be called for a case, or "". -> sentence, names it can get"""
-    parameters = inspect.signature(function).parameters
+    ours = {name: our for our, name in renamed(function, case).items()}
+    parameters = {ours.get(name, name): one.replace(name=ours.get(name, name))
+                  for name, one in inspect.signature(function).parameters.items()}
     names = case["inputs"].keys() | case["parameters"].keys()
     if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         names &= parameters.keys()
     missing = case["parameters"].keys() - names - {*fixed, *case.get("optional", ())}
+    low, high = (case["parameters"].get(f"epsilon_{end}") for end in ("low", "high"))
+    if low == high and "epsilon_low" in names:              # one epsilon for both bounds
+        missing -= {"epsilon_high"}
     if missing:
         return f"the function does not take {', '.join(sorted(missing))}", names
     needed = [one.name for one in parameters.values() if one.default is one.empty
@@ -224,9 +285,10 @@ def unfit(function, case, fixed):
     return f"the function needs {', '.join(needed)}" if needed else "", names
 
 
-def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=()):
-    """Call a function for a case, and compare. fixed: names of parameters that it need not take.
-    -> Outcome"""
+def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=(),
+               way="", detached=True):
+    """Call a function for a case, and compare. fixed: names of parameters that it need not take;
+    way: a key of WAYS; detached: whether a gradient in DATA is an error. -> Outcome"""
     why, names = unfit(function, case, fixed)
     if why:
         return Outcome(case, [], why)
@@ -235,14 +297,19 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
     if isinstance(limit, str):
         return Outcome(case, [], f"{dtype}: {limit}")
     try:
-        found = call(function, case, content, tool, dtype, names)
+        results, gradients = call(function, case, content, tool, dtype, names, way)
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
     except Exception as error:
-        return Outcome(case, [f"{type(error).__name__}: {error}"], "")
+        return Outcome(case, [f"{type(error).__name__}: {error}"], "", raised=True)
     bounds = (names, limit, own.get("absolute", limit))
-    errors, sign = compare(case, *found, *bounds)
+    slopes = [(leaf, x) for found in (gradients or {}).values() for leaf, x in found.items()]
+    data = tuple(leaf for leaf, x in slopes if leaf in DATA and any(flat(x)[1]))
+    if not detached and gradients:
+        gradients = {name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
+                     for name, found in gradients.items()}
+    errors, sign = compare(case, results, gradients, *bounds)
     for choice, answer in case.get("also", {}).items() if errors else ():
-        if not compare(case | answer, *found, *bounds)[0]:
-            return Outcome(case, [], "", choice)
-    return Outcome(case, errors, "", "", sign)
+        if not compare(case | answer, results, gradients, *bounds)[0]:
+            return Outcome(case, [], "", choice, data=data)
+    return Outcome(case, errors, "", "", sign, data=data)

@@ -3,7 +3,7 @@
 To add a case, write it into its file, with any number in place of each result and each gradient.
 Its inputs are taken as the float64 numbers that a program reads from the file. mistakes.txt plants
 mistakes in the reference: a case gets those whose answer differs from the right one, with a number
-that shows them, and a name in its "also", a convention, gets the answer. Other flags stay.
+that shows them, or "nan". A name in its "also", a convention, gets the answer. Other flags stay.
 """
 import functools
 import inspect
@@ -121,7 +121,7 @@ def signs(content, case, module):
 def filled(name, content, case):
     """Compute all that is computed of a case. -> dict"""
     changes = planted().get(name, {})
-    found = {"flags": {flag: None for flag in case["flags"] if flag not in changes}, "slopes": {}}
+    found = {"flags": {flag: "nan" for flag in case["flags"] if flag not in changes}, "slopes": {}}
     right = signs(content, case, reference)
     for flag in [flag for flag in content["mistakes"] if flag in changes]:
         try:
@@ -130,7 +130,7 @@ def filled(name, content, case):
             wrong = (math.nan, 0)
         for kind, a, b in zip(found, wrong, right):
             if not abs(a - b) <= 1e-9 * max(1, abs(b)):
-                found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else None
+                found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else "nan"
                 break
     also = {choice: answer(content, case, mistaken(changes[choice]))
             for choice in case.get("also", {})}

@@ -17,40 +17,47 @@ from lab.docs import put, record, table
 from report import start
 
 TRAINERS = ("TRL", "verl")
+KINDS = ("core", "robust", "convention")
 
 
 def tables(content):
     """Write the tables of the page. -> {name of a table: text}"""
-    counts = []
+    rows = []
     disputed = []                       # cases with a convention
     wrong = []                          # other cases that a trainer gets wrong
-    shares = {trainer: [] for trainer in TRAINERS}
+    total = Counter()
     for name, found in content["vectors"].items():
-        conventions = {case["id"]: case.get("convention") for case in vectors.read(name)["cases"]}
-        for case, answers in found.items():
-            place = f"{name} ({case})"
-            if conventions[case]:
+        cases = {case["id"]: case for case in vectors.read(name)["cases"]}
+        counts = Counter()
+        for one, answers in found.items():
+            case = cases[one]
+            kind = "convention" if "convention" in case else vectors.grade(case)
+            for trainer, answer in answers.items():
+                counts[trainer, kind] += 1
+                counts[trainer, kind, "right"] += answer == "right"
+                if answer != "right" and kind != "convention":
+                    wrong.append([trainer, kind, f"{name} ({one})", answer])
+            if kind == "convention":
                 words = {"right": "same", None: ""}
                 cells = [words.get(answers.get(trainer), "different") for trainer in TRAINERS]
-                disputed.append([place, *cells, conventions[case]])
-            else:
-                wrong += [[trainer, place, answer] for trainer, answer in answers.items()
-                          if answer != "right"]
-        row = [name]
-        for trainer in TRAINERS:
-            right = [one[trainer] == "right" for one in found.values() if trainer in one]
-            shares[trainer] += right
-            row.append(f"{sum(right)} of {len(right)}" if right else "")
-        counts.append(row)
-    wrongs = Counter(trainer for trainer, *_ in wrong)
+                disputed.append([f"{name} ({one})", *cells, case["convention"]])
+        rows.append([name, *(of(counts, trainer, kind) for trainer in TRAINERS for kind in KINDS)])
+        total += counts
     summary = " ".join(
-        f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has a "
-        f"function; of the others, {len(right) - sum(right) - wrongs[trainer]} are conventions and "
-        f"{wrongs[trainer]} are wrong numbers." for trainer, right in shares.items())
+        f"{trainer} agrees to 1e-6 in {of(total, trainer, 'core')} core cases, in "
+        f"{of(total, trainer, 'robust')} robust cases, which try overflow, infinite numbers and "
+        f"empty outputs, and in {of(total, trainer, 'convention')} cases on which papers or "
+        "trainers disagree." for trainer in TRAINERS)
+    heads = [f"{trainer}, {kind}" for trainer in TRAINERS for kind in KINDS]
     return {
-        "vectors": f"{summary}\n\n" + table(["file", *TRAINERS], counts),
+        "vectors": f"{summary}\n\n" + table(["file", *heads], rows),
         "conventions": table(["case", *TRAINERS, "who does what"], disputed),
-        "wrong": table(["trainer", "case", "the first wrong number"], wrong)}
+        "wrong": table(["trainer", "grade", "case", "the first wrong number"], wrong)}
+
+
+def of(counts, *key):
+    """Write how many cases are right. -> "3 of 4", or "" if a trainer has no function for any"""
+    return f"{counts[(*key, 'right')]} of {counts[key]}" if counts[key] else ""
 
 
 def main():
