@@ -10,8 +10,8 @@ import inspect
 import json
 import os
 import re
+import secrets
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -50,8 +50,8 @@ def parse_flags(config_class, argv=None):
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
         text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
-    if argv is None and hasattr(signal, "SIGPIPE"):
-        handle(signal.SIG_DFL, signal.SIGPIPE)              # | head ends the command silently
+    if argv is None:
+        sys.excepthook = end_quietly
     if getattr(sys.stdout, "errors", "") == "strict":       # a console may lack a character
         sys.stdout.reconfigure(errors="backslashreplace")
     given = vars(parser.parse_args(argv))
@@ -75,6 +75,15 @@ def parse_flags(config_class, argv=None):
         if not holds:
             fail(message)
     return cfg
+
+
+def end_quietly(kind, error, trace):
+    """Print an error, but end silently if nobody reads the output any more, as after `| head`."""
+    try:
+        print(end="\n" if kind is BrokenPipeError else "", flush=True)
+    except BrokenPipeError:
+        os._exit(141)
+    sys.__excepthook__(kind, error, trace)
 
 
 def rules(cfg):
@@ -133,7 +142,7 @@ def load_base(policy, task, cfg):
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
     if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
         warm_start(policy, task, cfg)
-        suffix = f".{threading.get_native_id()}.tmp"        # another run may write it, too
+        suffix = f".{secrets.token_hex(4)}.tmp"     # another run, or container, may write it, too
         write(path, {"policy": policy.state_dict()}, suffix)
 
 
@@ -236,9 +245,8 @@ def muon_step(matrices, momentum, rate):
 
 def command(*words):
     """Write a command for the interpreter in use that can be pasted, with short paths. -> str"""
-    is_active = shutil.which("python") == sys.executable and "UV" not in os.environ    # uv run
-    python = "python" if is_active else sys.executable
-    return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in (python, *words))
+    words = sys.executable, *words
+    return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in words)
 
 
 @contextlib.contextmanager
@@ -251,15 +259,19 @@ def writing(path):
 
 
 def write(path, content, suffix=".tmp"):
-    """Save text or tensors under a temporary name, then rename: a kill leaves no half file."""
+    """Save text or tensors under a temporary name, then rename: no kill or power cut leaves half
+    a file."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + suffix)
         try:
-            if isinstance(content, str):
-                part.write_text(content, "utf-8")
-            else:
-                torch.save(content, part)
+            with open(part, "wb") as file:
+                if isinstance(content, str):
+                    file.write(content.encode())
+                else:
+                    torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)                # left by a full disk, or by Ctrl-C
@@ -268,7 +280,8 @@ def write(path, content, suffix=".tmp"):
 def load_policy(policy, path, fail=fail):
     """Load a checkpoint's weights, or exit with one line if they do not fit. -> the checkpoint"""
     try:
-        assert zipfile.ZipFile(path).testzip() is None      # torch does not verify checksums
+        if zipfile.ZipFile(path).testzip() is not None:     # torch does not verify checksums
+            raise ValueError
         saved = torch.load(path, map_location="cpu", weights_only=True)
         policy.load_state_dict(saved["policy"])
         return saved
@@ -279,11 +292,11 @@ def load_policy(policy, path, fail=fail):
 THREAD = threading.local()      # .lock: the locked file of the run that a thread began last
 
 
-def handle(handler, *signals):
-    """Set the handler of signals; a run that is not in the main thread cannot."""
+def handle(handlers):
+    """Set the handlers of signals; a run that is not in the main thread cannot. -> those before"""
     with contextlib.suppress(ValueError):
-        for number in signals:
-            signal.signal(number, handler)
+        return {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    return {}
 
 
 def logged(scores):
@@ -305,6 +318,8 @@ class Run:
         self.script = Path(inspect.getfile(type(cfg)))
         self.step = 0                           # number of steps that are done
         self.state = {"seconds_total": 0.0}
+        self.pid = os.getpid()
+        self.unsaved = None                     # a checkpoint that a signal writes
         self.line = {}                          # that metrics.jsonl lacks: of the base, or the end
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
@@ -325,21 +340,9 @@ class Run:
         self.began = time.perf_counter() - self.state["seconds_total"]
 
     def begin(self):
-        """Make the run folder. Load the base, unless a run of before has provided weights.
+        """Take the run folder, and cut its logs to their length at the checkpoint. Load the base,
+        unless a run of before has provided weights. From now on, Ctrl-C prints how to resume.
         -> pi_ref, a copy of the policy as it is before the first step, even in a resumed run"""
-        self.make_folder()
-        if not (self.resumed or self.cfg.init_from):
-            load_base(self.policy, self.task, self.cfg)
-        self.state.setdefault("seconds_warm_start", time.perf_counter() - self.began)
-        write(self.folder / "base.pt", {"policy": self.policy.state_dict()})
-        for weight in self.policy.parameters():         # drop the gradient of the warm start
-            weight.grad = torch.zeros_like(weight)
-        self.tell("start")
-        return copy.deepcopy(self.policy)               # start() loads the weights of a resumed run
-
-    def make_folder(self):
-        """Take the run folder, and cut its logs to their length at the checkpoint. From now on,
-        Ctrl-C and SIGTERM print how to resume."""
         first = self.folder
         number = 1
         while not self.take():
@@ -359,9 +362,19 @@ class Run:
             log = self.folder / name
             if log.is_file() and not log.is_symlink():
                 os.truncate(log, min(log.stat().st_size, size))
-        handle(self.leave, signal.SIGINT, signal.SIGTERM)
+        numbers = [getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+        self.handlers = handle(dict.fromkeys(numbers, self.leave))
         words = self.script.name, f"{self.task.name} on {self.cfg.device}", str(self.folder)
         print(": ".join(words), flush=True)
+
+        if not (self.resumed or self.cfg.init_from):
+            load_base(self.policy, self.task, self.cfg)
+        self.state.setdefault("seconds_warm_start", time.perf_counter() - self.began)
+        write(self.folder / "base.pt", {"policy": self.policy.state_dict()})
+        for weight in self.policy.parameters():         # drop the gradient of the warm start
+            weight.grad = torch.zeros_like(weight)
+        self.tell("start")
+        return copy.deepcopy(self.policy)               # start() loads the weights of a resumed run
 
     def take(self):
         """Make and lock the folder. --output_dir may name one that is empty, or where a run failed
@@ -423,8 +436,7 @@ class Run:
             self.line = line                    # finish() adds scores to it, and logs it
         else:
             self.append("metrics.jsonl", line)
-        if self.line or self.step % self.cfg.save_steps == 0:
-            self.save()
+        self.save(later=not self.line and self.step % self.cfg.save_steps > 0)
         self.step_clock = time.perf_counter()           # when the next step begins
 
     def scores(self, samples=True):
@@ -449,19 +461,32 @@ class Run:
             log.write(json.dumps(record) + "\n")
             self.logs[name] = log.tell()
 
-    def save(self):
-        """Write a checkpoint."""
+    def save(self, later=False):
+        """Write a checkpoint, or keep it until the run is interrupted."""
         self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
         saved = {"state": self.state, "task": self.task.state, "logs": self.logs, "line": self.line}
         saved |= {name: part.state_dict() for name, part in self.parts.items()}
-        write(self.folder / "checkpoint.pt", saved)
+        self.unsaved = copy.deepcopy(saved) if later else None
+        if not later:
+            write(self.folder / "checkpoint.pt", saved)
 
-    def leave(self, number=signal.SIGINT, frame=None):
-        """Handle Ctrl-C and SIGTERM: exit and print how to resume, from the last checkpoint."""
-        handle(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM)       # a second one has no effect
+    def leave(self, number, frame):
+        """Handle Ctrl-C, SIGTERM and SIGHUP: save, print how to resume, and exit. If the run has
+        failed before, or this is a process that it forked, the handler of before takes over."""
+        while frame is not None and frame.f_locals.get("run") is not self:
+            frame = frame.f_back
+        if frame is None or os.getpid() != self.pid:
+            handle(self.handlers)
+            os.kill(os.getpid(), number)
+            return
+        handle(dict.fromkeys(self.handlers, signal.SIG_IGN))        # a second one has no effect
+        if self.unsaved:
+            write(self.folder / "checkpoint.pt", self.unsaved)
         THREAD.lock.close()
         resume = command(self.script, "--resume_from_checkpoint", self.folder)
         os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
+        if sys.excepthook is not end_quietly:           # a program, which goes on
+            handle(self.handlers)
         raise SystemExit(128 + number)
 
     def finish(self):
@@ -474,7 +499,6 @@ class Run:
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")
         self.tell("finish", summary)
-        handle(signal.default_int_handler, signal.SIGINT)
-        handle(signal.SIG_DFL, signal.SIGTERM)
+        handle(self.handlers)
         THREAD.lock.close()
         return summary

@@ -17,23 +17,26 @@ The model is saved in `trained`, or trained-2 ... For an adapter (LoRA), RATE = 
     policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
 engines/ takes a loss of yours to TRL and verl, which have flags, vLLM, tools and many GPUs.
 """
-import atexit
 import copy
+import importlib.util
 import json
 import os
 import random
 import re
+import signal
 import sys
 import time
 from decimal import Decimal
 
 if __name__ == "__main__":      # a folder kernels/ next to this file would hide the package of
     sys.path.append(sys.path.pop(0))    # that name, which transformers imports if it is installed
+if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+    sys.exit("real.py needs two packages: pip install torch transformers")
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,11 +47,15 @@ T = 256             # tokens in an output, at most
 M = max(1, int(torch.cuda.mem_get_info()[0] / 5e9)) if DEVICE == "cuda" else 4
 N = 16 * M          # outputs to sample at a time; M are scored at a time: both need free memory
 TEMPERATURE = 1.0
+STEPS = 100         # of P * G outputs, with two updates each
+SEED = 0            # of the problems and the samples
 RATE = 1e-6         # learning rate in the first step, from which it falls to 0
 HELD_OUT = 100      # questions in an evaluation, at most a tenth of all
 PAD = -1            # fills a row before its question and after its output; no model has this token
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32   # of products, not of weights
+GAP = 1e-3 if DEVICE == "cpu" else 0.05         # largest difference of sampler and trainer in nats
 PROBLEMS, UNUSED = [], []               # to train on; UNUSED are left over in this pass
+IS_FIXED = True                         # the cache has a fixed size, which some models break
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
 def make_up_problem(rng):
@@ -93,6 +100,9 @@ def encode(questions, L):
         chats = [[{"role": "user", "content": question}] for question in questions]
         questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
+    for row in rows:                    # some tokenizers append an end, or repeat a BOS of the text
+        del row[len(row) - (row[-1:] == [TOKENIZER.eos_token_id]):]
+        del row[:row[:2] == [TOKENIZER.bos_token_id] * 2]
     if max(map(len, rows)) > L:
         sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
@@ -106,14 +116,21 @@ def decode(tokens):
 def load(model):
     """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
     global TOKENIZER
-    TOKENIZER = AutoTokenizer.from_pretrained(model)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
+    try:
+        TOKENIZER = AutoTokenizer.from_pretrained(model)
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
+    except (OSError, ValueError, ImportError) as error:
+        sys.exit(f"{model}: cannot be loaded: {str(error).strip().splitlines()[0]}")
+    if getattr(policy, "_hf_peft_config_loaded", False):
+        sys.exit(f"{model} is an adapter: merge it into its model, with merge_and_unload")
+    if hasattr(policy.config, "quantization_config"):
+        sys.exit(f"{model} has quantized weights, which cannot be trained")
     ends = policy.generation_config.eos_token_id                # one id, or several, or None
     ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
     if not ends:
         sys.exit(f"{model} has no eos_token_id")
-    policy.generation_config.eos_token_id = sorted(ends)
-    policy.generation_config.do_sample = True   # or a temperature in it makes save_pretrained fail
+    policy.generation_config = GenerationConfig(    # without settings that cannot be saved again
+        eos_token_id=sorted(ends), pad_token_id=TOKENIZER.pad_token_id, do_sample=True)
     return policy.eval()                        # without dropout, or the first ratios were not 1
 
 def logits_after(policy, tokens, n, cache=None, at=slice(None)):
@@ -148,7 +165,7 @@ def sample_few(policy, questions, uniforms, greedy):
     logps = torch.zeros_like(uniforms)
     ends = torch.tensor(policy.generation_config.eos_token_id, device=DEVICE)
     layers = DynamicCache(config=policy.config).layers
-    is_fixed = {*map(type, layers)} <= {DynamicLayer, DynamicSlidingWindowLayer}
+    is_fixed = IS_FIXED and {*map(type, layers)} <= {DynamicLayer, DynamicSlidingWindowLayer}
     cache = Cache(layers=[StaticLayer(W + T - first) for _ in layers] if is_fixed else layers)
     at = torch.arange(W - first, device=DEVICE)     # columns to read after `first`: the questions
 
@@ -182,12 +199,18 @@ def sample_few(policy, questions, uniforms, greedy):
 @torch.no_grad()
 def sample(policy, questions, greedy=False):
     """Write an output after each question. PAD follows its end. (B, W) -> (B, W + T)"""
+    global IS_FIXED
     model = copy.deepcopy(policy, {id(weight): weight.to(DTYPE) for weight in policy.parameters()})
     uniforms = 1 - torch.rand(len(questions), T)    # for all rows, so that samples do not need N
     rows = zip(questions.to(DEVICE).split(N), uniforms.to(DEVICE).split(N))
     tokens, sampled_logps = map(torch.cat, zip(*[sample_few(model, *few, greedy) for few in rows]))
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
     gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
+    if greedy and not gap <= GAP:                   # in the evaluation before the first step
+        if not IS_FIXED:
+            sys.exit(f"gap {gap:.1e}: this model samples from other probabilities than it computes")
+        IS_FIXED = False
+        return sample(policy, questions, greedy)
     cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
     print(f"{time.strftime('%X')}, cut {cut:.3f}, gap {gap:.1e}, ", end="", flush=True)
     return tokens
@@ -220,11 +243,30 @@ def evaluate(policy, problems):
     texts = decode(sample(policy, encode(questions, W), greedy=True))
     return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
 
-def remove_if_empty(folder):
-    if os.path.isdir(folder) and not os.listdir(folder):
-        os.rmdir(folder)
+def save(policy, folder):
+    policy.save_pretrained(folder)          # weights that only you may read
+    TOKENIZER.save_pretrained(folder)
+    for name in os.listdir(folder):
+        os.chmod(f"{folder}/{name}", os.stat(f"{folder}/tokenizer_config.json").st_mode)
 
-def main(model, file=None, seed=0, steps=100):
+def train(policy, rng, steps):
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
+                                  fused=DEVICE == "cuda")
+    for step in range(steps):
+        problems = [sample_problem(rng) for _ in range(P)]
+        questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
+        tokens = sample(policy, encode(questions, W))                       # (B, W + T)
+        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
+        with torch.no_grad():
+            old_logps, mask = logprobs(policy, tokens)                      # (B, T)
+        for rows in torch.randperm(P * G).chunk(2):                         # two updates
+            logps, _ = logprobs(policy, tokens[rows])
+            loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
+            descend(policy, optimizer, loss, RATE * (1 - step / steps))
+        print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
+
+def main(model, file=None, seed=SEED, steps=STEPS):
     torch.manual_seed(seed)
     rng = random.Random(seed)
     fixed = random.Random("held out")                           # all seeds hold out the same
@@ -241,31 +283,26 @@ def main(model, file=None, seed=0, steps=100):
     encode([question for question, _ in problems], W)           # each question has to fit
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
     folder = os.path.abspath(next(name for name in names if not os.path.exists(name)))
-    os.mkdir(folder)                        # now, so no other run takes it; removed if it is empty
-    atexit.register(remove_if_empty, folder)
+    os.mkdir(folder)                        # now, so that no other run takes it
+    save(policy, folder)                    # before the first step, because it may fail
     print("held-out questions, before:", evaluate(policy, held_out), flush=True)
-    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
-                                  fused=DEVICE == "cuda")
-    for step in range(steps):
-        problems = [sample_problem(rng) for _ in range(P)]
-        questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
-        tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
-        A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
-        with torch.no_grad():
-            old_logps, mask = logprobs(policy, tokens)                      # (B, T)
-        for rows in torch.randperm(P * G).chunk(2):                         # two updates
-            logps, _ = logprobs(policy, tokens[rows])
-            loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
-            descend(policy, optimizer, loss, RATE * (1 - step / steps))
-        print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
-    policy.save_pretrained(folder)          # first, because the evaluation may fail
-    TOKENIZER.save_pretrained(folder)
-    print(f"the trained model is in {folder}", flush=True)
+    try:
+        train(policy, rng, steps)
+    finally:                                # also after Ctrl-C, SIGTERM or an error
+        save(policy, folder)
+        print(f"the trained model is in {folder}", flush=True)
     print("held-out questions, after: ", evaluate(policy, held_out))
+
+def stop(number, _):
+    """Handle Ctrl-C and SIGTERM: end the training, and save. A second signal has no effect."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")           # a console may lack characters
     if len(sys.argv) not in (2, 3) or sys.argv[-1].startswith("-"):
         sys.exit(__doc__)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     main(*sys.argv[1:])

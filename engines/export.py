@@ -106,7 +106,9 @@ def export(run, folder, name="checkpoint.pt"):
         task=cfg.task, name=Path(run).name, width=task.prompt_width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
     weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "model.safetensors"
+    save_file(weights, path, metadata={"format": "pt"})         # that only you may read
+    path.chmod((folder / "README.md").stat().st_mode)
     make_tokenizer().save(str(folder / "tokenizer.json"))
     files = {"tokenizer_config": tokenizer_config(task.prompt_width),
              "generation_config": generation_config(cfg), "config": llama_config(cfg)}

@@ -230,7 +230,7 @@ def main(argv=None):
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model(args.output_dir)
     trainer.accelerator.print(f"the trained model is in {args.output_dir}")
-    trainer.accelerator.end_training()      # or a thread of gloo may abort a process at its exit
+    trainer.accelerator.end_training()
     return trainer
 
 

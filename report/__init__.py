@@ -2,7 +2,6 @@
 import argparse
 import contextlib
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -23,8 +22,7 @@ def command(*words):
 def start(main):
     """Run a command. If its output is cut off (| head -1), it ends without an error message, and
     characters that the terminal lacks are escaped."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.excepthook = plumbing.end_quietly
     sys.stdout.reconfigure(errors="backslashreplace")
     main()
 

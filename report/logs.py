@@ -14,15 +14,39 @@ def read_summary(folder):
 def read_log(folder, name, *keys):
     """Read the records of NAME.jsonl that have these keys. Lines that aren't JSON objects are
     skipped: a killed run may end in half a line. -> list of dicts, empty if there is no such log"""
+    return list(records(folder, name, *keys))
+
+
+def records(folder, name, *keys):
+    """Yield what read_log lists, without reading the whole log at once."""
     path = Path(folder, f"{name}.jsonl")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    records = []
-    for line in text.split("\n"):
-        with contextlib.suppress(ValueError):
-            record = loads(line)
-            if isinstance(record, dict) and record.keys() >= set(keys):
-                records.append(record)
-    return records
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                record = loads(line)
+                if isinstance(record, dict) and record.keys() >= set(keys):
+                    yield record
+
+
+def thinned(found, most):
+    """Keep the records of at most 2 * most steps, evenly spaced, and those of the last step.
+    -> list of dicts, distance of the steps that are kept"""
+    kept, stride, number, step, last = [], 1, -1, None, []
+    for record in found:
+        if record["step"] != step:
+            step, last = record["step"], []
+            number += 1
+        last.append((number, record))
+        if number % stride == 0:
+            kept.append((number, record))
+            if number // stride >= 2 * most:
+                stride *= 2
+                kept = [(place, one) for place, one in kept if place % stride == 0]
+    if last and number % stride > 0:
+        kept += last
+    return [record for _, record in kept], stride
 
 
 def loads(text):

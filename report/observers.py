@@ -20,7 +20,7 @@ import common
 import plumbing
 from report import command, escape
 from report.check import warnings
-from report.logs import finite, read_log
+from report.logs import finite, records
 from report.page import write_report
 from tasks import pass_rates
 from tasks.preferences import Trainer
@@ -156,13 +156,12 @@ class Answers:
     def evaluate(self, run, scores):
         self.examples = scores.pop("examples", [])
         step = run.step
-        logged = [line["step"] for line in read_log(run.folder, "greedy")]
-        if step % run.cfg.eval_steps == 0 and step not in logged:
+        if step % run.cfg.eval_steps == 0 and step != run.state.get("greedy_step"):
             run.append("greedy.jsonl", {"step": step, "examples": self.examples})
+            run.state["greedy_step"] = step
 
     def finish(self, run, summary):
-        logged = read_log(run.folder, "greedy")
-        before = logged[0]["examples"] if logged else []
+        before = next(records(run.folder, "greedy"), {}).get("examples", [])
         lines = []
         for base, trained in zip(before, self.examples or before):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
@@ -186,6 +185,10 @@ class Warnings:
     def evaluate(self, run, scores):
         if run.step == 0 and scores.get("pass@1") == 0:
             self.warn("no sample of the base is right: try more --base_steps, or an easier task")
+        most = run.cfg.num_eval_problems
+        if run.step == 0 and scores["problems"] < most:
+            print(f"{scores['problems']} different problems are held out, fewer than {most} "
+                  "(--num_eval_problems)", flush=True)
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics, run.cfg):

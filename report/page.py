@@ -1,4 +1,5 @@
-"""Show runs on a page: python -m report.page RUN [RUN ...] writes report.html in the first RUN.
+"""Show runs on a page: python -m report.page RUN writes RUN/report.html, and with several runs
+comparison.html in the first one.
 
 The page sums up each run in a sentence, and shows its scores, curves, samples, and answers to
 held-out problems. For several runs, it also shows which flags differ. It needs no network. Every
@@ -18,32 +19,36 @@ from pathlib import Path
 import common
 import plumbing
 from report import parser, start
-from report.logs import read_log, read_summary
+from report.logs import read_log, read_summary, records, thinned
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # The score that sums up a run is the last of these that it has: {name in summary.json: label}.
+FEW = 20                # scores of fewer problems sum up no run
+MOST_STEPS = 500        # about half of the steps that a curve shows at most
+MOST_SAMPLES = 10       # about half of the steps whose samples are shown at most
 SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
 
 # ---- 1. reading a run ------------------------------------------------------------------------
 
 def import_script(name):
-    """Import a script or an example. ValueError if there is none. -> module"""
+    """Import a script or an example; its text has to show before that it is one, because a run
+    that somebody sends you may name any file. ValueError if there is none. -> module"""
     for package in ("", "examples", "engines"):
-        path = common.HERE / package / name
-        if path.name == name and path.suffix == ".py" and path.is_file():
-            module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))
-            if hasattr(module, "main"):
-                return module
+        path = common.HERE / package / str(name)
+        is_file = path.name == name and path.suffix == ".py" and path.is_file()
+        if is_file and "plumbing.parse_flags(Config, argv)" in path.read_text(errors="replace"):
+            return importlib.import_module(f"{package}.{path.stem}".lstrip("."))
     raise ValueError(f"{name!a} is not a script of this repository")
 
 
 def command(name, flags):
-    """Write the command that starts a run with these flags; it omits defaults. -> str"""
+    """Write the command that starts a run with these flags; it omits defaults. -> str, "" if the
+    script is unknown, because then its defaults are, too"""
     try:
         script = import_script(name)
     except (ImportError, ValueError):
-        return shlex.join(["python", name])
+        return ""
     arguments = ["python", script.__name__.replace(".", "/") + ".py"]
     for field in dataclasses.fields(script.Config):
         value = flags.get(field.name, field.default)
@@ -59,15 +64,24 @@ def read_run(folder):
     folder = Path(folder)
     script, flags = plumbing.read_config(folder)
     summary = read_summary(folder)
-    metrics = read_log(folder, "metrics", "step")
+    steps, stride = thinned(records(folder, "metrics", "step", "reward"), MOST_STEPS)
+    scores = (line for line in records(folder, "metrics", "step")
+              if any(name.startswith("eval/") for name in line))
+    by_step = {line["step"]: line for line in (*thinned(scores, MOST_STEPS)[0], *steps)}
+    metrics = [by_step[step] for step in sorted(by_step)]
+    samples, shown = thinned(records(folder, "samples", "step", "prompt", "completions"),
+                             MOST_SAMPLES)
+    notes = [f" {what} are those of every {count}th {step}."
+             for what, step, count in (("The curves", "step", stride),
+                                       ("The samples", "logged step", shown)) if count > 1]
     return {
         "name": folder.resolve().name,
         "command": command(script, flags),
         "config": {"script": script} | flags,
-        "sentence": sentence(summary, metrics),
+        "sentence": sentence(summary, metrics) + "".join(notes),
         "summary": summary,
         "metrics": metrics,
-        "samples": read_log(folder, "samples", "step", "prompt", "completions"),
+        "samples": samples,
         "evaluation": read_log(folder, "evaluation", "prompt", "base", "trained")}
 
 
@@ -83,7 +97,8 @@ def sentence(summary, metrics):
     subject = "reward"
     values = [*rewards[:1], *rewards[-1:]]
     for name, label in SUBJECTS.items():
-        if ends[0].get(name) is not None:
+        is_many = ends[1].get("problems", FEW) >= FEW
+        if ends[0].get(name) is not None and is_many:
             subject = label
             values = [end[name] for end in ends]
     change = " to ".join(f"{value:.3f}" for value in values)
@@ -125,12 +140,12 @@ def write_report(folder, *others):
     if len({run["name"] for run in runs}) < len(runs):  # two runs have the same name
         for path, run in zip(folders, runs):
             run["name"] = str(path)
-    path = folders[0] / "report.html"
+    path = folders[0] / ("comparison.html" if others else "report.html")
     page = common.HERE / "docs/metrics.md"
     # from a run outside the checkout, the address would contain folders of this machine
     is_near = page.exists() and path.resolve().is_relative_to(common.HERE)
     address = os.path.relpath(page, path.parent.resolve()) if is_near else None
-    path.write_text(render(runs, address), encoding="utf-8")
+    plumbing.write(path, render(runs, address))         # or a full disk would cut the old one off
     return path
 
 
@@ -139,7 +154,7 @@ def write_report(folder, *others):
 def main(argv=None):
     arguments = parser(__doc__)
     arguments.add_argument("runs", nargs="+", metavar="RUN",
-                           help="run folder; the report is written in the first")
+                           help="run folder; the page is written in the first")
     args = arguments.parse_args(argv)
     try:
         print(write_report(*args.runs))

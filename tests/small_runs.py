@@ -113,8 +113,9 @@ def changed_weights(one, other):
 
 @contextlib.contextmanager
 def handlers_restored():
-    """Restore the handlers of Ctrl-C and SIGTERM afterwards, because a run replaces them."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Restore the handlers of signals afterwards, because a run replaces them."""
+    handlers = {number: signal.getsignal(number)
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -118,6 +118,7 @@ def gradient(trainer, batch, parts, processes=1):
 PROGRAM = """
 import engines.behind
 import json
+import os
 import sys
 from pathlib import Path
 import test_engine_trl as here
@@ -127,7 +128,8 @@ trainer = here.made(Path(folder), loss, beta=0.1, **flags)
 found = here.steps(trainer)
 if trainer.accelerator.is_main_process:
     Path(file).write_text(json.dumps([trainer.accelerator.num_processes, found]))
-trainer.accelerator.end_training()      # or a thread of gloo may abort the process at its exit
+trainer.accelerator.end_training()
+os._exit(0)                 # or a thread of gloo may abort the process while Python shuts down
 """
 
 

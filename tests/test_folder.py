@@ -3,8 +3,12 @@ import contextlib
 import fcntl
 import io
 import math
+import os
 import re
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import contents, scripts
+from conftest import ROOT, contents, scripts
 from small_runs import INSTANT, SMALL, arguments, children, difference, load, outcome, resume, steps
 
+import grpo
 import plumbing
 import tasks
 
@@ -207,6 +212,7 @@ def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(
     shutdown = ThreadPoolExecutor.shutdown
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", again)
     monkeypatch.setattr(plumbing, "muon_step", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(sys, "excepthook", plumbing.end_quietly)        # as in a command
     monkeypatch.chdir(tmp_path)
     Path("runs/base").mkdir(parents=True)
     with pytest.raises(SystemExit) as stop:
@@ -215,6 +221,84 @@ def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(
     assert error.startswith("making the base: step 0 of 150\n") and error.count("\n") == 4
     assert re.search(r"\n\ninterrupted; resume with:\n  .*\n", error)
     assert stop.value.code == 130 and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkeypatch):
+    """After a run that has failed, a signal is not for it any more, nor in a forked child."""
+    mine = []
+    signal.signal(signal.SIGTERM, lambda *_: mine.append(os.getpid()))
+    grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "ends"}))
+    signal.raise_signal(signal.SIGTERM)
+    assert len(mine) == 1 and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(grpo, "reward", lambda *_: 1 / 0)
+        grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "fails"}))
+    signal.raise_signal(signal.SIGTERM)
+    assert len(mine) == 2
+
+    def forks(*_):
+        return float(children(lambda: os.kill(os.getpid(), signal.SIGTERM)) == [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "reward", forks)
+        grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "forks"}))
+    assert steps(tmp_path / "forks")[0]["reward"] == 1
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(grpo, "reward", lambda *_: signal.raise_signal(signal.SIGHUP))
+        grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "stopped"}))
+    assert stop.value.code == 129 and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_ends(
+        number, tmp_path, monkeypatch):
+    flags = INSTANT | {"max_steps": 4, "save_steps": 10}
+    grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
+    mean_metrics = grpo.common.mean_metrics
+    updates = []
+
+    def interrupted(history):
+        updates.append(history)
+        if len(updates) == 4:                           # the policy has moved, but has no log yet
+            signal.raise_signal(number)
+        return mean_metrics(history)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(grpo.common, "mean_metrics", interrupted)
+        grpo.main(arguments(flags | {"output_dir": tmp_path / "run"}))
+    assert load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 3
+    resume(tmp_path / "run")
+    assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_a_broken_pipe_of_a_reward_is_an_error_and_that_of_the_output_is_silent(tmp_path):
+    words = shlex.join(arguments(INSTANT | {"output_dir": tmp_path / "a", "max_steps": 3}))
+    command = f"{sys.executable} {ROOT}/grpo.py {words}"
+    done = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1 and "rror" not in done.stderr
+    source = (ROOT / "grpo.py").read_text().replace("import re\n", "import os, re\n", 1).replace(
+        "    return given\n", "    r, w = os.pipe()\n    os.close(r)\n    os.write(w, b'x')\n")
+    for name in ("common.py", "plumbing.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "mine.py").write_text(source)
+    words = "--base_steps 1 --max_steps 1 --num_prompts 2 --num_eval_problems 2 --device cpu"
+    done = subprocess.run([sys.executable, "mine.py", *words.split()], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 1 and "BrokenPipeError" in done.stderr and "os.write" in done.stderr
+
+
+def test_a_damaged_base_is_made_again_by_python_that_skips_assertions(tmp_path):
+    code = ("import sys, torch, plumbing, grpo\n"
+            "policy = grpo.GPT(grpo.Config(device='cpu'))\n"
+            "from pathlib import Path\n"
+            "plumbing.write(Path('base.pt'), {'policy': policy.state_dict()})\n"
+            "data = bytearray(open('base.pt', 'rb').read())\n"
+            "data[len(data) // 2] ^= 255\n"
+            "open('base.pt', 'wb').write(data)\n"
+            "print(plumbing.load_policy(policy, 'base.pt', fail=lambda _: 'damaged'))")
+    done = subprocess.run([sys.executable, "-O", "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.stdout == "damaged\n", done.stderr
 
 
 def test_a_run_in_a_thread_trains(script, tmp_path):

@@ -10,11 +10,11 @@ import pytest
 import gspo
 import plumbing
 from report.logs import read_log
-from report.page import command, write_report
+from report.page import command, import_script, write_report
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
-SUMMARY = {"base": {"greedy": 0.1, "problems": 8}, "trained": {"greedy": 0.9, "problems": 8},
+SUMMARY = {"base": {"greedy": 0.1, "problems": 64}, "trained": {"greedy": 0.9, "problems": 64},
            "steps": 2, "seconds_warm_start": 1.0, "seconds_total": 3.0}
 COMPLETION = {"text": "<answer>2", "reward": 1.0, "advantage": 0.5, "length": 2.0,
               "tokens": ["<answer>", "2"], "shade": [1.5, None], "mask": [1, 0]}
@@ -64,7 +64,53 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
         (folder / name).unlink()
         [shown] = json.loads(data_of(folder))["runs"]
     assert shown["command"] and "stopped after step 0" in shown["sentence"]
+    few = {**SUMMARY, "trained": {"greedy": 0.9, "problems": 19}}
+    folder = run("few")
+    (folder / "summary.json").write_text(json.dumps(few))
+    assert json.loads(data_of(folder))["runs"][0]["sentence"].startswith("Reward went from 0.5")
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
+
+
+def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_the_old_one(
+        run, monkeypatch):
+    first, second = run("a"), run("b")
+    report = write_report(first)
+    before = report.read_text()
+    assert write_report(first, second) == first / "comparison.html"
+    assert report.read_text() == before
+    monkeypatch.setattr(plumbing.os, "fsync", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_report(first)
+    assert report.read_text() == before and not list(first.glob("*.tmp"))
+
+
+def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
+    folder = run()
+    write_log(folder, "metrics", {"step": 0, "eval/greedy": 0.1}, *(
+        {"step": step, "reward": 0.5} | ({"eval/greedy": 0.2} if step % 10 == 0 else {})
+        for step in range(1, 20_001)))
+    write_log(folder, "samples", *(GROUP | {"step": step} for step in range(10, 20_001, 10)
+                                   for _ in range(4)))
+    [shown] = json.loads(data_of(folder))["runs"]
+    steps = [line["step"] for line in shown["metrics"]]
+    assert steps == sorted(steps) and steps[0] == 0 and steps[-1] == 20_000
+    assert 500 < len(steps) < 2_200
+    assert 250 < sum("eval/greedy" in line for line in shown["metrics"]) < 1_200
+    groups = [group["step"] for group in shown["samples"]]
+    assert 40 <= len(groups) <= 88 and groups[:4] == [10] * 4 and groups[-4:] == [20_000] * 4
+    assert "The curves are those of every 32th step." in shown["sentence"]
+    assert "The samples are those of every 128th logged step." in shown["sentence"]
+
+
+def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
+        run, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.HERE", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "deploy.py").write_text("raise SystemExit('it has run')\n\ndef main():\n    pass")
+    for name in ("deploy.py", "../deploy.py", "missing.py", ["deploy.py"], "os.py"):
+        assert command(name, {}) == ""
+        with pytest.raises(ValueError, match="is not a script of this repository"):
+            import_script(name)
 
 
 def test_the_command_starts_the_same_run_again():

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file.
-MOST_LINES = {"common.py": 400, "plumbing.py": 480, "machinery": 235, "lesson": 310, "ppo.py": 380,
-              "grpo.py as a whole": 545, "nano.py": 200, "real.py": 285}
+MOST_LINES = {"common.py": 400, "plumbing.py": 505, "machinery": 235, "lesson": 310, "ppo.py": 380,
+              "grpo.py as a whole": 545, "nano.py": 200, "real.py": 310}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python that git tracks in a folder, with the folders in it; "." has only its files. If your change
 # needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
 # the change sees what it costs.
 MOST_OF_A_FOLDER = {".": 3990, "tasks": 1320, "kernels": 710, "examples": 1170, "vectors": 1390,
-                    "report": 880, "engines": 1060, "learn": 3280, "lab": 3220, "tests": 10300}
+                    "report": 950, "engines": 1060, "learn": 3280, "lab": 3220, "tests": 10900}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.

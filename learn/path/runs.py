@@ -10,6 +10,7 @@ import copy
 import hashlib
 import random
 import re
+import secrets
 import time
 import types
 from pathlib import Path
@@ -44,8 +45,8 @@ class Watch:
         if not self.file.exists():
             self.real["make_base"](policy, rng, steps)
             states = [policy.state_dict(), rng.getstate(), torch.get_rng_state()]
-            plumbing.write(self.file, states)
-        weights, python_state, torch_state = torch.load(self.file, weights_only=False)
+            plumbing.write(self.file, states, f".{secrets.token_hex(4)}.tmp")
+        weights, python_state, torch_state = torch.load(self.file, weights_only=True)
         policy.load_state_dict(weights)
         rng.setstate(python_state)
         torch.set_rng_state(torch_state)

@@ -1,0 +1,136 @@
+"""What a run logs and shows is what it says: metrics, scores and pages, each on a case in which a
+near mistake gives another number."""
+import dataclasses
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from conftest import close, f64, load_named
+from small_runs import INSTANT, arguments, load
+
+import common
+import dpo
+import gspo
+import plumbing
+import ppo
+from common import Problem
+from examples import distill, lag, turns, zoo
+from report import chart, observers
+from report.page import command
+from tasks import extract
+
+
+def test_the_critic_has_a_learning_rate_of_its_own(tmp_path, monkeypatch):
+    rates = []
+    init = plumbing.AdamW.__init__
+    monkeypatch.setattr(plumbing.AdamW, "__init__", lambda self, weights, **options: (
+        rates.append(options.get("lr")), init(self, weights, **options))[1])
+    ppo.main(arguments(INSTANT | {"learning_rate": 1e-3, "critic_learning_rate": 3e-3,
+                                  "max_steps": 0, "output_dir": tmp_path / "run"}))
+    assert rates[-2:] == [1e-3, 3e-3]
+
+
+def test_a_margin_of_0_is_not_ordered_and_log_probs_are_those_of_their_output():
+    cfg = dpo.Config(device="cpu", beta=0.5)
+    policy = dpo.GPT(cfg)
+    prompts = torch.tensor([list(b"1+1=")] * 2)
+    tokens = torch.tensor([list(b"2ab"), list(b"3cd")])
+    batch = SimpleNamespace(prompts=prompts, tokens=tokens, mask=torch.ones(2, 3),
+                            lengths=torch.tensor([3, 3]))
+    _, found = dpo.pair_loss(policy, policy, batch, torch.tensor([0]), torch.tensor([1]), cfg)
+    metrics = dict(zip(dpo.METRICS, found[:, 0].tolist()))
+    assert metrics["rewards/margins"] == metrics["rewards/accuracies"] == 0
+    logps = dpo.score(policy, prompts, tokens)[0].sum(dim=1).tolist()
+    assert [metrics["logps/chosen"], metrics["logps/rejected"]] == pytest.approx(logps)
+    assert logps[0] != pytest.approx(logps[1])
+
+
+def batch_of(is_correct, levels=(1, 1, 2, 2), **columns):
+    is_correct = torch.tensor(is_correct)
+    P, G = is_correct.shape
+    problems = [Problem(f"{p}", "", difficulty=levels[p], task="t") for p in range(P)]
+    return SimpleNamespace(is_correct=is_correct, rewards=is_correct.float(), sampled=None,
+                           problems=[one for one in problems for _ in range(G)], **columns)
+
+
+def test_lengths_count_what_the_policy_wrote_and_the_frontier_and_surprise_are_of_this_step():
+    mask = torch.tensor([[1.0, 0, 1], [1, 1, 0]] * 4)           # the environment wrote a token
+    logps = -torch.arange(24.0).view(8, 3)
+    batch = batch_of([[True, True], [True, False], [False, False], [False, False]], mask=mask,
+                     logps=logps, entropy=torch.ones(8, 3), lengths=torch.tensor([3, 2] * 4),
+                     is_truncated=torch.zeros(8))
+    assert common.describe(batch)["completions/mean_length"] == 2
+    run = SimpleNamespace(task=SimpleNamespace(is_judged=True), cfg=SimpleNamespace())
+    one = observers.Metrics()
+    for scale in (1, 2):                                # a later step has its own surprise
+        batch.logps = scale * logps
+        metrics = {}
+        one.step(run, batch, None, metrics)
+        expected = -(scale * logps * mask).sum() / mask.sum()
+        assert metrics["sampling/surprise"] == pytest.approx(expected.item())
+    assert {name: x for name, x in metrics.items() if "frontier" in name} == {
+        "frontier/t-1/wrong": 0, "frontier/t-1/mixed": 0.5, "frontier/t-1/right": 0.5,
+        "frontier/t-2/wrong": 1, "frontier/t-2/mixed": 0, "frontier/t-2/right": 0}
+
+
+def test_a_resumed_run_goes_on_counting_seconds(tmp_path):
+    run = tmp_path / "run"
+    gspo.main(arguments(INSTANT | {"max_steps": 1, "output_dir": run}))
+    saved = load(run / "checkpoint.pt")
+    saved["state"]["seconds_total"] = 1000.0
+    plumbing.write(run / "checkpoint.pt", saved)
+    summary = gspo.main(["--resume_from_checkpoint", str(run), "--max_steps", "2"])
+    assert 1000 < summary["seconds_total"] < 1100
+
+
+def test_answers_are_compared_without_spaces_and_with_their_sign():
+    countdown = load_named("countdown")
+    problem = Problem("2 3 8>18:", "(8-2)*3")
+    for answer, right in (("(8-2)*3", 1), ("(2-8)*3", 0), (" (8 - 2) * 3 ", 1)):
+        assert countdown.verify(problem, f"<answer>{answer}</answer>") == right
+    assert extract("<answer> to </answer>") == "to"
+
+
+def test_gspo_with_old_samples_has_the_clip_range_of_gspo():
+    for method, script in (("gspo", gspo), ("grpo", lag.grpo)):
+        cfg = lag.Config(method=method)
+        own = script.Config()
+        assert (cfg.epsilon, cfg.epsilon_high) == (own.epsilon, own.epsilon_high)
+
+
+def test_a_state_that_one_output_reaches_is_not_shared():
+    task = SimpleNamespace(play=lambda problem, text: [
+        SimpleNamespace(reward=0.0, state=state) for state in text])
+    batch = SimpleNamespace(
+        mask=torch.ones(4, 1), rewards=torch.zeros(2, 2), problems=[None] * 4,
+        texts=["a", "a", "b", "c"])
+    cfg = turns.Config(task="number", adv_estimator="gigpo")
+    assert turns.advantages(task, batch, cfg)[1]["turns/shared_states"] == 0.5
+
+
+def test_a_token_above_the_range_of_clip_cov_keeps_its_gradient():
+    logps = f64([[-0.1, -5.0]]).requires_grad_()
+    A, mask = f64([[4.0, -4.0]]), torch.ones(1, 2).double()
+    for upper, chosen in ((100.0, 1), (5.0, 0)):        # c_t is 9.8 for both tokens
+        cfg = zoo.Config(loss_type="clip_cov", clip_cov_ratio=0.5, clip_cov_ub=upper)
+        loss = zoo.clip_cov(logps, logps.detach(), A, mask, cfg)
+        assert (loss == 0).sum() == chosen
+
+
+def test_a_flag_that_is_off_is_written_so_and_a_mean_on_a_log_axis_is_geometric():
+    flags = dataclasses.asdict(distill.Config(distillation_mode="topk_logits",
+                                              distillation_add_tail=False))
+    assert "--no-distillation_add_tail" in command("distill.py", flags)
+    rows = numpy.array([[1.0, 10.0], [100.0, 10.0]])
+    assert chart.mean(rows, "log").tolist() == pytest.approx([10, 10])
+    assert chart.mean(rows, "linear").tolist() == [50.5, 10]
+
+
+def test_a_certain_token_has_log_probability_and_entropy_0():
+    from kernels import logprob
+    logits = torch.full((1, 1, 5), -1e4, dtype=torch.float64)
+    logits[..., 2] = 0
+    logps, ratio, entropy = logprob.logprob_torch(logits, torch.tensor([[2]]))
+    close(torch.stack([logps, entropy]), torch.zeros(2, 1, 1).double())
+    assert ratio == 1
