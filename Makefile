@@ -40,7 +40,7 @@ read: $(READY)           ## rebuild the reading pages of all scripts: docs/read/
 play: $(READY)           ## make play RUN=runs/a: its policies answer in a browser: docs/play.html
 	$(PY) -m learn.play $(if $(RUN),"$(RUN)")
 
-report: $(READY)         ## make report RUN="runs/a runs/b": compare runs in one report.html
+report: $(READY)         ## make report RUN="runs/a runs/b": compare runs on one page
 	$(PY) -m report.page $(RUN)
 
 help:                    ## this list

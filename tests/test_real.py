@@ -349,6 +349,17 @@ def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, tmp_pat
     assert (before - after).abs().max() > 1e-3
 
 
+def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(
+        tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{i}=", "answer": i} for i in range(20)]
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(real, "HELD_OUT", 100)
+    real.main(random_model(tmp_path), "data.jsonl", steps=0)
+    assert len(real.PROBLEMS) == 18
+    assert capsys.readouterr().out.count("cut 1.000, gap ") == 2        # the model never ends
+
+
 def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(tmp_path):
     folder = random_model(tmp_path)
     source = inspect.getsource(real)
