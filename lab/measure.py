@@ -3,7 +3,7 @@
   python -m lab.measure seeds 0 1 2     runs grpo.py with each seed (make seeds)
   python -m lab.measure nano 0 1 2      runs nano.py with each seed (make nano-seeds)
   python -m lab.measure kernels         times kernels/logprob.py on a GPU (make bench)
-  python -m lab.measure step 64         times a step of 64 outputs on a real model: speed.md
+  python -m lab.measure step 64 64      times a step of 64 outputs on a real model, in two turns
 
 The numbers go to docs/NAME.json, and from there between their marks into README.md or a page.
 """
@@ -189,7 +189,7 @@ NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
          "head_dim", "intermediate_size", "vocab_size")
 SIZES = (256, 8, 8, 4, 32, 1024, 4096) if NAME == "cpu" else (1024, 28, 16, 8, 128, 3072, 151936)
 PROMPT, OUTPUT = (32, 16) if NAME == "cpu" else (128, 256)      # tokens
-OUTPUTS = ["16"] if NAME == "cpu" else ["64", "256"]            # in a step, 8 to a prompt
+OUTPUTS = ["16", "16"] if NAME == "cpu" else ["64", "64", "256", "256"]     # in a step, in turns
 
 
 def write_model(folder):
@@ -244,10 +244,18 @@ def one_step(trainer, folder, outputs):
     print(json.dumps([seconds, outputs * float(length), gap and float(gap), peak]))
 
 
+def step_tables():
+    """Write the tables of docs/speed.md from all docs/step-DEVICE.json. -> str"""
+    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob("step-*.json"))]
+    heads = ["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB", "gap, nats"]
+    return "\n".join(f"{one['machine']}:\n\n{table(heads, one['rows'])}" for one in stored)
+
+
 def steps(*all_outputs):
-    """Time a step of each trainer, in turns, each time in a process of its own."""
+    """Time a step of each trainer, in turns, each time in a process of its own. all_outputs: the
+    outputs of a step, 8 to a prompt, for each turn"""
     rows = []
-    for outputs, _, trainer in product(all_outputs or OUTPUTS, range(2), TRAINERS):
+    for outputs, trainer in product(all_outputs or OUTPUTS, TRAINERS):
         with tempfile.TemporaryDirectory() as folder:
             write_model(folder)
             printed = printed_by(ROOT, "-m", "lab.measure", "one-step", trainer, folder, outputs)
@@ -256,8 +264,7 @@ def steps(*all_outputs):
                      f"{peak:.1f}" if peak else "", "" if gap is None else f"{gap:.0e}"])
         print(*rows[-1], flush=True)
         record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)    # in case later ones time out
-    heads = ["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB", "gap, nats"]
-    put("step", f"{table(heads, rows)}\n{ON_DEVICE}.\n", "gpu")
+    put("step", step_tables(), "gpu")
 
 
 JOBS = {"seeds": main_job, "nano": nano, "kernels": kernels, "step": steps, "one-step": one_step}
