@@ -362,8 +362,9 @@ class Run:
             log = self.folder / name
             if log.is_file() and not log.is_symlink():
                 os.truncate(log, min(log.stat().st_size, size))
-        numbers = [getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
-        self.handlers = handle(dict.fromkeys(numbers, self.leave))
+        numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
+        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        self.handlers = handle(dict.fromkeys(heard, self.leave))        # nohup ignores SIGHUP
         words = self.script.name, f"{self.task.name} on {self.cfg.device}", str(self.folder)
         print(": ".join(words), flush=True)
 

@@ -55,6 +55,7 @@ PAD = -1            # fills a row before its question and after its output; no m
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32   # of products, not of weights
 GAP = 1e-3 if DEVICE == "cpu" else 0.05         # largest difference of sampler and trainer in nats
 torch.backends.cuda.enable_cudnn_sdp(False)     # on an H200, it took 0.4 s for each new length
+SIGNALS = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
 PROBLEMS, UNUSED = [], []               # to train on; UNUSED are left over in this pass
 IS_FIXED = True                         # the cache has a fixed size, which some models break
 
@@ -295,15 +296,16 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     print("held-out questions, after: ", evaluate(policy, held_out))
 
 def stop(number, _):
-    """Handle Ctrl-C and SIGTERM: end the training, and save. A second signal has no effect."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Handle the SIGNALS: end the training, and save. A second one has no effect."""
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")           # a console may lack characters
     if len(sys.argv) not in (2, 3) or sys.argv[-1].startswith("-"):
         sys.exit(__doc__)
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    for each in SIGNALS:
+        if signal.getsignal(each) != signal.SIG_IGN:            # under nohup, SIGHUP is ignored
+            signal.signal(each, stop)
     main(*sys.argv[1:])

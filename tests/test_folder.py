@@ -246,6 +246,12 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
         patch.setattr(grpo, "reward", lambda *_: signal.raise_signal(signal.SIGHUP))
         grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "stopped"}))
     assert stop.value.code == 129 and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)                # as nohup does: the run goes on
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "reward", lambda *_: float(signal.raise_signal(signal.SIGHUP) is None))
+        grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "nohup"}))
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 

@@ -361,14 +361,17 @@ def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(
 
 
 def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(tmp_path):
+    """Under nohup, which ignores SIGHUP, the end of a terminal does not end it."""
     folder = random_model(tmp_path)
     source = inspect.getsource(real)
     for name, value in dict(SMALL, P=2, T=3, STEPS=10_000).items():
         source = re.sub(rf"^{name} = \d+", f"{name} = {value}", source, flags=re.M)
     (tmp_path / "mine.py").write_text(source)
-    child = subprocess.Popen([sys.executable, "mine.py", folder], cwd=tmp_path, text=True,
+    child = subprocess.Popen(["nohup", sys.executable, "mine.py", folder], cwd=tmp_path, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in child.stdout:
+        if "step 0:" in line:
+            child.send_signal(signal.SIGHUP)
         if "step 2:" in line:
             child.send_signal(signal.SIGINT)
             child.send_signal(signal.SIGINT)
@@ -379,7 +382,7 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(tmp_path):
     with handlers_restored():
         with pytest.raises(SystemExit):
             real.stop(signal.SIGTERM, None)
-        left = {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        left = {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
     assert left == {signal.SIG_IGN}
 
 
