@@ -53,7 +53,7 @@ from report.logs import read_log
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
              "KL and learning rates": ("kl", "rates"),
-             "Samples and credit": ("credit", "signal", "masking", "mismatch"),
+             "Samples and credit": ("credit", "signal", "masking", "mismatch", "hints"),
              "What RL adds": ("sharpen", "zero"),
              "How to measure": ("methods", "seeds", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)

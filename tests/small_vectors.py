@@ -137,17 +137,20 @@ def recipe(method, how, advantage, mask_truncated=False, estimator="k3", micro_b
             {"gspo": [gspo], "reinforce": [reinforce]}.get(method, of_ppo + of_grpo)]
 
 
-def distillation(method, temperature, beta=1.0, k=2, rest=True):
-    modes = {"full": "full_logits", "topk": "topk_logits", "sampled": "sampled_token"}
+def distillation(method, temperature, beta=1.0, k=2, rest=True, support="teacher",
+                 teacher_coef=0.0):
+    modes = {"full": "full_logits", "topk": "topk_logits"}
     cfg = distill.Config(device="cpu", temperature=temperature, beta=beta, micro_batch_size=1,
-                         distillation_mode=modes[method], distillation_topk=k,
-                         distillation_add_tail=rest)
+                         distillation_mode=modes.get(method, "sampled_token"),
+                         distillation_topk=k, distillation_add_tail=rest, topk_support=support,
+                         teacher_coef=teacher_coef)
 
     def states(model, rows, tokens):
         return model.logits[rows, :tokens.shape[1]]
 
-    def function(logits, teacher_logits, mask, tokens=None, old_logps=None):
+    def function(logits, teacher_logits, mask, tokens=None, old_logps=None, advantages=None):
         B, T, V = logits.shape
+        A = (mask[:, 0] if advantages is None else advantages)[:, None]
         models = [SimpleNamespace(logits=x.detach().clone().requires_grad_(),
                                   embed=SimpleNamespace(weight=torch.eye(V)))
                   for x in (logits, teacher_logits)]
@@ -156,7 +159,8 @@ def distillation(method, temperature, beta=1.0, k=2, rest=True):
             logps=mask if old_logps is None else old_logps,
             lengths=mask.mul(torch.arange(1, T + 1)).amax(dim=1).long())
         with mock.patch.object(reinforce, "completion_states", states):
-            metrics = distill.backward(*models, batch, torch.arange(B), cfg)
+            metrics = distill.backward(*models, batch, (batch.prompts, torch.ones(B).double()), A,
+                                       torch.arange(B), cfg)
         pairs = [(x, model.logits.grad) for x, model in zip((logits, teacher_logits), models)]
         return metrics["loss"] + sum(
             ((x - x.detach()) * grad).sum() for x, grad in pairs if grad is not None)

@@ -81,6 +81,12 @@ REFUSED = """
     examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
     examples.distill --distillation_mode topk_logits --distillation_topk 320 | 320
     examples.distill --distillation_mode sampled_token --beta 0.5   | --beta 1
+    examples.distill --teacher_coef 0.5                             | sampled_token
+    examples.distill --baseline mean                                | without --teacher_coef
+    examples.distill --hint sibling                                 | without --teacher self
+    examples.distill --teacher self --teacher_update_rate 0.1       | ema
+    examples.distill --teacher self --lmbda 0.5                     | --lmbda 1
+    examples.distill --teacher self                                 | --task key
     examples.turns --gamma 1.1                          | --gamma
     examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
     examples.zoo --loss_type gmpo --gmpo_epsilon 0      | must be above 0

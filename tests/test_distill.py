@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, scripts
+from conftest import TINY, close, f64, gradient, load_named, scripts
 from small_runs import SMALL, arguments, changed_weights, load, read_summary, steps
-from update_scenes import gradient_of, gradients
+from update_scenes import gradient_of, gradients, weights
 
 import common
 import plumbing
@@ -43,6 +43,76 @@ def test_a_sampled_token_is_paid_by_its_log_ratio_and_those_to_come_or_imitated(
     close(gradient(losses.sum(), log_p), expected)
 
 
+# ---- a hint ----------------------------------------------------------------------------------
+
+def test_the_hint_of_an_output_is_another_output_that_is_right():
+    is_correct = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]]).bool()
+    rows, has_hint = distill.right_siblings(is_correct)
+    assert has_hint.tolist() == [True] * 4 + [False] * 4 + [True, True, False, True]
+    assert rows[has_hint].tolist() == [1, 3, 1, 1, 10, 10, 10]
+
+
+def keyed_batch(made):
+    """Give the scene's batch, in groups of two, problems of --task key."""
+    problems = common.sample_problems(load_named("key"), 7, 0)
+    made.batch.problems = [problem for problem in problems for _ in range(2)]
+    made.batch.texts = [f"<think></think><answer> {problem.answer}</answer>{'!' * i}"
+                        for i, problem in enumerate(made.batch.problems)]
+    made.batch.is_correct = torch.tensor([[i % 2, i % 3 > 0] for i in range(7)]).bool()
+    return made.batch
+
+
+@scripts("reinforce")
+@pytest.mark.parametrize("hint", ["answer", "sibling"])
+def test_a_teacher_reads_the_hint_as_tokens_before_the_question(scene, hint):
+    """A row whose hint is missing has its own prompt."""
+    batch = keyed_batch(scene())
+    prompts, has_hint = distill.add_hints(load_named("key"), batch, config(
+        teacher="self", hint=hint, task="key"))
+    expected = [1] * 14 if hint == "answer" else batch.is_correct.flip(1).flatten().tolist()
+    assert has_hint.tolist() == expected
+    for problem, ids, has in zip(batch.problems, prompts.tolist(), expected):
+        text = f"{problem.answer}|{problem.prompt}" if has else problem.prompt
+        assert ids == [common.PAD] * (21 - len(text)) + list(text.encode())
+
+
+@scripts("reinforce")
+@pytest.mark.parametrize("flags", [
+    {}, {"beta": 0.0}, {"distillation_mode": "topk_logits", "topk_support": "student"},
+    {"distillation_mode": "sampled_token"},
+    {"distillation_mode": "sampled_token", "teacher_coef": 0.3}], ids=str)
+def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
+    """Their tokens count in N only if a verifier's advantage is added."""
+    made = scene()
+    batch, policy = keyed_batch(made), made.policy
+    cfg = config(teacher="self", hint="sibling", task="key", num_generations=2, **flags)
+    hints = prompts, has_hint = distill.add_hints(load_named("key"), batch, cfg)
+    A = torch.linspace(-1, 1, 14)[:, None]
+    rows = torch.arange(14)
+    found = distill.backward(policy, policy, batch, hints, A, rows, cfg)
+    moved = gradients(policy).clone()
+
+    log_p, log_t = (distill.log_probs(policy, x, batch.tokens, 1.0)
+                    for x in (batch.prompts, prompts))
+    log_t = log_t.detach()                              # the live teacher's own weights stand still
+    losses = distill.token_losses(log_p, log_t, batch.tokens, batch.logps, batch.mask, cfg,
+                                  A * 0, torch.ones(14, 1))
+    taught = batch.mask * has_hint[:, None]
+    if cfg.teacher_coef > 0:
+        logps = log_p.gather(-1, batch.tokens[..., None])[..., 0]
+        loss = ((losses * taught).sum() - (A * logps * batch.mask).sum()) / batch.mask.sum()
+    else:
+        loss = (losses * taught).sum() / taught.sum()
+    close(moved, gradient_of(loss, policy))
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    mean_kl = (distill.kl(log_p, log_t) * taught).sum() / taught.sum()
+    assert found["teacher_kl"] == pytest.approx(mean_kl.item(), rel=1e-5)
+    policy.zero_grad()
+    nobody = prompts, torch.zeros(14)
+    distill.backward(policy, policy, batch, nobody, A * 0, rows, cfg)
+    assert not gradients(policy).any()                  # and no division by zero
+
+
 # ---- an update, and runs ---------------------------------------------------------------------
 
 @scripts("reinforce")
@@ -59,8 +129,8 @@ def test_an_update_averages_over_the_tokens_of_the_step(scene):
     for size in (3, 32):
         policy.zero_grad()
         found = distill.backward(
-            policy, teacher, batch, torch.arange(len(mask)),
-            config(temperature=0.7, micro_batch_size=size, num_generations=2))
+            policy, teacher, batch, (batch.prompts, torch.ones(14)), torch.zeros(14, 1),
+            torch.arange(14), config(temperature=0.7, micro_batch_size=size, num_generations=2))
         close(gradients(policy), expected)
         means = [(x * mask).sum().item() / mask.sum().item() for x in (losses, losses, in_S)]
         assert list(found.values()) == pytest.approx(means)
@@ -115,8 +185,26 @@ def test_a_run_makes_steps_of_clipped_adamw_without_decay_on_new_batches_and_ord
         batch = reinforce.sample_batch(policy, task, cfg, step)
         for rows in common.mini_batches(batch, cfg, "shuffle", step):
             policy.zero_grad()
-            distill.backward(policy, teacher, batch, rows, cfg)
+            hints = batch.prompts, torch.ones(len(batch.mask))
+            distill.backward(policy, teacher, batch, hints, 0 * batch.mask[:, :1], rows, cfg)
             assert torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.01) > 0.02
             optimizer.step()
     torch.testing.assert_close(policy.state_dict(), load("run/checkpoint.pt")["policy"],
                                rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["base", "live", "ema"])
+def test_a_teacher_is_the_base_or_the_student_itself_or_follows_it(kind, tmp_path, watch):
+    seen = watch(distill, "backward", lambda policy, teacher, *_: (
+        teacher is policy, weights(policy).clone(), weights(teacher).clone()))
+    flags = SMALL | {"task": "key", "teacher": "self", "teacher_model_kind": kind, "max_steps": 2,
+                     "num_mini_batches": 2, "output_dir": tmp_path / "run", "learning_rate": 0.01}
+    distill.main(arguments(flags | ({"teacher_update_rate": 0.25} if kind == "ema" else {})))
+    assert len(seen) == 4 and {is_same for is_same, *_ in seen} == {kind == "live"}
+    _, policy, expected = seen[0]
+    close(policy, expected)
+    for _, policy, teacher in seen[1:]:
+        if kind != "base":
+            expected = expected.lerp(policy, 1.0 if kind == "live" else 0.25)       # eq. (11)
+        close(teacher, expected)
+    assert not torch.equal(policy, seen[0][1])

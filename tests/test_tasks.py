@@ -5,6 +5,7 @@ import re
 import sys
 import zlib
 from collections import Counter
+from statistics import fmean
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from common import Problem
 from tasks import gridworld
 from tasks.rewards import REWARDS
 
-NAMES = ["arithmetic", "countdown", "gridworld", "lookup", "number"]
+NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "number"]
 
 
 def levels(problems):
@@ -66,7 +67,8 @@ def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monke
 
 @pytest.mark.parametrize("name, checksum", [
     ("arithmetic:3-5", 2827538293), ("countdown", 414979693), ("gridworld", 656171213),
-    ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 2891493962)])
+    ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 2891493962),
+    ("key", 371593668), ("key:half", 4031656775)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
@@ -80,6 +82,7 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
       for level in ("1", "7-3", "3-", "0-4", "1.5", "3-4-5", "x", "\u0663", "100")),
     ({"task": "countdown:1"}, "--task countdown:1: the level must be"),
     ({"task": "countdown:3-10"}, "only 9 different digits"),
+    ({"task": "key:3"}, "--task key:3: the levels are work, half, answer"),
     *(({"task": f"{name}:3"}, f"{name} has no levels") for name in ("lookup", "gridworld")),
     *(({"task": name}, "the tasks are arithmetic, ")
       for name in ("chess", "", "arithmetic,", "../common")),
@@ -97,7 +100,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 # ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "arithmetic:3-7", "countdown", "lookup", "number", "arithmetic,lookup"])
+    "arithmetic:3-7", "countdown", "key", "lookup", "number", "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
     problems = common.held_out_problems(task, 200)
@@ -107,9 +110,25 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     learned = common.sample_problems(task, 1000, 0)
     for phase in ("textbook", "forum", "cold_start"):
         learned = learned + common.sample_problems(task, 100, 0, phase=phase)
-    assert not found & {problem.prompt for problem in learned}
+    assert not found & {problem.prompt.rpartition("|")[2] for problem in learned}
     assert all(map(task.is_held_out, problems)) and not any(map(task.is_held_out, learned))
     assert common.held_out_problems(load(name), 200) == problems
+
+
+@pytest.mark.parametrize("level, share", [("work", 1), ("half", 0.5), ("answer", 0)])
+def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_what_follows(
+        level, share):
+    task = load(f"key:{level}")
+    drawn = common.sample_problems(task, 2000, 0, phase="textbook")
+    keyed = [problem for problem in drawn if "|" in problem.prompt]
+    assert abs(len(keyed) - 600) < 60
+    assert all(problem.prompt.startswith(f"{problem.answer}|") for problem in keyed)
+    assert abs(fmean("<think>" in problem.completion for problem in keyed) - share) < 0.06
+    assert all(len(problem.prompt) <= task.prompt_width for problem in drawn)
+    assert not any("|" in problem.prompt for problem in common.sample_problems(task, 100, 0))
+    assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
+    bare = common.sample_problems(load("arithmetic"), 500, 0)
+    assert [*map(task.is_held_out, bare)] == [False] * 500      # as in arithmetic
 
 
 def test_more_held_out_problems_are_drawn_if_few_of_them_differ():

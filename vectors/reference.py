@@ -394,18 +394,24 @@ def divergence(p, t, beta):
 
 
 def distillation(logits, teacher_logits, mask, method, temperature, beta=None, k=None, rest=False,
-                 tokens=None, old_logps=None):
-    """topk: the events are the teacher's k most likely tokens and, as one event, the rest."""
+                 support="teacher", tokens=None, old_logps=None, advantages=None,
+                 teacher_coef=None):
+    """topk: the events are the k most likely tokens of the teacher, or of the student (support),
+    and, as one event, the rest. mixed: with a verifier's advantages."""
     L = {}
     for i, row in enumerate(places(mask)):
         for u in row:
             p, t = ([exp(v) for v in log_softmax(x[i][u], temperature)]
                     for x in (logits, teacher_logits))
-            if method == "sampled":
+            if method in ("sampled", "mixed"):
                 o = tokens[i][u]
-                L[i, u] = -(log(t[o]) - old_logps[i][u]) * log(p[o])
+                G = log(t[o]) - old_logps[i][u]
+                if method == "mixed":
+                    G = advantages[i] + teacher_coef * G
+                L[i, u] = -G * log(p[o])
             else:
-                S = sorted(range(len(t)), key=lambda v: -t[v])[:k]
+                liked = p if support == "student" else t
+                S = sorted(range(len(t)), key=lambda v: -liked[v])[:k]
                 p, t = ([x[v] for v in S] + [1 - sum(x[v] for v in S)] * rest for x in (p, t))
                 L[i, u] = divergence(p, t, beta)
     return average(L, mask, "token_mean")

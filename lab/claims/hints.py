@@ -1,0 +1,101 @@
+"""Hints: what a policy learns from itself if, as the teacher, it has seen the answer"""
+import torch
+
+import common
+import reinforce
+from lab.bench import OURS, Claim, at_best, numbers, steps_to, tuned
+from lab.docs import run_once
+from lab.training import continued, load_base
+from report import chart
+
+SEEDS, TUNING = range(5), range(5, 8)
+STEPS, SAMPLES_A_STEP = 20, 32 * 8
+LEVEL, WINDOW, LAST = 0.9, 3, 5         # accuracy to reach, in a mean of 3 steps; the last 5 steps
+NEAR = 0.1                              # shares that differ by less count as equal
+EQUAL = "base, problems and number of samples"
+TUNED = "the learning rate of the two that are compared by samples, on three other seeds; else 5e-4"
+FLAGS = f"--max_steps {STEPS} --eval_steps 1000 --num_eval_problems 256 --num_eval_samples 4"
+SELF = "examples/distill.py --teacher self"
+METRICS, SCORES = ["reward"], ["pass@1", "think_share", "greedy"]
+OF_SELF, OF_GRPO = "self-distillation", "GRPO"
+SIDES = {OF_SELF: (f"{SELF} --task key {FLAGS}", 5e-4),
+         OF_GRPO: (f"grpo.py --task key {FLAGS}", 5e-4)}
+NEEDED = f"thousand samples to {LEVEL:.0%} accuracy"
+COMPARED = [(side, NEEDED) for side in SIDES]
+LEVELS = {"work": "the work", "half": "the work in half of the cases", "answer": "the answer alone"}
+DIRECTIONS = {"reverse": "--beta 1", "forward": "--beta 0"}
+KINDS = ("base", "ema", "live")
+MODES = {"full": "", "sampled": "--distillation_mode sampled_token"}
+RUNS = {f"{level}, {direction}": f"{SELF} --task key:{level} {beta}"
+        for level in LEVELS for direction, beta in DIRECTIONS.items()}
+RUNS |= {f"{kind}, {mode}": f"{SELF} --hint sibling --task key --teacher_model_kind {kind} {flag}"
+         for kind in KINDS for mode, flag in MODES.items()}
+RUNS |= {f"half, {name}": f"{SELF} --task key:half {MODES['sampled']} {flag}"
+         for name, flag in {"sampled": "", "with a reward": "--teacher_coef 0.1"}.items()}
+RUNS |= {f"GRPO, {level}": f"grpo.py --task key:{level}" for level in LEVELS}
+CASES = [*RUNS]
+
+
+def measure(case, seed):
+    """Train with a case's command, and compute how often the base thinks if it sees a hint."""
+    columns = run_once(f"{RUNS[case]} {FLAGS} --base_seed {seed}", seed, METRICS, SCORES)
+    level = case.partition(", ")[0]
+    if level in LEVELS:
+        columns["teacher thinks"] = share_with_hint(f"--task key:{level} --base_seed {seed}")
+    return columns
+
+
+def share_with_hint(flags, n=512):
+    """Sample n outputs of the base to problems with their answer. -> share that thinks"""
+    cfg, task, base = load_base(reinforce, flags)
+    problems = common.sample_problems(task, n, "hints")
+    hinted = [task.hinted(problem, f"<answer>{problem.answer}</answer>") for problem in problems]
+    prompts = common.encode_prompts(hinted, task, cfg.device)
+    uniforms = torch.rand(n, cfg.max_completion_length, generator=common.generator("hints"))
+    nothing = torch.zeros(n, 0, dtype=torch.long)
+    *_, texts = continued(reinforce, base, cfg, problems, prompts, nothing, uniforms)
+    return sum("<think>" in text for text in texts) / n
+
+
+def score(columns, what):
+    """Count the samples that each run needed; higher is better. -> minus thousands, (S,)"""
+    return -(1 + steps_to(columns["reward"], LEVEL, WINDOW)) * SAMPLES_A_STEP / 1000
+
+
+def page(x):
+    ends = {side: columns for (side, _), columns in at_best("hints", x).items()}
+    samples = {side: -score(columns, NEEDED) for side, columns in ends.items()}
+    last = {case: x[case]["reward"][:, -LAST:].mean(axis=1) for case in CASES}
+    thinks = {case: x[case]["think_share"] for case in CASES}
+    own = {case: x[case]["teacher thinks"] for case in RUNS if "teacher thinks" in x[case]}
+
+    finding = "If the hint calls up the answer alone, the share that thinks falls to {:.0%}"
+    for level, direction in (("answer", "reverse"), ("work", "reverse"), ("half", "reverse"),
+                             ("half", "forward")):
+        case = f"{level}, {direction}"
+        yield Claim("a student thinks as often as its teacher does with the hint, if the textbook "
+                    f"shows {LEVELS[level]} ({direction} KL)", OURS, thinks[case] - own[case],
+                    at_least=-NEAR, at_most=NEAR, exact=level != "half",
+                    finding=finding.format(thinks[case].mean()) * (level == "answer"))
+    yield Claim("self-distillation needs fewer samples than GRPO from the same bases", "after SDPO",
+                (samples[OF_GRPO], samples[OF_SELF]), ratio=True, at_least=1.2)
+    for mode in MODES:
+        yield Claim(f"a live teacher ends lower than a frozen one ({mode} vocabulary)".replace(
+            "sampled vocabulary", "sampled token"), OURS,
+            (last[f"base, {mode}"], last[f"live, {mode}"]), at_least=0.05)
+    for kind in KINDS:
+        yield Claim(f"the sampled token ends lower than the full vocabulary (teacher: {kind})",
+                    OURS, (last[f"{kind}, full"], last[f"{kind}, sampled"]), at_least=0.05)
+    yield Claim("a reward keeps the thoughts that the hint does not call up", OURS,
+                (thinks["half, with a reward"], thinks["half, sampled"]), at_least=0.2)
+    yield numbers({case: {
+        "pass@1": x[case]["pass@1"], "share that thinks": thinks[case],
+        "accuracy, last 5 steps": last[case], "greedy": x[case]["greedy"]} for case in CASES},
+        "run", ".2f")
+    yield numbers({case: {"share that thinks with the hint, before": own[case]}
+                   for case in own}, "base", ".2f")
+    yield tuned("hints", x)
+
+    drawn = ("work, reverse", "half, reverse", "answer, reverse", "GRPO, answer")
+    yield lambda axis: chart.curves(axis, {case: x[case]["reward"] for case in drawn},
+                                    ylabel="accuracy", ylim=(0, 1))
