@@ -1,5 +1,6 @@
 """report.ask prints a policy's answer and refuses bad prompts in one line, and examples.coldstart
 trains a policy on worked examples."""
+import json
 import shlex
 
 import pytest
@@ -45,6 +46,14 @@ def test_no_control_character_reaches_the_terminal(finished, answer, monkeypatch
     printed = answer(finished, "(3+4)=")
     assert printed == r"\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd"
     assert printed.isascii() and printed.isprintable()
+
+
+def test_a_run_on_a_gpu_is_asked_on_the_cpu(run):
+    record = json.loads((run / "config.json").read_text())
+    record["config"] |= {"device": "cuda", "kernel": "triton"}
+    (run / "config.json").write_text(json.dumps(record))
+    _, cfg = ask.read_run(run)
+    assert (cfg.device, cfg.kernel) == ("cpu", "auto")
 
 
 # ---- bad input -------------------------------------------------------------------------------

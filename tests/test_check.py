@@ -36,6 +36,14 @@ def test_what_is_wrong_is_named_and_nothing_else(anchor, changes):
     assert anchors(**changes) == [anchor] * bool(anchor)
 
 
+@pytest.mark.parametrize("num_problems, is_found", [(16, False), (512, True)])
+def test_held_out_scores_may_fall_as_far_as_few_problems_let_them(num_problems, is_found):
+    steps = [GOOD | {"reward": 0.3 + 0.02 * i, "kl": 0.01 * i, "eval/greedy": 0.8 - 0.02 * i}
+             for i in range(20)]
+    found = check(SimpleNamespace(num_eval_problems=num_problems), steps)
+    assert any("#held-out" in text for text in found) == is_found
+
+
 @pytest.mark.parametrize("mask, calls, found", [
     ([1, 0, 1], 1.0, []), ([1, 1, 1], 1.0, ["turns"]), ([1, 1, 0], 0.0, ["rounding"])])
 def test_masks_show_an_end_that_is_not_learned_or_a_tool_that_is(mask, calls, found):

@@ -11,6 +11,7 @@ from small_runs import INSTANT, arguments, load
 from small_vectors import backward
 
 import dpo
+import plumbing
 
 pytestmark = pytest.mark.quick
 
@@ -44,6 +45,16 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
     x = (batch.logps - ref_logps)[batch.mask > 0]
     [*_, line] = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["eval/kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
+
+
+@scripts("dpo")
+def test_samples_show_1_for_a_chosen_answer_and_minus_1_for_a_rejected_one(script, train, watch):
+    logged = watch(plumbing.Run, "log", lambda run, batch, labels, _: (batch.rewards, labels))
+    train(num_steps=1)
+    [(rewards, labels)] = logged
+    is_paired = labels != 0
+    assert is_paired.any()
+    assert torch.equal(labels[is_paired], 2 * rewards.flatten()[is_paired] - 1)
 
 
 def test_orpo_compares_the_odds_of_mean_tokens_and_adds_the_likelihood_of_the_chosen_output():

@@ -67,6 +67,15 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
     assert found == [row[:row.index(grpo.EOS) + 1] if grpo.EOS in row else row for row in rows]
 
 
+def test_base_exports_the_policy_before_the_run(made, tmp_path):
+    policy, run, _ = made
+    zeros = {name: 0 * weight for name, weight in policy.state_dict().items()}
+    plumbing.write(run / "base.pt", {"policy": zeros | {"frequencies": policy.frequencies}})
+    export.main([str(run), str(tmp_path / "base"), "--base"])
+    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert not any(weight.any() for weight in llama.parameters())
+
+
 # ---- the tokenizer ---------------------------------------------------------------------------
 
 def random_text(rng):

@@ -48,6 +48,12 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
     assert [line["step"] for line in steps(run)] == [1]
 
 
+def test_a_log_that_lost_its_end_is_not_filled_up_with_zero_bytes(run):
+    (run / "metrics.jsonl").write_text("")              # after a power cut
+    resume(run, max_steps=2)
+    assert b"\0" not in (run / "metrics.jsonl").read_bytes()
+
+
 def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     codes = []

@@ -124,6 +124,9 @@ def test_the_definition_is_what_the_docstring_says():
     for temperature in (0.0, math.nan):
         with pytest.raises(ValueError, match="must be > 0"):
             fused.logprob(y, tokens, temperature=temperature)
+    for rows in ((tokens[:1],), (tokens, old_logps[:1])):       # which torch would broadcast
+        with pytest.raises(ValueError, match="need one number per row"):
+            fused.logprob(y, *rows)
 
 
 def test_without_triton_it_is_the_definition(monkeypatch):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import math
 import re
 import shlex
@@ -101,6 +102,8 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
         monkeypatch.setattr(where, name, value)
     for folder in ("lab", "runs"):
         (tmp_path / folder).mkdir()
+    interrupted = [[["x", 3, {"value": 99}]], 7, {"commit": "another"}]     # not to be mixed in
+    (tmp_path / "runs/lab-made_up.json").write_text(json.dumps(interrupted))
     bench.measure("made_up", 2)
     stored, about = bench.load("made_up")
     assert stored["a, 0.001"]["reward"].tolist() == [[0.0]] * 3 and about["processes"] == 2

@@ -127,6 +127,12 @@ def test_a_flag_that_is_off_is_written_so_and_a_mean_on_a_log_axis_is_geometric(
     assert chart.mean(rows, "linear").tolist() == [50.5, 10]
 
 
+def test_a_curve_begins_at_step_1():
+    axis = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    chart.curves(axis, {"grpo.py": [[0.1, 0.2, 0.3]]})
+    assert list(axis.lines[0].get_xdata()) == [1, 2, 3]
+
+
 def test_a_certain_token_has_log_probability_and_entropy_0():
     from kernels import logprob
     logits = torch.full((1, 1, 5), -1e4, dtype=torch.float64)

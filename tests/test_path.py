@@ -3,6 +3,7 @@ stored runs."""
 import contextlib
 import functools
 import io
+import math
 
 import pytest
 import torch
@@ -72,6 +73,12 @@ def test_claims_hold_on_the_stored_seeds(name):
         holds = [measure.value(b, of_high) > measure.value(a, metric) for high, of_high in others
                  for a, b in zip(runs[low], runs[high], strict=True)]
         assert sum(holds) >= int(least or len(holds)), line
+
+
+def test_a_level_is_reached_by_the_mean_of_three_steps_even_of_the_last_three():
+    one = {"steps": {"right": [0.75, 0.0, 0.0, 0.75, 0.75], "samples": [10, 20, 30, 40, 50]}}
+    for level, samples in ((0.25, 60), (0.5, 150), (0.6, math.inf)):
+        assert measure.value(one, f"samples_to {level}") == samples
 
 
 def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):

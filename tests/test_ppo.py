@@ -4,6 +4,7 @@ import torch
 from conftest import close, randn, scripts
 from update_scenes import gradient_of, weights
 
+import common
 import ppo
 
 pytestmark = pytest.mark.quick
@@ -110,6 +111,19 @@ def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_
     assert metrics == pytest.approx(
         {"value_loss": loss.item(), "critic_grad_norm": expected.norm().item()})
     assert torch.equal(weights(scene.policy), before)           # the critic is a copy
+
+
+@with_scene
+def test_each_step_of_the_critic_averages_over_its_own_tokens(scene):
+    scene = scene(num_mini_batches=2)
+    batch = scene.batch
+    batch.values, returns = 0 * batch.mask, randn(14, 8) * batch.mask
+    critic = ppo.Critic(scene.policy)                           # it predicts 0
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.0)
+    metrics = ppo.fit_critic(critic, optimizer, batch, returns, scene.cfg, "shuffle", 0)
+    means = [returns[rows].square().sum() / 2 / batch.mask[rows].sum()
+             for rows in common.mini_batches(batch, scene.cfg, "shuffle", 0)]
+    assert metrics["value_loss"] == pytest.approx(sum(means).item() / 2) and len(means) == 2
 
 
 @with_scene

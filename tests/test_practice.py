@@ -104,6 +104,12 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
         assert found.pop("log_ratio") == state and set(found.values()) == {"right"}
 
 
+def test_a_number_that_is_wrong_in_the_fourth_digit_is_wrong():
+    exercise = EXERCISES["nano"]
+    text = exercise.source.replace("return A / (rewards.std", "return 1.001 * A / (rewards.std")
+    assert states(exercise, text)["advantages"] == "WRONG"
+
+
 # ---- the commands ----------------------------------------------------------------------------
 
 @pytest.fixture

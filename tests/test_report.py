@@ -113,6 +113,15 @@ def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
             import_script(name)
 
 
+def test_a_run_outside_the_checkout_names_no_folder_of_this_machine(run, tmp_path, monkeypatch):
+    folder = run()
+    for here, address in ((tmp_path, "../docs/metrics.md"), (tmp_path / "checkout", None)):
+        monkeypatch.setattr("common.HERE", here)
+        (here / "docs").mkdir(parents=True)
+        (here / "docs/metrics.md").touch()
+        assert json.loads(data_of(folder))["metricsPage"] == address
+
+
 def test_the_command_starts_the_same_run_again():
     cfg = plumbing.parse_flags(gspo.Config, ["--task", "arithmetic:3-7", "--beta", "0.1",
                                            "--curriculum", "--output_dir", "it's <b>"])

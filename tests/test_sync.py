@@ -35,6 +35,13 @@ def test_the_machinery_has_one_text():
         assert sync.sync(SOURCES["grpo.py"], source) == source, f"{name}: make sync FROM=..."
 
 
+def test_a_script_without_one_marker_line_is_not_copied():
+    source = SOURCES["grpo.py"]
+    for text in (source + sync.MARKER, source.replace(sync.MARKER, "")):
+        with pytest.raises(ValueError, match="but exactly one must"):
+            sync.sync(text, source)
+
+
 def test_a_function_of_several_lessons_has_one_text():
     texts = {}
     for name in SOURCES:

@@ -321,6 +321,13 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a
         "arithmetic-3": 0.8 * 0.25 + 0.2 * 0.75, "arithmetic-9": 0.5})}
 
 
+def test_a_curriculum_keeps_the_metrics_of_its_task():
+    task = load("arithmetic:3-5,lookup", curriculum=True)
+    batch = batch_of(problems_of("lookup", 1), [[0, 1]])
+    batch.texts = ["<search>", ""]
+    assert task.observe(batch, 0) == {"tools/call_frequency": 0.5}
+
+
 # ---- luck ------------------------------------------------------------------------------------
 
 def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch, refused):

@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from conftest import TINY, close, randn
+from small_runs import INSTANT, arguments, steps
 from torch.nn.functional import pad
 
 import common
@@ -128,3 +129,12 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
     ratio = (new - old).gather(-1, batch.tokens[..., None])[..., 0].exp()
     assert mean(ratio * A) > mean(A) + 0.01
     assert metrics["loss"] == pytest.approx(-mean(A), abs=1e-6)
+
+
+def test_beta_adapts_to_the_kl_from_the_base_and_not_to_that_of_the_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trpo.main(arguments(INSTANT | {"task": "gridworld", "beta": 0.1, "kl_target": 1e-5,
+                                   "max_steps": 2, "output_dir": "run"}))
+    first, second = steps("run")
+    assert abs(first["kl"]) < 1e-6 < 1e-4 < first["policy_kl"]
+    assert (first["beta"], second["beta"]) == (0.1, 0.05)

@@ -137,6 +137,14 @@ def test_losses_of_tokens_are_averaged_and_a_recipe_of_few_cases_is_not_passed(a
     assert code == 1 and "they cannot tell if the ratio is not clipped" in text
 
 
+@pytest.mark.parametrize("flags, dtype", [([], "float64"), (["--float32"], "float32")])
+def test_a_function_gets_float32_if_asked_for(answer, flags, dtype):
+    source = ("import torch\ndef advantages(rewards):\n    print(rewards.dtype)\n"
+              "    return rewards - rewards.mean(1, keepdim=True)")
+    code, text = answer(source, ":advantages", "--recipe", "dr_grpo", *flags)
+    assert code == 0 and f"torch.{dtype}\n" in text
+
+
 def test_what_cannot_be_called_is_told_in_a_line(answer):
     needy = RIGHT.replace("epsilon_high)", "epsilon_high, temperature)", 1)
     code, text = answer(needy, ":grpo_loss", "--recipe", "dapo")
