@@ -30,7 +30,7 @@ EVERYTHING = [
     ("dpo", STATEFUL | {"online": True}),
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.distill", STATEFUL | {"teacher": "self", "teacher_model_kind": "ema", "task": "key",
-                                     "hint": "sibling", "beta": 1.0}),
+                                     "beta": 1.0}),
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 10}),
     ("examples.zoo", {"loss_type": "clip_cov", "advantage": "rpp", "num_iterations": 2,
                       "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1})]
