@@ -51,7 +51,7 @@ from report import chart, replaced
 from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
-QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
+QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "mismatch", "hints"),
              "What RL adds": ("sharpen", "zero"),

@@ -74,3 +74,15 @@ class Lookup(Task):
         """Count how often a completion calls the tool, on average. -> metrics"""
         num_calls = sum(text.count("<search>") for text in batch.texts)
         return {"tools/call_frequency": num_calls / len(batch.texts)}
+
+    def true_calls(self, problem):
+        """List the calls that answer the question, for rewards of calls. -> list of (name, dict)"""
+        return self.predicted_calls(problem.work)
+
+    def predicted_calls(self, text):
+        """List a completion's calls; one without an opening has no name. -> list of (name, dict)"""
+        calls = []
+        for piece in text.split("</search>")[:-1]:
+            _, opening, key = piece.partition("<search>")
+            calls.append(("search", {"key": key.strip()}) if opening else ("", {}))
+        return calls

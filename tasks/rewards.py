@@ -5,6 +5,7 @@ verified, purpose) that returns a float. `verified` is what the task's verify re
 list of floats. One more row, "model", is not a function: a reward model rates whole batches.
 """
 import re
+from collections import Counter
 
 import torch
 
@@ -32,7 +33,29 @@ def length(task, problem, text, verified, purpose):
     return 0.1 * min(1.0, thought_length(text) / 40)
 
 
-REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length}
+def growing_length(task, problem, text, verified, purpose):
+    """ToolRL's dynamic length reward: like `length`, but the target grows from 20 characters to 40
+    in 50 steps. A purpose is a step, (step, attempt) in dynamic sampling, or a name, which counts
+    as step 0."""
+    step = purpose[0] if isinstance(purpose, tuple) else purpose
+    progress = min(1.0, step / 50) if isinstance(step, int) else 0.0
+    return 0.1 * min(1.0, thought_length(text) / (20 * (1 + progress)))
+
+
+def fine(task, problem, text, verified, purpose):
+    """ToolRL's decomposition: 0 to 1 for how right the calls are, plus 1.0 for the format."""
+    score = tool_reward(task.true_calls(problem), task.predicted_calls(text))
+    return score + well_formed(task, problem, text, verified, purpose)
+
+
+def coarse(task, problem, text, verified, purpose):
+    """1.0 if all calls are exactly right and none is missing or superfluous; else 0.0."""
+    return float(tool_reward(task.true_calls(problem), task.predicted_calls(text)) == 1.0)
+
+
+REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
+           "growing_length": growing_length, "fine": fine, "coarse": coarse}
+OF_CALLS = ("fine", "coarse")           # for a task that lists its calls, as lookup does
 
 
 class Rewards(Wrapper):
@@ -47,6 +70,9 @@ class Rewards(Wrapper):
             if name not in known or self.names.count(name) > 1:
                 common.fail(f"--reward {cfg.reward}: each name must be one of {', '.join(known)}, "
                             "and may occur only once")
+        if {*OF_CALLS} & {*self.names} and not hasattr(task, "predicted_calls"):
+            common.fail(f"--reward {cfg.reward}: rates the calls of a tool, which {task.name} does "
+                        "not list; --task lookup does")
         if "model" in self.names and not common.report:
             common.fail("--reward model: needs report/, which trains the model when a run begins")
         if "model" in self.names and not task.is_judged:
@@ -95,3 +121,43 @@ def thought_length(text):
     environment writes them. -> int"""
     thought = block(text, "think") or ""
     return len(re.sub("<information>[^<]*</information>", "", thought))
+
+
+def agreement(a, b):
+    """Compute the intersection over union of two multisets; 1 if both are empty. -> float"""
+    a = Counter(a)
+    b = Counter(b)
+    return (a & b).total() / (a | b).total() if a or b else 1.0
+
+
+def tool_reward(true_calls, predicted_calls):
+    """Rate calls (name, {parameter: value}) from 0 to 1: S / S_max of ToolRL (2504.13958).
+
+    S begins with the agreement of the names of all calls. Then each true call is matched with the
+    predicted call of the same name that fits best, among those not matched before. Each match
+    adds the agreement of the parameter names and the number of the true call's values that are
+    equal. S_max is S if all calls are right. -> float
+    """
+    S = agreement([name for name, _ in true_calls], [name for name, _ in predicted_calls])
+    S_max = 1
+    unmatched = list(predicted_calls)
+    for call in true_calls:
+        S_max += 1 + len(call[1])
+        fits = [call_fit(call, other) for other in unmatched]
+        best = max(fits, default=-1.0)
+        if best >= 0:
+            S += best
+            del unmatched[fits.index(best)]
+    return S / S_max
+
+
+def call_fit(true_call, predicted_call):
+    """Compute the agreement of the parameter names of two calls, plus the number of equal values;
+    -1 if the calls have different names. -> float"""
+    true_name, true_parameters = true_call
+    name, parameters = predicted_call
+    if name != true_name:
+        return -1.0
+    num_equal = sum(key in parameters and parameters[key] == value
+                    for key, value in true_parameters.items())
+    return agreement([*true_parameters], [*parameters]) + num_equal

@@ -9,7 +9,7 @@ import common
 import ppo
 from common import Problem
 from tasks import preferences
-from tasks.rewards import REWARDS
+from tasks.rewards import REWARDS, tool_reward
 
 WORK = ("<search>ka</search><information>mi</information>"
         "<search>mi</search><information>to</information>")
@@ -19,9 +19,45 @@ SEVEN = Problem("(3+4)=", "7", "3+4=7", task="arithmetic")
 THOUGHT = "<think>3+4=7</think><answer>7</answer>"
 
 
-def reward(name, text):
+def reward(name, text, problem=SEVEN, purpose=0):
     """Compute the reward that one row of REWARDS gives a completion."""
-    return REWARDS[name](load("arithmetic"), SEVEN, text, 0.0, 0)
+    return REWARDS[name](load(problem.task), problem, text, 0.0, purpose)
+
+
+# ---- ToolRL ----------------------------------------------------------------------------------
+
+def call(name, **parameters):
+    return name, parameters
+
+
+@pytest.mark.parametrize("true, predicted, expected", [
+    ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),
+    ([call("search", q="x")], [call("search", q="y")], 2 / 3),
+    ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),        # values swapped
+    ([call("get", a=1, b=2)], [call("get")], (1 + 0 + 0) / 4),
+    ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                      # another tool
+    ([call("get", a=1), call("get", a=2)], [call("get", a=2), call("get", a=1)], 1),
+    ([call("get", a=1), call("get", a=1)], [call("get", a=1)], (1 / 2 + 2) / 5),    # once
+    ([call("get", a=1)], [call("get", a=3), call("get", a=1)], (1 / 2 + 2) / 3),    # the best
+    ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2), ([], [], 1), ([], [call("get")], 0)])
+def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
+    assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("text, fine, coarse", [
+    ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # ignores the answer
+    (WORK, 1, 1), ("", 0, 0), ("<think></think><answer>to</answer>", 1, 0),
+    ("<search>mi</search><search> ka </search>", 1, 1), ("<search>ka</search>", 0.5, 0),
+    ("<search>zz</search>", (1 / 2 + 1) / 5, 0), (WORK + "</search>", (2 / 3 + 4) / 5, 0),
+    ("<search>ka<search>mi</search>", (1 / 2 + 1) / 5, 0), ("</search></search>", 0, 0)], ids=ascii)
+def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, coarse):
+    assert reward("fine", text, TWO_HOPS) == pytest.approx(fine, abs=1e-12)
+    assert reward("coarse", text, TWO_HOPS) == coarse
+
+
+def test_calls_are_only_rated_where_a_task_lists_them(refused):
+    refused("--task lookup does", load, "arithmetic", reward="accuracy+fine")
+    assert load("lookup", reward="accuracy+fine").names == ["accuracy", "fine"]
 
 
 # ---- the rows --------------------------------------------------------------------------------
@@ -44,6 +80,9 @@ def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
     ("<think><information>" + 99 * "x" + "</information>0123</think>", 4)], ids=ascii)
 def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, length):
     assert reward("length", text) == pytest.approx(0.1 * min(1, length / 40))
+    for purpose, target in ((0, 20), ("pairs", 20), (25, 30), ((50, 1), 40), (1000, 40)):
+        found = reward("growing_length", text, purpose=purpose)
+        assert found == pytest.approx(0.1 * min(1, length / target))
 
 
 # ---- --reward --------------------------------------------------------------------------------
