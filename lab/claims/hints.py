@@ -32,7 +32,7 @@ RUNS |= {f"{kind}, {mode}": f"{SELF} --hint sibling --task key --teacher_model_k
          for kind in KINDS for mode, flag in MODES.items()}
 RUNS |= {f"half, {name}": f"{SELF} --task key:half {MODES['sampled']} {flag}"
          for name, flag in {"sampled": "", "with a reward": "--teacher_coef 0.1"}.items()}
-RUNS |= {f"GRPO, {level}": f"grpo.py --task key:{level}" for level in LEVELS}
+RUNS |= {f"{level}, GRPO": f"grpo.py --task key:{level}" for level in LEVELS}
 CASES = [*RUNS]
 
 
@@ -96,6 +96,6 @@ def page(x):
                    for case in own}, "base", ".2f")
     yield tuned("hints", x)
 
-    drawn = ("work, reverse", "half, reverse", "answer, reverse", "GRPO, answer")
+    drawn = ("work, reverse", "half, reverse", "answer, reverse", "answer, GRPO")
     yield lambda axis: chart.curves(axis, {case: x[case]["reward"] for case in drawn},
                                     ylabel="accuracy", ylim=(0, 1))
