@@ -189,7 +189,7 @@ def token_losses(log_p, log_t, tokens, old_logps, mask, cfg, A=0.0, has_hint=1.0
     if cfg.teacher_coef > 0:
         G = A + cfg.teacher_coef * G                                            # for (9)
     logps = log_p.gather(-1, tokens[..., None])[..., 0]                         # (b, T)
-    return reinforce.policy_loss(logps, G, mask)                                # eq. (8), (9)
+    return reinforce.policy_loss(logps, G, mask)                                # eq. (8), eq. (9)
 
 
 # ---- 2. the hint -----------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def backward(policy, teacher, batch, hints, A, rows, cfg):
         mask = counted[part, :T]
         log_p = log_probs(policy, batch.prompts[part], tokens, cfg.temperature)     # (b, T, V)
         with torch.no_grad():
-            log_t = log_probs(teacher, prompts[part], tokens, cfg.temperature)  # (b, T, V) eq. (10)
+            log_t = log_probs(teacher, prompts[part], tokens, cfg.temperature)          # eq. (10)
         token_loss = token_losses(log_p, log_t, tokens, batch.logps[part, :T], mask, cfg,
                                   A[part], has_hint[part])
         loss = reinforce.aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)

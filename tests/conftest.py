@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 for name in [*sys.modules]:     # with -p hunt.grpo_1, the tests get that file instead of grpo.py
     if name.startswith("hunt."):
-        sys.modules[name[5:].partition("_")[0]] = sys.modules[name]
+        script = name[5:].partition("_")[0]
+        sys.modules["examples.distill" if script == "distill" else script] = sys.modules[name]
 import plumbing  # noqa: E402
 from learn import sync  # noqa: E402
 

@@ -57,7 +57,7 @@ def commands():
                          ids=str)
 def test_a_command_can_be_given(command):
     # the folders and files that a command names do not exist here
-    of_folders = r" --(?:resume_from_checkpoint|init_from|teacher|pairs) \S+"
+    of_folders = r" --(?:resume_from_checkpoint|init_from|teacher(?! self)|pairs) \S+"
     program, first, *words = shlex.split(re.sub(of_folders, "", command))
     if program == "make":
         claim = ROOT / f"lab/claims/{first.removeprefix('lab-')}.py"

@@ -167,7 +167,7 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
 
 @pytest.mark.parametrize("name", hunt.FLAGS)
 def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
-    source = (ROOT / f"{name}.py").read_text()
+    source = (ROOT / hunt.file_of(name)).read_text()
     hunts = hunt.hunts_of(name)
     assert {level for level, *_ in hunts} == {"1", "2", "3"}
     for number, (level, *_) in enumerate(hunts, start=1):
@@ -189,9 +189,10 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     assert code == 2 and path.read_text() == "mine"
 
 
-def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path):
-    run("hunt", "grpo", 1)
-    command = run("answer", "hunt/grpo_1.py")[1].partition("Tests that catch it: ")[2].strip()
+@pytest.mark.parametrize("name", ["grpo", "distill"])
+def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path, name):
+    run("hunt", name, 1)
+    command = run("answer", f"hunt/{name}_1.py")[1].partition("Tests that catch it: ")[2].strip()
     assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1
 
 

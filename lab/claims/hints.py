@@ -69,7 +69,8 @@ def page(x):
     thinks = {case: x[case]["think_share"] for case in CASES}
     own = {case: x[case]["teacher thinks"] for case in RUNS if "teacher thinks" in x[case]}
 
-    finding = "If the hint calls up the answer alone, the share that thinks falls to {:.0%}"
+    finding = ("If only the answer follows a hint, a policy that teaches itself stops thinking: the "
+               "share of outputs with a thought falls to {:.0%}")
     for level, direction in (("answer", "reverse"), ("work", "reverse"), ("half", "reverse"),
                              ("half", "forward")):
         case = f"{level}, {direction}"
@@ -92,8 +93,8 @@ def page(x):
         "pass@1": x[case]["pass@1"], "share that thinks": thinks[case],
         "accuracy, last 5 steps": last[case], "greedy": x[case]["greedy"]} for case in CASES},
         "run", ".2f")
-    yield numbers({case: {"share that thinks with the hint, before": own[case]}
-                   for case in own}, "base", ".2f")
+    yield numbers({LEVELS[level]: {"share that thinks with the hint": own[f"{level}, reverse"]}
+                   for level in LEVELS}, "what the textbook of the base shows", ".2f")
     yield tuned("hints", x)
 
     drawn = ("work, reverse", "half, reverse", "answer, reverse", "answer, GRPO")

@@ -22,7 +22,9 @@ SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 
          "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
-         "dpo": "--online --label_smoothing 0.1"}
+         "dpo": "--online --label_smoothing 0.1",
+         "distill": "--task key --teacher self --hint sibling --distillation_mode sampled_token "
+                    "--teacher_coef 0.05"}
 
 
 def planted(source, mutant):
@@ -40,6 +42,11 @@ def planted(source, mutant):
         if mark and comment in columns:
             lines[i] = code.rstrip().ljust(columns[comment]) + mark + comment
     return "\n".join(lines), first + 1, last
+
+
+def file_of(name):
+    """Name the file of a script, grpo.py or examples/distill.py. -> str"""
+    return f"examples/{name}.py" if name == "distill" else f"{name}.py"
 
 
 def hunts_of(name):
@@ -68,22 +75,23 @@ def plant(name, hunt):
     """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
     _, file, mistake = hunt
     [mutant] = [mutant for mutant in mutants(file) if mutant.name == mistake]
-    source = (ROOT / f"{name}.py").read_text("utf-8")
+    source = (ROOT / file_of(name)).read_text("utf-8")
     if source.count("\n".join(mutant.old)) != 1:
-        common.fail(f"{name}.py has changed in the lines of this mistake: remove it from {HUNTS}")
+        common.fail(f"{file_of(name)} has changed in the lines of this mistake: remove it from "
+                    f"{HUNTS}")
     return mutant, *planted(source, mutant)
 
 
 def run(name, *flags):
-    """Run the script, or grpo.py if it has none, in which the mistake of this name is planted. The
-    name may be cut short."""
+    """Run the script or example, or grpo.py if it is another file, in which the mistake of this name
+    is planted. The name may be cut short."""
     found = [mutant for path in (MISTAKES, ROOT / "lab/claims/bugs.txt")
              for mutant in parse(path.read_text("utf-8")) if mutant.name.startswith(name)]
     if not found:
         common.fail(f"{name}: no mistake of mistakes.txt or bugs.txt has this name")
     file = found[-1].file
     text, *_ = planted((ROOT / file).read_text("utf-8"), found[-1])
-    if "/" in file:
+    if "/" in file and not file.startswith("examples/"):
         module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         exec(compile(text, file, "exec"), vars(module))
         file, text = "grpo.py", (ROOT / "grpo.py").read_text("utf-8")
@@ -110,9 +118,10 @@ def begin(name="grpo", level="1"):
     plumbing.write(path, text)
     flags = f"{FLAGS[name]} {SHORT}".split()
     runs = [f"hunt/{path.stem}-wrong", f"hunt/{path.stem}-right"]
-    print(f"{path} is {name}.py with one mistake. Read it, and try it out. These commands make 20\n"
-          "steps with the mistake, and without it, and compare the two runs on a page:\n")
-    for module, run in zip((f"hunt.{path.stem}", name), runs):
+    print(f"{path} is {file_of(name)} with one mistake. Read it, and try it out. These commands\n"
+          "make 20 steps with the mistake, and without it, and compare the two runs on a page:\n")
+    right = file_of(name).removesuffix(".py").replace("/", ".")
+    for module, run in zip((f"hunt.{path.stem}", right), runs):
         print(f"  {command(module, *flags, '--output_dir', run)}\n")
     print(f"  {command('report.page', *runs)}\n\nThen name the line, or the function:\n"
           f"  {command('learn.practice', 'answer', path, 143)}")
@@ -129,7 +138,7 @@ def answer(word, guess=None):
                     f"{command('learn.practice', 'hunt', 'grpo', 1)}")
     mutant, text, first, last = plant(name, hunts[int(number) - 1])
     lines = text.split("\n")
-    right = (ROOT / f"{name}.py").read_text("utf-8").split("\n")
+    right = (ROOT / file_of(name)).read_text("utf-8").split("\n")
     wrong_lines = lines[first - 1:last]
     right_lines = right[first - 1:last + len(right) - len(lines)]
     heads = re.findall(r"^(?:def|class) (\w+)", "\n".join(lines[:first]), re.M)
