@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 import torch
+from conftest import load_named
 from small_runs import INSTANT, arguments
 
 import common
@@ -56,6 +57,13 @@ def test_a_run_on_a_gpu_is_asked_on_the_cpu(run):
     assert (cfg.device, cfg.kernel) == ("cpu", "auto")
 
 
+@pytest.mark.parametrize("tasks, part", [
+    ("arithmetic,lookup", "lookup"), ("number,lookup", "number"), ("key,arithmetic", "key")])
+def test_in_a_mix_a_prompt_is_of_the_first_task_with_an_environment_or_else_of_the_first(
+        tasks, part):
+    assert ask.problem_of(load_named(tasks), "boss of ka?").task == part
+
+
 # ---- bad input -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, said", [
@@ -72,8 +80,10 @@ def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("report.observers.observers", lambda cfg: [])
     shown = watch(common, "encode_examples", lambda examples, *_: examples)
+    seeds = watch(plumbing, "warm_start", lambda policy, task, cfg: cfg.base_seed)
     coldstart.main([str(finished), "new", "--batches", "3"])
     assert all("<think>" in example.completion for examples in shown for example in examples)
+    assert seeds == [1]                                     # the base saw those of seed 0
     command = capsys.readouterr().out.split()
     before = torch.load(finished / "checkpoint.pt")["policy"]
     taught = torch.load("new/checkpoint.pt")["policy"]

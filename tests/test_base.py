@@ -69,14 +69,14 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
     ("plumbing.py", "held out:", "not seen:", True),
     ("plumbing.py", "# an orthogonal step", "# such a step", True),      # comment
-    ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # the task of this test
+    ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # a task of this test
     ("tasks/countdown.py", "# bounds totals", "# limits totals", True),
     ("tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
         config, load_task, tmp_path, monkeypatch, file, old, new, is_same):
     monkeypatch.chdir(tmp_path)
     Path("runs/base").mkdir(parents=True)
-    cfg = config(base_steps=0, task="countdown")
+    cfg = config(base_steps=0, task="number,countdown")
     given = grpo.GPT(cfg), load_task(cfg), cfg
     plumbing.load_base(*given)
     before = bases()

@@ -9,7 +9,7 @@ from small_runs import SMALL, arguments, at_work
 from test_pages import PAGES
 
 from learn.practice import hunt
-from report.check import check, read
+from report.check import check, read, warnings
 
 CFG = SimpleNamespace(num_iterations=1, num_mini_batches=2)
 GOOD = {"frac_reward_zero_std": 0.2, "grad_norm": 1.0, "max_log_ratio": 0.5, "entropy": 0.2,
@@ -34,6 +34,16 @@ def anchors(samples=(), **changes):
     ("rate", {"grad_norm": [1.0, 12.0]}), ("held-out", {"eval/greedy": [0.8, 0.5]})])
 def test_what_is_wrong_is_named_and_nothing_else(anchor, changes):
     assert anchors(**changes) == [anchor] * bool(anchor)
+
+
+@pytest.mark.parametrize("difference, ours, of_trl", [
+    (0.01, False, False), (0.05, True, False), (0.2, True, True)])
+def test_a_sampler_of_trl_may_round_more_than_ours_because_it_may_use_bfloat16(
+        difference, ours, of_trl):
+    step = {"sampling/sampling_logp_difference/mean": difference,
+            "sampling/importance_sampling_ratio/mean": 1.0}
+    for cfg, is_found in (({"num_prompts": 4}, ours), ({}, of_trl)):
+        assert len([*warnings(step, SimpleNamespace(**cfg))]) == is_found
 
 
 @pytest.mark.parametrize("num_problems, is_found", [(16, False), (512, True)])

@@ -91,6 +91,29 @@ REFUSED = """
     examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
     examples.zoo --loss_type gmpo --gmpo_epsilon 0      | must be above 0
     examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
+    grpo --temperature 0                                | to explore
+    grpo --num_key_value_heads 3                        | must divide
+    ppo --gamma 1.1                                     | at most 1
+    ppo --alpha 0.5                                     | --length_adaptive
+    ppo --kl_target 0.1                                 | --beta
+    ppo --penalty_coef 2                                | --trust_region penalty
+    reinforce --gamma 1.1                               | at most 1
+    dpo --beta 0                                        | above 0
+    dpo --simpo_gamma 1                                 | --loss_type simpo
+    examples.lag --importance_sampling_level sequence_token         | --method gspo
+    examples.distill --beta 1.1                         | at most 1
+    examples.distill --lmbda 1.1                        | at most 1
+    examples.distill --gamma 0.5                        | sampled_token
+    examples.trpo --max_kl 0                            | above 0
+    examples.trpo --epsilon 0.1                         | does not use it
+    examples.turns --task countdown                     | has no turns
+    examples.zoo --gmpo_epsilon 0.3                     | --loss_type gmpo
+    examples.zoo --epsilon 0.1                          | has no clip
+    examples.zoo --top_entropy_quantile 0               | above 0
+    examples.zoo --advantage passk --scale_rewards none | --advantage group
+    examples.zoo --advantage gdpo                       | several rewards
+    examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
+    engines.here --epsilon 0.1                          | --loss
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     gspo --resume_from_checkpoint run                   | a run of grpo.py
@@ -110,6 +133,35 @@ def test_what_cannot_work_is_refused(refused, line, request):
         request.getfixturevalue("run")                  # that of grpo.py
     small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
     refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
+
+
+ACCEPTED = """
+    ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01
+    ppo --length_adaptive --alpha 0.5 --beta 0.1 --kl_target 0.01
+    grpo --delta 2 --scale_rewards mean
+    reinforce --method rejection
+    dpo --label_smoothing 0.4
+    dpo --loss_type robust --label_smoothing 0.4
+    dpo --loss_type simpo --simpo_gamma 1
+    examples.lag --method gspo --importance_sampling_level sequence_token
+    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 0.5
+    examples.distill --distillation_mode topk_logits --distillation_topk 319
+    examples.distill --distillation_mode sampled_token --beta 0 --lmbda 0
+    examples.distill --distillation_mode sampled_token --gamma 0.5 --teacher_coef 1 --baseline mean
+    examples.distill --teacher self --hint sibling --teacher_model_kind ema --teacher_update_rate 1
+    examples.turns --task number --gamma 0.9 --step_advantage_w 2
+    examples.turns --task number --gamma 0.9 --adv_estimator reward_to_go
+    examples.zoo --loss_type clip_cov --clip_cov_ratio 0.1 --delta 2 --epsilon 0.1
+    examples.zoo --loss_type dapo --epsilon 0.1 --scale_rewards none
+    examples.zoo --advantage passk --dynamic_sampling 2 --overlong_buffer 4
+    examples.zoo --advantage gdpo --reward accuracy+format"""
+
+
+@pytest.mark.parametrize("line", [line.strip() for line in ACCEPTED.split("\n") if line])
+def test_flags_that_fit_together_are_accepted(line):
+    script, *argv = shlex.split(line)
+    kind = importlib.import_module(script).Config
+    assert plumbing.parse_flags(kind, ["--device", "cpu", *argv]) != kind(device="cpu")
 
 
 # ---- damaged files ---------------------------------------------------------------------------
@@ -252,6 +304,15 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     Path("log.jsonl").symlink_to("/dev/full")
     run = SimpleNamespace(folder=Path("."))
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
+
+
+def test_report_is_left_alone_by_a_copied_script_without_the_tasks_that_it_needs(
+        empty_folder, monkeypatch):
+    (empty_folder / "report").mkdir()
+    (empty_folder / "report/observers.py").touch()
+    monkeypatch.setattr(common, "HERE", empty_folder)
+    monkeypatch.setattr(common, "importlib", None)          # imports nothing
+    common.optional("tasks.flags", "report.observers")
 
 
 def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder, capfd):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import math
 import re
@@ -17,13 +18,15 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
+from small_models import NEEDS
 from small_runs import SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
 import plumbing
-from lab import bench, training
-from lab.claims import signal
+import ppo
+from lab import bench, measure, training
+from lab.claims import credit, signal
 from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -200,7 +203,8 @@ def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
 
 def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
     flags = SMALL | {"task": "arithmetic:2-3", "num_prompts": 16, "max_steps": 3,
-                     "curriculum": True, "dynamic_sampling": 2, "num_eval_problems": 1}
+                     "curriculum": True, "dynamic_sampling": 2, "num_eval_problems": 1,
+                     "scale_rewards": "none"}
     with at_work(tmp_path):
         grpo.main(arguments(flags | {"output_dir": "run"}))
         cfg, task, policy = training.load_base(grpo, shlex.join(arguments(flags)))
@@ -235,3 +239,75 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
             grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
         assert texts == batch.texts
         assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
+
+
+def test_each_part_of_the_rollouts_after_a_token_draws_its_own_numbers(config, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(training, "continued", lambda *args: (
+        drawn.append(args[-1]), [f"{problem}" for problem in args[3]]))
+    batch = types.SimpleNamespace(lengths=torch.tensor([3, 1, 5]), problems=[7, 8, 9],
+                                  prompts=torch.zeros(3, 2), tokens=torch.zeros(3, 5))
+    task = types.SimpleNamespace(verify=lambda problem, text: float(text))
+    rows, rewards = training.rewards_after(None, None, task, config(), batch, 2, 4, at_once=3)
+    assert rows.tolist() == [0, 2] and rewards.tolist() == [[7.0] * 4, [9.0] * 4]
+    numbers = torch.cat(drawn).flatten()
+    assert len(numbers) == len(numbers.unique()) == 8 * (config().max_completion_length - 2)
+
+
+def test_no_estimate_is_made_from_the_rollouts_of_its_reference(monkeypatch):
+    values = []
+    monkeypatch.setattr(credit, "step_advantages", lambda _, V, mask: values.append(V) or V)
+    most = max(credit.ROLLOUTS)
+    returns = torch.arange(0.0, most + 4).expand(2, 3, -1)              # 4 are of the reference
+    batch = types.SimpleNamespace(mask=torch.ones(2, 3), prompts=None, tokens=None,
+                                  rewards=torch.tensor([[0.0, 1.0]]))
+    credit.compare(batch, returns, lambda *_: torch.ones(2, 3), None, torch.ones(2, 3))
+    assert [V[0, 0].item() for V in values[:-1]] == [(K - 1) / 2 for K in credit.ROLLOUTS]
+
+
+def test_the_time_of_a_step_is_that_of_all_its_updates(tmp_path, monkeypatch, capsys):
+    """Three steps of two updates, which take 1, 2 .. 6 seconds."""
+    pytest.importorskip("transformers", reason=NEEDS)
+    import real
+    monkeypatch.chdir(tmp_path)
+    for name in ("P", "G", "W", "T", "HELD_OUT"):
+        monkeypatch.setattr(real, name, getattr(real, name))            # restored afterwards
+    clock = itertools.accumulate(itertools.count(1)).__next__
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=clock))
+
+    def main(folder, data, steps):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        for step in range(steps):
+            print(f"cut 0.000, gap {step + 1}e-07, ", end="")
+            optimizer.step()
+            optimizer.step()
+            print(f"step {step}: reward 0.500, tokens {step + 5}.0")
+    monkeypatch.setattr(real, "main", main)
+    measure.one_step("real.py", str(tmp_path), "16")
+    assert json.loads(capsys.readouterr().out)[:3] == [5 + 6, 16 * 7.0, 3e-7]
+
+
+def test_walks_of_another_step_draw_other_numbers(monkeypatch):
+    cfg = ppo.Config(device="cpu", task="gridworld", num_prompts=8, num_generations=2)
+    task = common.load_task(cfg, ppo.verify)
+    problems = common.sample_problems(task, 8, 0)
+    monkeypatch.setattr(common, "sample_problems", lambda *_: problems)
+    first, again, second = (credit.make_batch(task, cfg, step).steps for step in (0, 0, 1))
+    assert first == again != second
+
+
+def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second(monkeypatch):
+    stored = {}
+    monkeypatch.setattr(measure, "record", lambda name, **content: stored.update(content))
+    monkeypatch.setattr(measure, "put", lambda *_: None)
+    printed = ["held-out questions, before: 0.125 right, q", "step 0", "step 1",
+               "held-out questions, after:  0.875 right, q"]
+    monkeypatch.setattr(measure, "printed_by", lambda *_: "\n".join(printed))
+    measure.nano("3")
+    assert (stored["seeds"]["3"]["before"], stored["seeds"]["3"]["after"]) == (0.125, 0.875)
+
+    monkeypatch.setattr(measure, "write_model", lambda folder: None)
+    monkeypatch.setattr(measure, "TRAINERS", ["real.py"])
+    monkeypatch.setattr(measure, "printed_by", lambda *_: "noise\n[2.5, 5000, 1e-7, 3.25]\n")
+    measure.steps("16")
+    assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]

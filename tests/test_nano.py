@@ -83,6 +83,21 @@ def test_a_tiny_run_learns(monkeypatch, capsys):
     assert float(rewards[-1]) > float(rewards[0]) + 0.15        # 0.3 more with seeds 1, 2 and 3
 
 
+def test_a_step_prints_the_mean_reward_and_length_of_all_its_outputs(monkeypatch, capsys):
+    sample = nano.sample
+    samples = []
+    monkeypatch.setattr(nano, "sample", lambda *args, **flags: (
+        samples.append(sample(*args, **flags)), samples[-1])[1])
+    monkeypatch.setattr(nano, "P", 2)
+    monkeypatch.setattr(nano, "verify", lambda answer, text: float(len(text) < 9))
+    nano.main(base_steps=0, steps=1)
+    reward, length = map(float, re.findall("reward (.*), tokens (.*)", capsys.readouterr().out)[0])
+    lengths = 1 + (samples[1][:, nano.W:] == nano.END).int().cummax(1).values.eq(0).sum(1)
+    assert length == pytest.approx(lengths.clamp(max=nano.T).double().mean().item(), abs=0.06)
+    is_short = [len(text) < 9 for text in nano.decode(samples[1])]
+    assert reward == pytest.approx(sum(is_short) / 16, abs=6e-4) and 0 < reward < 1
+
+
 @pytest.mark.parametrize("name, script, loss_type, how", [
     ("mean", grpo, "grpo", "sequence_mean"), ("drgrpo", grpo, "dr_grpo", "constant"),
     ("also", grpo, "dapo", "token_mean"), ("cispo", grpo, "cispo", "sequence_mean"),

@@ -11,10 +11,13 @@ from small_runs import INSTANT, arguments, load
 
 import common
 import dpo
+import grpo
 import gspo
 import plumbing
 import ppo
+import reinforce
 from common import Problem
+from engines import here
 from examples import distill, lag, turns, zoo
 from report import chart, observers
 from report.page import command
@@ -29,6 +32,22 @@ def test_the_critic_has_a_learning_rate_of_its_own(tmp_path, monkeypatch):
     ppo.main(arguments(INSTANT | {"learning_rate": 1e-3, "critic_learning_rate": 3e-3,
                                   "max_steps": 0, "output_dir": tmp_path / "run"}))
     assert rates[-2:] == [1e-3, 3e-3]
+
+
+@pytest.mark.parametrize("main, script", [
+    (grpo.main, grpo), (gspo.main, gspo), (here.main, grpo), (lag.main, grpo), (zoo.main, grpo)])
+def test_the_flag_scale_rewards_reaches_the_advantages(tmp_path, watch, main, script):
+    divisors = watch(script, "advantages", lambda _, divisor="group": divisor)
+    main(arguments(INSTANT | {"scale_rewards": "none", "output_dir": tmp_path / "run"}))
+    assert divisors == ["none"]
+
+
+def test_the_flag_baseline_reaches_the_advantages_of_distillation(run, tmp_path, watch):
+    baselines = watch(reinforce, "advantages", lambda _, baseline="none": baseline)
+    distill.main(arguments(INSTANT | {
+        "teacher": run, "distillation_mode": "sampled_token", "teacher_coef": 1.0,
+        "baseline": "mean", "output_dir": tmp_path / "taught"}))
+    assert baselines == ["mean"]
 
 
 def test_a_margin_of_0_is_not_ordered_and_log_probs_are_those_of_their_output():

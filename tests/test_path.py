@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import math
+import random
 
 import pytest
 import torch
@@ -25,6 +26,33 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
         watch = runs.Watch(source, seed=3, base_steps=4)
         watch.run(3, base_steps=4, steps=2)
         assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
+
+
+def test_a_base_is_stored_for_a_seed_and_what_shapes_it():
+    file = runs.Watch(NANO, seed=3).file
+    assert file == runs.Watch(NANO.replace("P = 32 ", "P = 16 "), seed=3).file
+    for source, seed in ((NANO, 4), (NANO.replace("T = 38 ", "T = 36 "), 3),
+                         (NANO.replace("share = 0.9 ", "share = 0.8 "), 3)):
+        assert runs.Watch(source, seed).file != file
+
+
+def test_a_step_is_summed_up_by_what_it_says():
+    watch = runs.Watch(NANO.replace("G = 8 ", "G = 2 "), seed=0)
+    rung = watch.module
+    question, answer, _ = rung.sample_problem(random.Random(0))
+    right = f"<think><answer>{answer}</answer>"
+    last = "<answer>" + "1" * (rung.T - 2)              # its end is in the last slot
+    rows = [question + text for text in (right, last, last + "1", right)]
+    policy = rung.GPT()
+    tokens = rung.encode(rows, rung.W + rung.T)
+    with torch.no_grad():
+        logps, mask = watch.real["logprobs"](policy, tokens)
+    watch.batches = [(policy, tokens, logps + 0.25, mask, kl) for kl in (0.5, 1.5)]
+    found = watch.summary()
+    assert found["text"] == question + last
+    assert (found["right"], found["think"], found["cut"], found["kl"]) == (0.5, 0.5, 0.25, 1.0)
+    assert (found["silent"], found["samples"]) == (0.0, 8)
+    assert found["wrong_tokens"] == rung.T + 0.5 and found["step_kl"] == pytest.approx(0.25)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +107,13 @@ def test_a_level_is_reached_by_the_mean_of_three_steps_even_of_the_last_three():
     one = {"steps": {"right": [0.75, 0.0, 0.0, 0.75, 0.75], "samples": [10, 20, 30, 40, 50]}}
     for level, samples in ((0.25, 60), (0.5, 150), (0.6, math.inf)):
         assert measure.value(one, f"samples_to {level}") == samples
+
+
+def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monkeypatch, tmp_path):
+    stored = measure.load()
+    monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
+    measure.save(stored | {"of a script that has changed": {}})
+    assert measure.load() == stored
 
 
 def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):

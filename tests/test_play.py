@@ -142,6 +142,52 @@ def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
     assert (gradients[0] == gradients[1]) == (method == "REINFORCE")
 
 
+def test_samples_are_those_of_the_script_with_the_same_random_numbers(learned):
+    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
+    uniforms[[3, 18]] = uniforms[[0, 17]]
+    problems = [common.Problem(one["prompt"], "") for one in learned["completions"]]
+    prompts = grpo.encode_prompts(problems, TASK, "cpu")
+    tokens, _, _, _, lengths = grpo.rollout(BASE, prompts, problems, CFG, uniforms)
+    for one, row, length in zip(learned["completions"], tokens.tolist(), lengths.tolist()):
+        assert one["tokens"] == row[:length]
+
+
+def test_steps_of_adamw_are_those_of_torch_with_short_and_long_gradients():
+    weights = torch.tensor([0.5, -1.0, 2.0])
+    gradients = [[0.1, -0.2, 0.0], [3.0, 4.0, -12.0], [-0.3, 0.0, 0.1]]     # the second is clipped
+    found = in_node("""
+        const policy = { data: Float32Array.from(inputs.weights) };
+        const optimizer = newOptimizer(policy);
+        const norms = inputs.gradients.map((data) => adamW(policy, { data }, optimizer, 0.1));
+        return { norms, weights: policy.data };
+        """, weights=weights, gradients=gradients)
+    weights = nn.Parameter(weights)
+    optimizer = plumbing.AdamW([weights], lr=0.1)
+    norms = []
+    for gradient in gradients:
+        weights.grad = torch.tensor(gradient)
+        norms.append(nn.utils.clip_grad_norm_([weights], 1.0).item())
+        optimizer.step()
+    assert found["norms"] == pytest.approx(norms)
+    assert found["weights"] == pytest.approx(weights.tolist(), abs=1e-5)
+
+
+def test_verdicts_and_held_out_problems_are_those_of_the_script():
+    answers = ["7", "-7"] * 6
+    texts = ["<answer>7</answer>", "<answer>-7</answer>", "<answer> 07 </answer>", "7", "",
+             "<answer>7", "<answer>7</answer><answer>7</answer>", "<think>7</think><answer>8",
+             "<answer>7.0</answer>", "<answer>\uff17</answer>", "<answer>- 7</answer>", "<answer>"]
+    prompts = [problem.prompt for problem in common.sample_problems(TASK, 40, 0)]
+    prompts += [problem.prompt for problem in common.sample_problems(TASK, 5, 0, "test")]
+    found = in_node("""
+        return [inputs.texts.map((text, i) => verify(inputs.answers[i], text)),
+                inputs.prompts.map(isHeldOut)];
+        """, answers=answers, texts=texts, prompts=prompts)
+    verdicts = [grpo.verify(common.Problem("", answer), text)
+                for answer, text in zip(answers, texts)]
+    assert found == [verdicts, [False] * 40 + [True] * 5] and 0 < sum(verdicts) < len(verdicts)
+
+
 # ---- the page --------------------------------------------------------------------------------
 
 def test_a_page_of_a_run_runs_its_own_script_alone(run):
@@ -154,6 +200,17 @@ def test_a_page_of_a_run_runs_its_own_script_alone(run):
     assert build.data_of(run / "play.html") == json.loads(json.dumps(data))
     assert page.count("<script") == page.count("</script") == 2
     assert re.search("content=\"default-src 'none'; .*?script-src 'sha256-", page, re.DOTALL)
+
+
+@pytest.mark.parametrize("base, cfg, kept", [
+    ({}, {}, [1]), ({"base": ""}, {}, None), ({}, {"T": 5}, None)])
+def test_a_page_keeps_what_was_measured_with_its_base_alone(run, monkeypatch, base, cfg, kept):
+    monkeypatch.setattr(build, "PAGE", run / "play.html")
+    data = build.read(run)
+    old = data | {"measured": [1], "packed": data["packed"] | base, "cfg": data["cfg"] | cfg}
+    build.PAGE.write_text(build.assemble(old), encoding="utf-8")
+    play.main([str(run)])
+    assert build.data_of(build.PAGE)["measured"] == kept
 
 
 def test_the_committed_page_is_made_of_todays_parts():

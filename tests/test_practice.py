@@ -169,7 +169,11 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
 def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     source = (ROOT / hunt.file_of(name)).read_text()
     hunts = hunt.hunts_of(name)
-    assert {level for level, *_ in hunts} == {"1", "2", "3"}
+    levels = [level for level, *_ in hunts]
+    assert {*levels} == {"1", "2", "3"}
+    hard = f"hunt/{name}_{1 + levels.index('3')}.py"
+    assert run("hunt", name, 3)[1].startswith(f"{hard} is ")
+    (tmp_path / hard).unlink()
     for number, (level, *_) in enumerate(hunts, start=1):
         code, said = run("hunt", name, level)
         path = tmp_path / f"hunt/{name}_{number}.py"

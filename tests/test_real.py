@@ -176,6 +176,15 @@ def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, cap
         assert torch.cosine_similarity(grad.flatten(), theirs[name].flatten(), dim=0) > 0.99, name
 
 
+def test_the_gap_is_a_mean_over_tokens(tmp_path, monkeypatch, capsys):
+    policy, tokens, logps = batch_of(random_model(tmp_path))
+    tokens[0, -5:] = real.PAD
+    monkeypatch.setattr(real, "sample_few", lambda *_: (tokens, logps + 0.25))
+    monkeypatch.setattr(real, "N", len(tokens))
+    real.sample(policy, tokens[:, :real.W])
+    assert "gap 2.5e-01," in capsys.readouterr().out
+
+
 # ---- the sampler -----------------------------------------------------------------------------
 
 @torch.no_grad()

@@ -60,6 +60,11 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     assert (shown["summary"], shown["samples"], shown["evaluation"]) == (SUMMARY, [GROUP], [PAIR])
     assert shown["sentence"] == ("Greedy accuracy went from 0.100 to 0.900 in 2 steps (3 s, the "
                                  "base: 1 s).")
+    ends = {end: SUMMARY[end] | {"think_share": share}
+            for end, share in (("base", 0.25), ("trained", 0.985))}
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | ends))
+    assert json.loads(data_of(folder))["runs"][0]["sentence"].endswith(
+        " thinks before it answers in 98.5% of its samples; the base did so in 25%.")
     for name in LOGS:
         (folder / name).unlink()
         [shown] = json.loads(data_of(folder))["runs"]

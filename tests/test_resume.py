@@ -31,7 +31,8 @@ EVERYTHING = [
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.distill", STATEFUL | {"teacher": "self", "teacher_model_kind": "ema", "task": "key",
                                      "beta": 1.0}),
-    ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 10}),
+    ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 10,
+                       "beta": 0.05, "kl_target": 0.001}),
     ("examples.zoo", {"loss_type": "clip_cov", "advantage": "rpp", "num_iterations": 2,
                       "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1})]
 

@@ -181,8 +181,10 @@ def test_a_pair_is_a_right_and_a_wrong_completion_of_one_group_and_one_in_ten_is
 def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_verdict(
         policy, monkeypatch):
     monkeypatch.setattr(preferences, "BATCHES", 60)
+    drawn = []
 
     def sample(name):                                       # right completions begin with A
+        drawn.append(name)
         generator = common.generator(name)
         is_correct = torch.rand(16, 4, generator=generator) < 0.5
         tokens = torch.randint(66, 90, (64, 3), generator=generator)
@@ -191,6 +193,7 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
 
     model = preferences.RewardModel(policy).double()
     assert preferences.fit(model, sample, 0) > 0.95
+    assert len(drawn) == len({*drawn}) == 61                # it is tested on new pairs
     ratings = torch.cat([model.rewards(sample(f"preferences {i}")) for i in range(60)])
     assert abs(ratings.mean() - 0.5) < 1e-3 and abs(ratings.std() - 0.5) < 1e-3
     batch = sample("more")

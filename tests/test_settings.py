@@ -131,3 +131,9 @@ def test_a_run_of_another_script_is_refused(tmp_path, refused):
     plumbing.write(tmp_path / "config.json", json.dumps({"script": "ppo.py", "config": {}}))
     refused("is a run of ppo.py, for which TRL and verl have no settings", settings.main,
             [str(tmp_path)])
+
+
+def test_there_are_no_more_mini_batches_than_prompts_and_parts_are_as_large_as_they_may_be():
+    c = {"num_mini_batches": 8, "num_prompts": 3, "num_generations": 6, "micro_batch_size": 4}
+    assert settings.sizes(c) == (3, 6, 3)
+    assert settings.sizes(c | {"num_mini_batches": 2, "num_prompts": 4}) == (2, 12, 4)

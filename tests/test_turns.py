@@ -124,6 +124,12 @@ def test_if_nothing_is_right_or_wrong_a_verdict_lists_the_rewards_of_the_turns()
     assert shop.reward(None, "", [1.0, 3.0], 0) == 4.0
 
 
+def test_of_two_kinds_of_calls_each_ends_a_turn():
+    two = Walk(None)
+    two.call_tokens = ("?", "!")
+    assert [turn.end for turn in two.play(Problem("s", ""), "a!.b?.")] == [2, 5, 6]
+
+
 def test_a_step_that_says_nothing_is_refused(refused):
     mute = Walk(None)
     mute.reply = ""
