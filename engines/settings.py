@@ -112,8 +112,8 @@ def of_dpo(c):
     pairs = c["num_prompts"] * c["num_generations"] // 2
     steps = c["max_steps"] * c["num_mini_batches"] * c["num_iterations"]
     return {"learning_rate": c["learning_rate"], "lr_scheduler_type": "constant", "seed": c["seed"],
-            "per_device_train_batch_size": pairs // c["num_mini_batches"], "beta": c["beta"],
-            "loss_type": c["loss_type"],
+            "per_device_train_batch_size": max(1, pairs // c["num_mini_batches"]),
+            "beta": c["beta"], "loss_type": c["loss_type"],
             "label_smoothing": c["label_smoothing"], "max_grad_norm": c["max_grad_norm"] or 1e9,
             "max_steps": steps, "bf16": False}
 

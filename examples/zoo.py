@@ -256,7 +256,8 @@ def opo(rewards, lengths):
 def greedy_rewards(policy, task, batch, cfg, step):
     """Compute the reward of the greedy output for each problem. -> (P, 1)"""
     problems = batch.problems[::cfg.num_generations]
-    return task.judge(grpo.complete(policy, task, cfg, problems), 1, step).rewards
+    greedy = grpo.complete(policy, task, cfg, problems)
+    return task.judge(greedy, 1, step, grpo.reward).rewards
 
 
 def high_entropy(entropy, mask, share):

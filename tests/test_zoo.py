@@ -49,7 +49,8 @@ def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing
 @pytest.mark.quick
 def test_the_baseline_of_remax_is_the_greedy_output_to_the_same_question(monkeypatch):
     monkeypatch.setattr(zoo.grpo, "complete", lambda policy, task, cfg, problems: problems)
-    task = SimpleNamespace(judge=lambda problems, *_: SimpleNamespace(rewards=f64(problems)))
+    task = SimpleNamespace(judge=lambda problems, G, step, reward: SimpleNamespace(
+        rewards=f64(problems) * (reward is zoo.grpo.reward)))   # that the user may have edited
     batch = SimpleNamespace(problems=[1, 1, 2, 2, 3, 3])
     cfg = zoo.Config(device="cpu", num_prompts=3, num_generations=2)
     close(zoo.greedy_rewards(None, task, batch, cfg, 0), f64([1, 2, 3]))

@@ -69,8 +69,8 @@ def page(x):
     thinks = {case: x[case]["think_share"] for case in CASES}
     own = {case: x[case]["teacher thinks"] for case in RUNS if "teacher thinks" in x[case]}
 
-    finding = ("If only the answer follows a hint, a policy that teaches itself stops thinking: the "
-               "share of outputs with a thought falls to {:.0%}")
+    finding = ("If only the answer follows a hint, a policy that teaches itself stops thinking: "
+               "the share of outputs with a thought falls to {:.0%}")
     for level, direction in (("answer", "reverse"), ("work", "reverse"), ("half", "reverse"),
                              ("half", "forward")):
         case = f"{level}, {direction}"

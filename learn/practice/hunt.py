@@ -83,8 +83,8 @@ def plant(name, hunt):
 
 
 def run(name, *flags):
-    """Run the script or example, or grpo.py if it is another file, in which the mistake of this name
-    is planted. The name may be cut short."""
+    """Run the script or example in which the mistake of this name is planted, and grpo.py if it is
+    in another file. The name may be cut short."""
     found = [mutant for path in (MISTAKES, ROOT / "lab/claims/bugs.txt")
              for mutant in parse(path.read_text("utf-8")) if mutant.name.startswith(name)]
     if not found:
