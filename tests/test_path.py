@@ -76,6 +76,7 @@ def run_a_little(source, steps):
     torch.manual_seed(0)
     watch = runs.Watch(source, 0, base_steps=2)
     watch.module.verify = lambda answer, text: float(len(text) % 2)         # some are right
+    watch.module.hint = lambda question, output: "07;" + question           # without an answer
     watch.run(0, base_steps=2, steps=steps)
     return len(watch.steps)
 

@@ -74,6 +74,38 @@ def test_the_training_step_is_that_of_nano_word_for_word(name):
     assert training(plain) == training(rungs.script(name)) and "\ndef descend(" in source
 
 
+def test_a_model_teaches_itself_with_another_right_output_of_the_group(tmp_path, monkeypatch):
+    """The rung `self`: the base, which reads a hint before the question, grades each token."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "randperm", torch.arange)
+    script = types.ModuleType("rung")
+    exec(rungs.real_script("self"), vars(script))
+    vars(script).update(SMALL, W=300, K=300, verify=lambda answer, text: len(text) % 2.0)
+    hinted, has_hint = script.add_hints([*"aaaabbbb"], [*"12345678"],
+                                        torch.tensor([0, 1, 0, 1, 0, 0, 0, 1]))
+    assert has_hint[:, 0].tolist() == [1, 1, 1, 1, 1, 1, 1, 0] and hinted[7] == "b"
+    shown = [re.search("answer:\n(.)", text)[1] for text in hinted[:7]]
+    assert "".join(shown) == "2422888"
+
+    called = {"add_hints": [], "logprobs": [], "surrogate_loss": []}
+    def recording(name, function):
+        def recorded(*given):
+            called[name].append((given, function(*given)))
+            return called[name][-1][1]
+        return recorded
+    vars(script).update({name: recording(name, getattr(script, name)) for name in called})
+    script.main(random_model(tmp_path), steps=1)
+    [(_, (_, has_hint))] = called["add_hints"]
+    of_base = [x for x in called["logprobs"] if x[0][0] is not called["logprobs"][0][0][0]]
+    [((_, hints), (graded, _))] = of_base                       # it grades the batch once
+    _, old_logps, A, _ = (torch.cat(parts) for parts in zip(
+        *(given for given, _ in called["surrogate_loss"])))
+    same(A, (graded - old_logps) * has_hint)
+    assert A.any() and has_hint.mean() > 0 and old_logps.shape == (16, 24)
+    texts = script.TOKENIZER.batch_decode(hints[:, :300].clamp(min=0))
+    assert ["This is a right answer" in text for text in texts] == (has_hint[:, 0] > 0).tolist()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_is_that_of_trl_with_our_loss(family, tmp_path, monkeypatch):
     """With temperature 0.8, off-policy, in parts of another size, with dropout in GPT-2's config.

@@ -4,6 +4,7 @@ chapters.txt has a chapter for each rung. The line `== clip on ratio` begins the
 `clip`, which is a patch on rung `ratio`. Its fields follow, each a line @NAME with its text. @patch
 contains the hunks of a unified diff, without line numbers and with @@ between two hunks: the lines
 with " " or "-" must occur in the script exactly once, and the lines with " " or "+" replace them.
+@nano and @real contain hunks for which nano.py and real.py differ.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
 about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py.
@@ -72,7 +73,7 @@ def script(name, setting=""):
     if name in ("nano", LAST):
         return NANO if name == "nano" else REAL
     fields = CHAPTERS[name].fields
-    source = patch(script(CHAPTERS[name].on), fields["patch"])
+    source = patch(patch(script(CHAPTERS[name].on), fields["patch"]), fields.get("nano", ""))
     is_nano = fields["docstring"] == "nano"
     docstring = NANO.split('"""')[1] if is_nano else fields["docstring"] + "\n"
     source = source.replace(source.split('"""')[1], docstring, 1)
@@ -98,6 +99,7 @@ def real_script(name):
     else:
         on = CHAPTERS[name].on
         source = patch(real_script(on if on in REAL_RUNGS else before[1]), hunks)
+        source = patch(source, CHAPTERS[name].fields.get("real", ""))
     docstring = CHAPTERS[name].fields["docstring"] + "\n" + USAGE
     return source.replace(source.split('"""')[1], docstring, 1)
 

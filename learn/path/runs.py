@@ -22,7 +22,7 @@ import plumbing
 
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
-               "tool", "wrote")
+               "tool", "wrote", "hint")
 
 
 class Watch:
@@ -34,7 +34,8 @@ class Watch:
         self.real = dict(self.module.__dict__)
         parts = [ast.dump(node) for node in ast.parse(source).body
                  if getattr(node, "name", "") in MAKE_A_BASE]
-        key = f"{parts}{self.module.T}{seed}{base_steps}{torch.__version__}"
+        sizes = [self.real.get(name) for name in ("VOCABULARY", "W", "K", "T", "D", "H")]
+        key = f"{parts}{sizes}{seed}{base_steps}{torch.__version__}"
         self.file = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
         self.steps, self.batches, self.printed = [], [], []
         self.label = label              # begins each printed line; if None, nothing is printed
