@@ -1,47 +1,45 @@
 """Name what is wrong in a run, with the part of docs/why.md that explains it.
 
   python -m report.check runs/grpo-arithmetic-s0        a run of ours
-  python -m report.check output/checkpoint-50           a run of TRL, with its trainer_state.json
+  python -m report.check output                         a run of TRL, with its trainer_state.json
+  python -m report.check log.jsonl                      of verl's file logger, or other JSON lines
+  python -m report.check log.csv                        as W&B exports it; or TensorBoard's folder
+  python -m report.check runs/a --fail-on any           ends with 1 if anything is found
+  python -m report.check runs/a --fail-on groups,rate   if one of these is found
 
-Prints nothing if it finds nothing. docs/why.md shows on which runs the limits were fixed and tried.
+A correct run gets one line, which says what was looked at. docs/why.md shows on which runs the
+limits were fixed and tried.
 """
+import re
 import statistics
-from pathlib import Path
-from types import SimpleNamespace
 
-from plumbing import read_config
 from report import parser, start
-from report.logs import loads, read_log
+from report.formats import read
 
 WINDOW = 5              # number of the first and of the last steps that are averaged
 NOTHING = 1e-7          # a gradient or a KL below this is 0 but for rounding
-FALL = 0.75             # the reward has collapsed if it falls below this part of what it was
+FALL = 0.25             # the reward has collapsed if it loses this part of what it was
+FLAT = 20               # steps after which a reward should have risen
+SURE = 5.0              # standard errors of a difference that noise does not explain
 SPIKE = 10.0            # a gradient spikes if it is this many times as long as the first ones
 SURPRISE = 0.1          # largest difference between the samples' surprise and the entropy, relative
 LOSS = 0.1              # held-out accuracy that a run may lose after its best evaluation
-
-
-def read(path):
-    """Read a run of ours, or of TRL. -> flags, records of steps and evaluations, samples"""
-    state = Path(path, "trainer_state.json")
-    if state.is_file():
-        return SimpleNamespace(), loads(state.read_text("utf-8"))["log_history"], []
-    flags = SimpleNamespace(**read_config(path)[1])
-    return flags, read_log(path, "metrics"), read_log(path, "samples")
+LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
+             "completions/clipped_ratio", "sampling/surprise",
+             "sampling/sampling_logp_difference/mean", "eval/greedy", "eval_reward")
 
 
 def warnings(metrics, cfg):
     """Yield a warning for each metric of a step that shows why learning cannot work."""
     # a teacher rewards each token, so it needs no group with signal
     has_no_signal = metrics.get("frac_reward_zero_std", 0) == 1 and "teacher_kl" not in metrics
-    if has_no_signal and metrics.get("accuracy", 0) < 0.5:
-        yield "no group has signal: raise --num_generations, or use a better base (#groups)"
+    if has_no_signal and metrics.get("accuracy", metrics.get("reward", 0)) < 0.5:
+        yield ("no group has signal, because all answers are wrong: raise --num_generations, or "
+               "use a better base (#groups)")
     if metrics.get("completions/clipped_ratio", 0) > 0.5:
         yield "most completions are truncated: raise --max_completion_length (#groups)"
     if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
         yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef (#rate)"
-    if metrics.get("rewards/chosen", 0) < 0:
-        yield "chosen answers become less likely, too: try a lower --learning_rate (#rate)"
     is_corrected = (getattr(cfg, "importance_sampling_correction", "") != "none"
                     and "sampling/importance_sampling_ratio/mean" in metrics)
     is_old = getattr(cfg, "sampler_lag", 0) > 0         # older weights sample on purpose
@@ -56,6 +54,8 @@ def warnings(metrics, cfg):
         yield "the first ratio is not 1: try --kernel torch (#rounding)"
 
 
+# ---- what several steps show -----------------------------------------------------------------
+
 def column(records, name):
     """List a metric of the records that have it. -> list of numbers"""
     return [one[name] for one in records if isinstance(one.get(name), (int, float))]
@@ -66,38 +66,84 @@ def mean(records, name):
     return statistics.fmean(column(records, name) or [0.0])
 
 
+def error(values, n):
+    """Estimate the standard error of the difference of two means of n steps, from how much each
+    step differs from the one before, because a trend hardly changes that. -> float"""
+    squares = [(b - a) ** 2 / 2 for a, b in zip(values, values[1:])]
+    return (2 * statistics.fmean(squares or [0.0]) / n) ** 0.5
+
+
+def size(steps):
+    """Measure what counts as much for the rewards of a run, also for negative ones. -> float"""
+    return max(abs(mean(steps, "reward")), mean(steps, "reward_std"))
+
+
+def rise(steps, n):
+    """Compare the mean reward of the first and the last n steps. -> first, last, standard error"""
+    first, last = (mean(part, "reward") for part in (steps[:n], steps[-n:]))
+    return first, last, error(column(steps, "reward"), n)
+
+
+def reward_trends(steps, has_gradient):
+    """Yield what the rewards of all steps show: a fall, or no rise although groups differ."""
+    n = min(WINDOW, max(1, len(steps) // 2))
+    means = [(mean(steps[i:i + n], "reward"), i) for i in range(len(steps) - n + 1)]
+    peak, place = max(means)
+    last, noise = means[-1][0], error(column(steps, "reward"), n)
+    if peak - last > max(FALL * size(steps[place:place + n]), SURE * noise):
+        yield f"the reward falls from {peak:.2g} to {last:.2g}: try a lower --learning_rate (#rate)"
+        return
+    first, last, noise = rise(steps, max(1, len(steps) // 3))
+    has_groups = mean(steps, "frac_reward_zero_std") < 0.5 and mean(steps, "accuracy") < 0.8
+    is_flat = last - first < max(2 * noise, 0.1 * size(steps))
+    has_rewards = not {"teacher_kl", "rewards/margins"} & {name for one in steps for name in one}
+    if len(steps) >= FLAT and has_groups and has_gradient and has_rewards and is_flat:
+        yield ("groups differ and the gradient is not 0, but the reward does not rise "
+               f"({first:.2g}, then {last:.2g}): the mask, the grouping or the sign is wrong, or "
+               "the rate is too low; compare your loss (#flat)")
+
+
 def trends(cfg, steps, records):
     """Yield what only several steps together show."""
     live = [one for one in steps[1:] if one.get("frac_reward_zero_std", 0) < 1]
     norms, ratios, kls = (column(live, name) for name in ("grad_norm", "max_log_ratio", "kl"))
+    first, last, noise = rise(steps, min(WINDOW, max(1, len(steps) // 2)))
+    has_risen = last - first > 2 * noise
     num_updates = getattr(cfg, "num_iterations", 1) * getattr(cfg, "num_mini_batches", 1)
-    if norms and max(norms) < NOTHING or num_updates > 1 and ratios and max(ratios) == 0:
+    is_constant = num_updates > 1 and ratios and max(ratios) == 0 and not has_risen
+    if norms and max(norms) < NOTHING or is_constant:
         yield "groups differ, but the policy gets no gradient (#no-gradient)"
     elif kls and max(map(abs, kls)) < NOTHING:
         yield "the KL stays 0: is the reference the policy itself? (#unused)"
-    first, last = steps[:WINDOW], steps[-WINDOW:]
-    before, after = mean(first, "reward"), mean(last, "reward")
-    if after < min(FALL * before, before - 0.05):
-        yield f"the reward falls from {before:.2g} to {after:.2g} (#rate)"
-    usual = statistics.median(column(first, "grad_norm") or [0.0])
+    else:
+        yield from reward_trends(steps, has_gradient=bool(norms))
+    usual = statistics.median(column(steps[:WINDOW], "grad_norm") or [0.0])
     spikes = [norm for norm in norms if norm > SPIKE * usual > 0]
-    if 8 * len(spikes) > len(steps):
+    if 8 * len(spikes) > len(steps) and not has_risen:
         yield f"grad_norm goes up from {usual:.2g} to {max(spikes):.2g} again and again (#rate)"
-    if mean(last, "entropy") > 2 * mean(first, "entropy") > 0:
-        yield f"the entropy grows to {mean(last, 'entropy'):.2g} (#rate)"
-    surprise, entropy = mean(steps, "sampling/surprise"), mean(steps, "entropy")
+    before, after = mean(steps[:WINDOW], "entropy"), mean(steps[-WINDOW:], "entropy")
+    if after > 2 * before > 0 and not has_risen:
+        yield f"the entropy grows from {before:.2g} to {after:.2g} (#rate)"
+    both = [one for one in steps if {"sampling/surprise", "entropy"} <= one.keys()]
+    surprise, entropy = mean(both, "sampling/surprise"), mean(both, "entropy")
     if surprise > 0 and abs(surprise - entropy) > SURPRISE * max(entropy, 0.05):
-        yield f"the surprise is {surprise:.2g}, but the entropy is {entropy:.2g} (#temperature)"
+        yield (f"the surprise is {surprise:.2g}, but the entropy is {entropy:.2g}: samples come "
+               "from another distribution (#temperature)")
+    chosen = mean(steps[-WINDOW:], "rewards/chosen")
+    if chosen < 0 and "rewards/chosen" in steps[-1] and last < first - 2 * noise:
+        yield ("chosen answers become less likely, and fewer are right: try a lower "
+               "--learning_rate (#rate)")
     scores = column(records, "eval/greedy") or column(records, "eval_reward") or [0.0]
-    noise = 2 * getattr(cfg, "num_eval_problems", 512) ** -0.5
-    if after > before and scores[-1] < max(scores) - max(LOSS, noise):
-        yield f"the reward rises, but held-out falls below {max(scores):.2g} (#held-out)"
+    floor = 2 * getattr(cfg, "num_eval_problems", 512) ** -0.5
+    if has_risen and scores[-1] < max(scores) - max(LOSS, floor):
+        yield (f"the reward rises, but held-out falls from {max(scores):.2g} to {scores[-1]:.2g} "
+               "(#held-out)")
 
 
 def check(cfg, records, samples=()):
     """List what the steps of a run show, and the masks of its samples. -> list of texts"""
-    steps = [one for one in records if "reward" in one]
-    found = [*trends(cfg, steps, records)]
+    steps = [one for one in records if isinstance(one.get("reward"), (int, float))]
+    found = [*trends(cfg, steps, records)] if steps else []
     for part in (steps[:WINDOW], steps[-WINDOW:]):
         found += warnings({name: mean(part, name) for one in part for name in one}, cfg)
     completions = [one for group in samples for one in group["completions"] if one["tokens"]]
@@ -108,11 +154,32 @@ def check(cfg, records, samples=()):
     return list(dict.fromkeys(found))
 
 
+def parts(found):
+    """Name the parts of docs/why.md to which the texts of check send. -> set of str"""
+    return {re.search(r"\(#([\w-]+)\)", text)[1] for text in found}
+
+
+def summary(records):
+    """Say what was looked at in a run without findings. -> str"""
+    steps = column(records, "reward")
+    known = [name for name in LOOKED_AT if column(records, name)]
+    lacking = [name for name in LOOKED_AT[:7] if name not in known]
+    text = f"steps: {len(steps)}; nothing found; looked at {', '.join(known)}"
+    return text + f"; the log lacks {', '.join(lacking)}" * bool(lacking)
+
+
 def main():
     words = parser(__doc__)
     words.add_argument("run")
-    for text in check(*read(words.parse_args().run)):
+    words.add_argument("--fail-on", metavar="NAMES", default="", help="any, or parts of why.md")
+    args = words.parse_args()
+    cfg, records, samples = read(args.run)
+    found = check(cfg, records, samples)
+    for text in found or [summary(records)]:
         print(text.replace("(#", "(docs/why.md#"))
+    named = parts(found)
+    if args.fail_on == "any" and named or named & {*args.fail_on.split(",")}:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,18 @@ import grpo
 from lab.bench import OURS, UNSCORED, Claim, student
 from lab.docs import ROOT, table
 from lab.training import load_base
-from learn.practice.hunt import planted, run_text
+from learn.practice.hunt import metrics_of, planted, run_text
 from learn.practice.mistakes import parse
 from report import chart
+from report.check import check, parts
+from report.formats import read
 
 SEEDS, ONE_BASE = range(5), True
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
 CHECK = f"grpo.py {FLAGS}"
-METRICS = ("reward", "signal", "completions/mean_length", "entropy", "kl",
-           "clip_ratio/region_mean", "max_log_ratio", "grad_norm")
+PARTS = ("flat", "groups", "held-out", "no-gradient", "rate", "rounding", "stale", "temperature",
+         "turns", "unused")              # of docs/why.md, to which check can send
 WINDOWS = FIRST, LAST = slice(5), slice(-5, None)       # the first and the last five steps
 MOST = 0.8                                      # fraction of the seeds that counts as most seeds
 RISE = 0.05                                     # smallest rise of the reward that matters
@@ -38,18 +40,26 @@ def text_with(name):
 
 
 def measure(case, seed):
-    """Run the script, with or without a mistake, from the base of the correct script."""
+    """Run the script, with or without a mistake, from the base of the correct script. -> each
+    metric of all steps but the time, and 1 for each part of why.md to which report.check sends"""
     *_, base = load_base(grpo)
     seed += 100 * (case == CONTROL)
-    log = run_text("grpo.py", text_with(case), f"{FLAGS} --seed {seed}", base)
-    return {metric: [line[metric] for line in log] for metric in METRICS}
+    log, found = run_text("grpo.py", text_with(case), f"{FLAGS} --seed {seed}", base,
+                          lambda folder: (metrics_of(folder), parts(check(*read(folder)))))
+    names = set.intersection(*map(set, log)) - {"step", "step_time"}
+    return ({name: [line[name] for line in log] for name in sorted(names)}
+            | {f"check {part}": int(part in found) for part in PARTS})
+
+
+def metrics(columns):
+    return [name for name in columns if not name.startswith("check ")]
 
 
 def symptoms(columns, correct):
     """Find the averages that are too high or too low with most seeds: outside the range of the
     correct ones, even if it is extended at both ends by its width. -> list of texts"""
     found = []
-    for metric, steps in itertools.product(METRICS, WINDOWS):
+    for metric, steps in itertools.product(metrics(correct), WINDOWS):
         here, usual = (rows[metric][:, steps].mean(axis=1) for rows in (columns, correct))
         width = numpy.ptp(usual)
         if (here > usual.max() + width).mean() >= MOST:
@@ -59,22 +69,35 @@ def symptoms(columns, correct):
     return found
 
 
+def named(columns):
+    """List the parts of why.md to which report.check sends with most seeds. -> list of str"""
+    return [part for part in PARTS if columns[f"check {part}"].mean() >= MOST]
+
+
 def page(x):
     shows = {name: symptoms(columns, x[CORRECT]) for name, columns in x.items()}
     rise = {name: columns["reward"][:, LAST].mean(axis=1) - columns["reward"][:, FIRST].mean(axis=1)
             for name, columns in x.items()}
     learning = sum(student(rise[name])[0] > RISE for name in MISTAKES)
     unseen = [name for name in MISTAKES if not shows[name]]
+    found = [name for name in MISTAKES if named(x[name])]
+    alarms = sum(x[name][f"check {part}"].sum() for name in (CORRECT, CONTROL) for part in PARTS)
     yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
                 learning, at_least=6, exact=True, finding="The reward still rises with "
-                f"{learning} of 10 bugs that we planted in grpo.py, one at a time")
-    yield Claim("for some bugs, no metric shows them with at least 4 of 5 seeds, so only a "
+                f"{learning} of 10 bugs that we planted in grpo.py, one at a time. "
+                f"{len(unseen)} of them show in none of the {len(metrics(x[CORRECT]))} metrics "
+                f"that a run logs, and report.check names {len(found)}")
+    yield Claim("for some bugs, no logged metric shows them with at least 4 of 5 seeds, so only a "
                 "test catches them", OURS, len(unseen), at_least=1, exact=True,
                 finding=f"For {len(unseen)} of the 10 bugs, no metric shows them with at least 4 "
                 f"of 5 seeds, so only a test catches them: {', '.join(unseen)}")
+    yield Claim("report.check names at least half of the bugs with at least 4 of 5 seeds", OURS,
+                len(found), at_least=5, exact=True)
+    yield Claim("report.check finds at most one thing in ten correct runs", OURS, alarms,
+                at_most=1, exact=True)
     yield Claim("the correct script raises at most one false alarm with other seeds", OURS,
                 len(shows[CONTROL]), at_most=1, exact=True)
     yield lambda axis: chart.dots(axis, rise, xlabel="rise of the reward in 20 steps")
-    rows = [[*mistake.name.split(": ", 1), ", ".join(dict.fromkeys(shows[name])) or "no metric"]
-            for name, mistake in MISTAKES.items()]
-    yield table(["bug", "what is wrong", "metrics that show it"], rows)
+    rows = [[*mistake.name.split(": ", 1), ", ".join(dict.fromkeys(shows[name])) or "no metric",
+             ", ".join(named(x[name])) or "nothing"] for name, mistake in MISTAKES.items()]
+    yield table(["bug", "what is wrong", "metrics that show it", "`report.check` names"], rows)

@@ -56,9 +56,13 @@ def hunts_of(name):
             if head.split()[0] == name]
 
 
-def run_text(file, text, flags, base=None):
+def metrics_of(folder):
+    return read_log(folder, "metrics", "reward")
+
+
+def run_text(file, text, flags, base=None, look=metrics_of):
     """Run the text of a script, in which a mistake may be planted, without printing. base: a policy
-    to begin with. -> its metrics, a dict for each step"""
+    to begin with. -> what look(folder of the run) returns, by default a dict for each step"""
     script = sys.modules["planted"] = types.ModuleType("planted")
     script.__file__ = str(ROOT / file)
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
@@ -68,7 +72,7 @@ def run_text(file, text, flags, base=None):
             flags = f"{flags} --init_from {work}"
         exec(compile(text, file, "exec"), vars(script))
         script.main([*flags.split(), "--output_dir", f"{work}/run"])
-        return read_log(f"{work}/run", "metrics", "reward")
+        return look(f"{work}/run")
 
 
 def plant(name, hunt):

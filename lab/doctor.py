@@ -1,0 +1,132 @@
+"""Count the errors of report.check on runs on which its limits were not fixed.
+
+  python -m lab.doctor            makes 30 correct and 30 broken runs in runs/doctor, unless they
+                                  exist, and writes the tables of docs/why.md (make doctor)
+  python -m lab.doctor --seed 7   with other seeds; the page has those from 100 on
+"""
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import types
+
+import torch
+
+from lab.docs import MACHINE, ROOT, put, record, table
+from report import parser, start
+from report.check import check, parts
+from report.formats import read
+
+FOLDER = ROOT / "runs" / "doctor"
+COMMON = "--max_steps 25 --num_eval_problems 64 --num_eval_samples 2 --eval_steps 5 --device cpu"
+SMALL = "--num_prompts 4 --num_generations 4"
+CORRECT = {                                     # name: command, number of seeds
+    "grpo": ("grpo.py", 3), "grpo, batches of 16": (f"grpo.py {SMALL}", 3),
+    "grpo, dynamic sampling": ("grpo.py --dynamic_sampling 3", 2),
+    "grpo, KL": ("grpo.py --beta 0.05", 2),
+    "grpo, other loss": ("grpo.py --loss_type sapo --num_iterations 2", 1),
+    "grpo, mixed levels": ("grpo.py --task arithmetic:3-7 --curriculum", 2),
+    "grpo, lookup": ("grpo.py --task lookup", 2),
+    "grpo, format": ("grpo.py --reward accuracy+format", 1),
+    "gspo": ("gspo.py", 2), "reinforce": ("reinforce.py --baseline rloo", 2),
+    "ppo": ("ppo.py", 2), "ppo, gridworld": ("ppo.py --task gridworld", 1),
+    "dpo": ("dpo.py", 2), "online dpo": ("dpo.py --online", 1),
+    "lag, corrected": (
+        "examples/lag.py --sampler_lag 2 --importance_sampling_correction truncate", 1),
+    "zoo": ("examples/zoo.py --loss_type gmpo", 1),
+    "self-distillation": ("examples/distill.py --task key --teacher self", 2)}
+WRONG_ROWS = "batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)"
+BROKEN = {              # name: flags, old and new text of grpo.py, the parts of why.md that name it
+    "the mask misses the first token": (
+        "", "mask = batch.mask[part, :T]", "mask = batch.mask[part, :T] * (torch.arange(T) > 0)",
+        {"flat"}),
+    "rewards of another group": (
+        "", WRONG_ROWS, WRONG_ROWS.replace("rewards,", "rewards.roll(1, 0),"), {"flat"}),
+    "signs flipped in half of the rows": (
+        "", WRONG_ROWS, f"{WRONG_ROWS} * (1 - 2 * (torch.arange(len(batch.mask)) % 2))[:, None]",
+        {"flat"}),
+    "rewards flipped in half of the groups": (
+        "", WRONG_ROWS, WRONG_ROWS.replace(
+            "batch.rewards,", "(batch.rewards - torch.arange(cfg.num_prompts)[:, None] % 2).abs(),"
+        ), {"flat"}),
+    "old log-probs are not detached": (
+        "", "logps - old_logps.detach(), 0.0", "logps - logps, 0.0", {"no-gradient"}),
+    "samples at temperature 0.7": (
+        "", "F.softmax(logits / temperature, dim=-1)", "F.softmax(logits / 0.7, dim=-1)",
+        {"temperature", "rounding"}),
+    "the end is not in the mask": (
+        "", "return tokens, mask, logps, entropy, mask.sum(dim=1).long()",
+        "return tokens, mask * (tokens != EOS), logps, entropy, mask.sum(dim=1).long()",
+        {"rounding", "temperature"}),
+    "a rate of 0.05": ("--learning_rate 0.05", "", "", {"rate"}),
+    "a base that is never right": ("--base_steps 30", "", "", {"groups"}),
+    "the reference is the policy": (
+        "--beta 0.05", "reference = run.begin()", "run.begin()\n    reference = policy",
+        {"unused"})}
+
+
+def make(name, command, seed, old="", new=""):
+    """Make a run, with a change of its script's text, unless it exists. -> its folder"""
+    torch.set_num_threads(1)
+    file, *flags = f"{command} {COMMON}".split()
+    folder = FOLDER / f"{re.sub('[^a-z0-9]+', '-', name)}-{seed}"
+    if (folder / "summary.json").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)           # of a run that was stopped
+    text = (ROOT / file).read_text("utf-8")
+    assert not old or text.count(old) == 1, f"{name}: {old!r} is not in {file} exactly once"
+    script = sys.modules["doctor"] = types.ModuleType("doctor")
+    script.__file__ = str(ROOT / file)
+    exec(compile(text.replace(old, new) if old else text, file, "exec"), vars(script))
+    with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
+        script.main([*flags, "--seed", str(seed), "--output_dir", str(folder)])
+    return folder
+
+
+def found_in(folder):
+    """Name the parts of docs/why.md to which a run is sent. -> set of str"""
+    return parts(check(*read(folder)))
+
+
+def tables(first):
+    """Make all runs, and count what is found. -> two tables in Markdown, counts"""
+    jobs = [(name, command, first + i) for name, (command, n) in CORRECT.items() for i in range(n)]
+    jobs += [(name, f"grpo.py {flags}", first + i, old, new)
+             for name, (flags, old, new, _) in BROKEN.items() for i in range(3)]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
+        folders = [*pool.map(make, *zip(*[(*job, "", "")[:5] for job in jobs]))]
+    found = {}
+    for (name, *_), folder in zip(jobs, folders):
+        found.setdefault(name, []).append(found_in(folder))
+    alarms = [[name, len(found[name]), sum(map(bool, found[name])),
+               ", ".join(sorted(set.union(*found[name]))) or ""] for name in CORRECT]
+    named = []
+    for name, (*_, right) in BROKEN.items():
+        hits = sum(bool(one & right) for one in found[name])
+        none = sum(not one for one in found[name])
+        named.append([name, hits, len(found[name]) - hits - none, none])
+    sums = ["**all**", *(sum(row[i] for row in alarms) for i in (1, 2)), ""]
+    of_broken = ["**all**", *(sum(row[i] for row in named) for i in (1, 2, 3))]
+    return (table(["correct runs", "runs", "false alarms", "parts"], [*alarms, sums]),
+            table(["broken runs (three seeds)", "named", "another cause", "no word"],
+                  [*named, of_broken]), {"correct": alarms, "broken": named})
+
+
+def main(argv=None):
+    words = parser(__doc__)
+    words.add_argument("--seed", type=int, default=100)
+    args = words.parse_args(argv)
+    correct, broken, counts = tables(args.seed)
+    if args.seed == 100:
+        record("check", **counts)
+        put("check", f"{correct}\n{broken}\n{MACHINE}.\n", "doctor")
+    print(correct, broken, sep="\n")
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    start(main)
