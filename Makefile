@@ -117,6 +117,9 @@ learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: y
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
 	$(PY) -m pytest -rfP tests/families.py
 
+doctor: $(READY)         ## count the errors of report.check on 60 runs: why.md (15 minutes)
+	$(PY) -m lab.doctor
+
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(if $(DRY),DRY=1) $(PY) -m pytest -vv --noconftest tests/gpu.py
 

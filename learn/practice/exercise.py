@@ -69,8 +69,7 @@ class Exercise:
             if is_above and isinstance(other, ast.Assign) and not self.tag(other):
                 name = set_by(other)
                 own = [inner.id for user in nodes for inner in ast.walk(user) if is_read(inner)]
-                is_choice = (isinstance(other.value, ast.IfExp)
-                             or ast.unparse(other.value).startswith("torch.where("))
+                is_choice = isinstance(other.value, ast.IfExp)
                 if name and not is_choice and names.count(name) == own.count(name):
                     nodes.insert(0, other)
         tag = self.tag(node)
