@@ -134,7 +134,6 @@ def off_policy_mask(logps, old_logps, A, mask, cfg):
     log_rho = grpo.log_ratio(logps, old_logps, mask).detach()
     is_stale = -mean_of_output(log_rho, mask) > cfg.off_policy_mask_threshold   # (B, 1)
     is_zero = (A < 0) & is_stale
-    logps = torch.where(is_zero, old_logps, logps)      # so the gradient is 0, and not inf * 0
     return torch.where(is_zero, 0.0, clip(logps, old_logps, A, mask, cfg))      # eq. (6)
 
 
@@ -148,7 +147,6 @@ def clip_cov(logps, old_logps, A, mask, cfg):
     order = torch.randperm(len(candidates), generator=generator).to(candidates)
     chosen = candidates[order[:num_chosen(mask, cfg.clip_cov_ratio)]]
     is_zero = is_among(chosen, mask)
-    logps = torch.where(is_zero, old_logps, logps)      # so the gradient is 0, and not inf * 0
     return torch.where(is_zero, 0.0, clip(logps, old_logps, A, mask, cfg))      # eq. (8)
 
 

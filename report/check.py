@@ -13,6 +13,7 @@ limits were fixed and tried.
 import re
 import statistics
 
+from common import fail
 from report import parser, start
 from report.formats import read
 
@@ -24,6 +25,8 @@ SURE = 5.0              # standard errors of a difference that noise does not ex
 SPIKE = 10.0            # a gradient spikes if it is this many times as long as the first ones
 SURPRISE = 0.1          # largest difference between the samples' surprise and the entropy, relative
 LOSS = 0.1              # held-out accuracy that a run may lose after its best evaluation
+PARTS = ("flat", "groups", "held-out", "no-gradient", "rate", "rounding", "stale", "temperature",
+         "turns", "unused")             # of docs/why.md, to which a finding can send
 LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
              "completions/clipped_ratio", "sampling/surprise",
              "sampling/sampling_logp_difference/mean", "eval/greedy", "eval_reward")
@@ -33,9 +36,10 @@ def warnings(metrics, cfg):
     """Yield a warning for each metric of a step that shows why learning cannot work."""
     # a teacher rewards each token, so it needs no group with signal
     has_no_signal = metrics.get("frac_reward_zero_std", 0) == 1 and "teacher_kl" not in metrics
-    if has_no_signal and metrics.get("accuracy", metrics.get("reward", 0)) < 0.5:
-        yield ("no group has signal, because all answers are wrong: raise --num_generations, or "
-               "use a better base (#groups)")
+    if has_no_signal and metrics.get("accuracy", 0) < 0.5:
+        why = "all answers are wrong" if "accuracy" in metrics else "all its rewards are equal"
+        yield (f"no group has signal, because {why}: raise --num_generations, or use a better base "
+               "(#groups)")
     if metrics.get("completions/clipped_ratio", 0) > 0.5:
         yield "most completions are truncated: raise --max_completion_length (#groups)"
     if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
@@ -78,10 +82,17 @@ def size(steps):
     return max(abs(mean(steps, "reward")), mean(steps, "reward_std"))
 
 
-def rise(steps, n):
-    """Compare the mean reward of the first and the last n steps. -> first, last, standard error"""
+def rise(steps, n=WINDOW):
+    """Compare the mean reward of the first and the last n steps, or of both halves of a shorter
+    run. -> first, last, standard error of the difference"""
+    n = max(1, min(n, len(steps) // 2))
     first, last = (mean(part, "reward") for part in (steps[:n], steps[-n:]))
     return first, last, error(column(steps, "reward"), n)
+
+
+def has_risen(steps):
+    first, last, noise = rise(steps)
+    return last - first > 2 * noise
 
 
 def reward_trends(steps, has_gradient):
@@ -93,7 +104,7 @@ def reward_trends(steps, has_gradient):
     if peak - last > max(FALL * size(steps[place:place + n]), SURE * noise):
         yield f"the reward falls from {peak:.2g} to {last:.2g}: try a lower --learning_rate (#rate)"
         return
-    first, last, noise = rise(steps, max(1, len(steps) // 3))
+    first, last, noise = rise(steps, len(steps) // 3)
     has_groups = mean(steps, "frac_reward_zero_std") < 0.5 and mean(steps, "accuracy") < 0.8
     is_flat = last - first < max(2 * noise, 0.1 * size(steps))
     has_rewards = not {"teacher_kl", "rewards/margins"} & {name for one in steps for name in one}
@@ -107,10 +118,9 @@ def trends(cfg, steps, records):
     """Yield what only several steps together show."""
     live = [one for one in steps[1:] if one.get("frac_reward_zero_std", 0) < 1]
     norms, ratios, kls = (column(live, name) for name in ("grad_norm", "max_log_ratio", "kl"))
-    first, last, noise = rise(steps, min(WINDOW, max(1, len(steps) // 2)))
-    has_risen = last - first > 2 * noise
+    is_learning = has_risen(steps)
     num_updates = getattr(cfg, "num_iterations", 1) * getattr(cfg, "num_mini_batches", 1)
-    is_constant = num_updates > 1 and ratios and max(ratios) == 0 and not has_risen
+    is_constant = num_updates > 1 and ratios and max(ratios) == 0 and not is_learning
     if norms and max(norms) < NOTHING or is_constant:
         yield "groups differ, but the policy gets no gradient (#no-gradient)"
     elif kls and max(map(abs, kls)) < NOTHING:
@@ -119,10 +129,10 @@ def trends(cfg, steps, records):
         yield from reward_trends(steps, has_gradient=bool(norms))
     usual = statistics.median(column(steps[:WINDOW], "grad_norm") or [0.0])
     spikes = [norm for norm in norms if norm > SPIKE * usual > 0]
-    if 8 * len(spikes) > len(steps) and not has_risen:
+    if 8 * len(spikes) > len(steps) and not is_learning:
         yield f"grad_norm goes up from {usual:.2g} to {max(spikes):.2g} again and again (#rate)"
     before, after = mean(steps[:WINDOW], "entropy"), mean(steps[-WINDOW:], "entropy")
-    if after > 2 * before > 0 and not has_risen:
+    if after > 2 * before > 0 and not is_learning:
         yield f"the entropy grows from {before:.2g} to {after:.2g} (#rate)"
     both = [one for one in steps if {"sampling/surprise", "entropy"} <= one.keys()]
     surprise, entropy = mean(both, "sampling/surprise"), mean(both, "entropy")
@@ -130,12 +140,13 @@ def trends(cfg, steps, records):
         yield (f"the surprise is {surprise:.2g}, but the entropy is {entropy:.2g}: samples come "
                "from another distribution (#temperature)")
     chosen = mean(steps[-WINDOW:], "rewards/chosen")
+    first, last, noise = rise(steps)
     if chosen < 0 and "rewards/chosen" in steps[-1] and last < first - 2 * noise:
         yield ("chosen answers become less likely, and fewer are right: try a lower "
                "--learning_rate (#rate)")
     scores = column(records, "eval/greedy") or column(records, "eval_reward") or [0.0]
     floor = 2 * getattr(cfg, "num_eval_problems", 512) ** -0.5
-    if has_risen and scores[-1] < max(scores) - max(LOSS, floor):
+    if is_learning and scores[-1] < max(scores) - max(LOSS, floor):
         yield (f"the reward rises, but held-out falls from {max(scores):.2g} to {scores[-1]:.2g} "
                "(#held-out)")
 
@@ -145,7 +156,10 @@ def check(cfg, records, samples=()):
     steps = [one for one in records if isinstance(one.get("reward"), (int, float))]
     found = [*trends(cfg, steps, records)] if steps else []
     for part in (steps[:WINDOW], steps[-WINDOW:]):
-        found += warnings({name: mean(part, name) for one in part for name in one}, cfg)
+        metrics = {name: mean(part, name) for one in part for name in one}
+        if has_risen(steps):
+            metrics.setdefault("accuracy", 1.0)         # groups without signal are all right
+        found += warnings(metrics, cfg)
     completions = [one for group in samples for one in group["completions"] if one["tokens"]]
     if any(one["tokens"][-1] == "<|eos|>" and one["mask"][-1] == 0 for one in completions):
         found.append("the token that ends a completion is not learned (#rounding)")
@@ -173,12 +187,15 @@ def main():
     words.add_argument("run")
     words.add_argument("--fail-on", metavar="NAMES", default="", help="any, or parts of why.md")
     args = words.parse_args()
+    wanted = {*filter(None, args.fail_on.split(","))}
+    if unknown := wanted - {"any", *PARTS}:
+        fail(f"--fail-on {unknown.pop()}: has to be any, or some of {','.join(PARTS)}")
     cfg, records, samples = read(args.run)
     found = check(cfg, records, samples)
     for text in found or [summary(records)]:
         print(text.replace("(#", "(docs/why.md#"))
     named = parts(found)
-    if args.fail_on == "any" and named or named & {*args.fail_on.split(",")}:
+    if "any" in wanted and named or named & wanted:
         raise SystemExit(1)
 
 

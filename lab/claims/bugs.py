@@ -15,15 +15,13 @@ from lab.training import load_base
 from learn.practice.hunt import metrics_of, planted, run_text
 from learn.practice.mistakes import parse
 from report import chart
-from report.check import check, parts
+from report.check import PARTS, check, parts
 from report.formats import read
 
 SEEDS, ONE_BASE = range(5), True
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
 CHECK = f"grpo.py {FLAGS}"
-PARTS = ("flat", "groups", "held-out", "no-gradient", "rate", "rounding", "stale", "temperature",
-         "turns", "unused")              # of docs/why.md, to which check can send
 WINDOWS = FIRST, LAST = slice(5), slice(-5, None)       # the first and the last five steps
 MOST = 0.8                                      # fraction of the seeds that counts as most seeds
 RISE = 0.05                                     # smallest rise of the reward that matters
