@@ -118,7 +118,7 @@ families: $(READY)       ## print the gap between real.py's sampler and its scor
 	$(PY) -m pytest -rfP tests/families.py
 
 doctor: $(READY)         ## count the errors of report.check on 60 runs: why.md (15 minutes)
-	$(PY) -m lab.doctor
+	$(PY) -m lab.doctor $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
 
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(if $(DRY),DRY=1) $(PY) -m pytest -vv --noconftest tests/gpu.py

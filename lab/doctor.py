@@ -1,15 +1,21 @@
 """Count the errors of report.check on runs on which its limits were not fixed.
 
   python -m lab.doctor            makes 30 correct and 30 broken runs in runs/doctor, unless they
-                                  exist, and writes the tables of docs/why.md (make doctor)
+                                  exist, and prints what is found in how many (make doctor)
   python -m lab.doctor --seed 7   with other seeds; the page has those from 100 on
+  python -m lab.doctor --rl-doctor PATH        also counts what rl-doctor warns of (pip install
+                                  rldoctor==0.2.0, in an environment of its own), and writes the
+                                  tables of docs/why.md (make doctor RL_DOCTOR=PATH)
 """
+import collections
 import concurrent.futures
 import contextlib
+import json
 import multiprocessing
 import os
 import re
 import shutil
+import subprocess
 import sys
 import types
 
@@ -20,6 +26,7 @@ from report import parser, start
 from report.check import check, parts
 from report.formats import read
 
+PUBLISHED = 100         # the first seed of the page
 FOLDER = ROOT / "runs" / "doctor"
 COMMON = "--max_steps 25 --num_eval_problems 64 --num_eval_samples 2 --eval_steps 5 --device cpu"
 SMALL = "--num_prompts 4 --num_generations 4"
@@ -86,45 +93,54 @@ def make(name, command, seed, old="", new=""):
     return folder
 
 
-def found_in(folder):
-    """Name the parts of docs/why.md to which a run is sent. -> set of str"""
-    return parts(check(*read(folder)))
+def warned(program, folder):
+    """Ask rl-doctor for the kinds of its warnings about a run. -> set of str"""
+    words = [program, "diagnose", f"{folder}/metrics.jsonl", "--format", "json"]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return {one["detector"] for one in json.loads(answer)["findings"]
+            if one["severity"] in ("WARNING", "CRITICAL")}
 
 
-def tables(first):
-    """Make all runs, and count what is found. -> two tables in Markdown, counts"""
+def tables(first, program):
+    """Make all runs, and count what is found, also by rl-doctor if there is a program. -> two
+    tables in Markdown, counts"""
     jobs = [(name, command, first + i) for name, (command, n) in CORRECT.items() for i in range(n)]
     jobs += [(name, f"grpo.py {flags}", first + i, old, new)
              for name, (flags, old, new, _) in BROKEN.items() for i in range(3)]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
         folders = [*pool.map(make, *zip(*[(*job, "", "")[:5] for job in jobs]))]
-    found = {}
+    found, other = collections.defaultdict(list), collections.Counter()
     for (name, *_), folder in zip(jobs, folders):
-        found.setdefault(name, []).append(found_in(folder))
+        found[name].append(parts(check(*read(folder))))
+        other[name] += bool(program and warned(program, folder))
     alarms = [[name, len(found[name]), sum(map(bool, found[name])),
-               ", ".join(sorted(set.union(*found[name]))) or ""] for name in CORRECT]
+               ", ".join(sorted(set.union(*found[name]))), other[name]] for name in CORRECT]
     named = []
     for name, (*_, right) in BROKEN.items():
         hits = sum(bool(one & right) for one in found[name])
         none = sum(not one for one in found[name])
-        named.append([name, hits, len(found[name]) - hits - none, none])
-    sums = ["**all**", *(sum(row[i] for row in alarms) for i in (1, 2)), ""]
-    of_broken = ["**all**", *(sum(row[i] for row in named) for i in (1, 2, 3))]
-    return (table(["correct runs", "runs", "false alarms", "parts"], [*alarms, sums]),
-            table(["broken runs (three seeds)", "named", "another cause", "no word"],
-                  [*named, of_broken]), {"correct": alarms, "broken": named})
+        named.append([name, hits, len(found[name]) - hits - none, none, other[name]])
+    total = lambda rows, i: sum(row[i] for row in rows)
+    sums = ["**all**", total(alarms, 1), total(alarms, 2), "", total(alarms, 4)]
+    of_broken = ["**all**", *(total(named, i) for i in (1, 2, 3, 4))]
+    return (table(["correct runs", "runs", "false alarms", "parts", "rl-doctor warns"],
+                  [*alarms, sums]),
+            table(["broken runs, three of each", "named", "another cause", "no word",
+                   "rl-doctor warns"], [*named, of_broken]),
+            {"correct": alarms, "broken": named})
 
 
 def main(argv=None):
     words = parser(__doc__)
-    words.add_argument("--seed", type=int, default=100)
+    words.add_argument("--seed", type=int, metavar="S", default=PUBLISHED)
+    words.add_argument("--rl-doctor", metavar="PATH", help="the program of rldoctor")
     args = words.parse_args(argv)
-    correct, broken, counts = tables(args.seed)
-    if args.seed == 100:
+    correct, broken, counts = tables(args.seed, args.rl_doctor)
+    print(correct, broken, sep="\n")
+    if args.seed == PUBLISHED and args.rl_doctor:
         record("check", **counts)
         put("check", f"{correct}\n{broken}\n{MACHINE}.\n", "doctor")
-    print(correct, broken, sep="\n")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,12 @@ def reward_trends(steps, has_gradient):
     peak, place = max(means)
     last, noise = means[-1][0], error(column(steps, "reward"), n)
     if peak - last > max(FALL * size(steps[place:place + n]), SURE * noise):
-        yield f"the reward falls from {peak:.2g} to {last:.2g}: try a lower --learning_rate (#rate)"
+        fall = f"from {peak:.2g} to {last:.2g}"
+        if place < n:
+            yield (f"the reward falls from the first steps on, {fall}: the grouping or the sign is "
+                   "wrong, or --learning_rate is too high; compare your loss (#flat)")
+        else:
+            yield f"the reward falls {fall}: try a lower --learning_rate (#rate)"
         return
     first, last, noise = rise(steps, len(steps) // 3)
     has_groups = mean(steps, "frac_reward_zero_std") < 0.5 and mean(steps, "accuracy") < 0.8
