@@ -130,7 +130,7 @@ for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_g
 
 def load_base(policy, task, cfg):
     """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
-    the code of the policy, the task and the warm start, the flags, and the version of torch."""
+    the code of the policy, the task and the warm start, the flags, torch and the arithmetic."""
     kinds = type(policy).__mro__[:-2]                   # without nn.Module and object
     shape = [kind.__name__ for kind in kinds]
     shape += code_of([*map(inspect.getfile, kinds), common.__file__], shape)
@@ -138,7 +138,7 @@ def load_base(policy, task, cfg):
     parts = ("__init__", "mix", "calls", *re.split("[:,]", cfg.task))
     shape += code_of(path for part in parts if (path := HERE / f"tasks/{part}.py").is_file())
     shape += [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
-    key = zlib.crc32(repr((shape, torch.__version__)).encode())
+    key = zlib.crc32(repr((shape, common.ARITHMETIC)).encode())
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
     if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
         warm_start(policy, task, cfg)

@@ -18,6 +18,7 @@ from statistics import fmean
 
 import torch
 
+import common
 import plumbing
 
 CACHE = Path("path") / "bases"
@@ -35,7 +36,7 @@ class Watch:
         parts = [ast.dump(node) for node in ast.parse(source).body
                  if getattr(node, "name", "") in MAKE_A_BASE]
         sizes = [self.real.get(name) for name in ("VOCABULARY", "W", "K", "T", "D", "H")]
-        key = f"{parts}{sizes}{seed}{base_steps}{torch.__version__}"
+        key = f"{parts}{sizes}{seed}{base_steps}{common.ARITHMETIC}"
         self.file = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
         self.steps, self.batches, self.printed = [], [], []
         self.label = label              # begins each printed line; if None, nothing is printed

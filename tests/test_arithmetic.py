@@ -1,0 +1,43 @@
+"""All processors with AVX2 give the same bits: common.py decides how wide torch and MKL compute."""
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from small_runs import SMALL, arguments, leaves, policy_of
+
+import common
+
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2"}                   # what a processor without AVX-512 has
+
+
+def run_with(folder, **variables):
+    """Run grpo.py in a process of its own with these variables. -> hashes of its policy"""
+    usual = {name: value for name, value in os.environ.items()
+             if name not in (*AVX2, "MKL_CBWR")}
+    words = [f"{ROOT}/grpo.py", *arguments(SMALL | {"max_steps": 2, "output_dir": "run"})]
+    folder.mkdir()
+    subprocess.run([sys.executable, *words], cwd=folder, env=usual | variables, check=True,
+                   stdout=subprocess.DEVNULL)
+    return leaves(policy_of(folder / "run"))
+
+
+@pytest.mark.skipif("avx512f" not in (common.CPU.read_text() if common.CPU.is_file() else ""),
+                    reason="needs a processor with AVX-512")
+def test_a_run_has_the_same_bits_with_and_without_avx512(tmp_path):
+    usual = run_with(tmp_path / "usual")
+    assert run_with(tmp_path / "without", **AVX2) == usual
+    assert run_with(tmp_path / "with", ATEN_CPU_CAPABILITY="avx512") != usual
+
+
+def test_the_user_chooses_another_arithmetic_and_a_base_belongs_to_it():
+    shows = "import common; print(*common.ARITHMETIC[1:])"
+    chosen = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+    said = subprocess.run([sys.executable, "-c", shows], cwd=ROOT, env=os.environ | chosen,
+                          check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["DEFAULT", "COMPATIBLE"]
+    assert common.ARITHMETIC == (torch.__version__, torch.backends.cpu.get_cpu_capability(),
+                                 os.environ.get("MKL_CBWR", ""))
