@@ -17,6 +17,7 @@ from learn.practice.mistakes import parse
 from report import chart
 
 SEEDS, ONE_BASE = range(5), True
+OTHER_SEEDS = range(100, 105)                           # of correct runs, as a control
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
 CHECK = f"grpo.py {FLAGS}"
