@@ -104,8 +104,8 @@ def page(x):
     yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
                 "the standard deviation of k3)", "after Schulman, 2020", noise[:, -1],
                 at_least=1.1, ratio=True, finding="Near the base, the KL estimate k3 is less noisy "
-                f"than k1, but after 20 steps its exact standard deviation is {times:.2g} times as "
-                f"large, and {sampled:.2g} times as large in a batch of sampled tokens")
+                f"than k1, but after 20 steps its exact standard deviation is {times:.2g} times "
+                f"k1's, and {sampled:.2g} times k1's in a batch of sampled tokens")
     yield lambda axis: chart.curves(
         axis, {name: way[f"deviation of {name}"] for name in ESTIMATORS}, WATCHED, yscale="log",
         xlabel="steps of training after the base", ylabel="standard deviation (nats)")
