@@ -51,13 +51,13 @@ def replicate(name, first, processes):
     """Measure an experiment with new seeds, and store the results in docs/replication.json."""
     x, _ = bench.load(name)
     todo = jobs(name, x, first)
+    about = {"seeds": sorted({seed for _, seed in todo})} | bench.describe(processes)
     clock = time.perf_counter()
     with bench.make_pool(processes) as pool:
         columns = pool.map(bench.perform, [name] * len(todo), *zip(*todo))
         found = bench.grouped([*job, values] for job, values in zip(todo, columns))
-    seconds = round(time.perf_counter() - clock)
-    about = {"seeds": sorted({seed for _, seed in todo}), "seconds": seconds}
-    stored = load() | {name: {"about": about | bench.describe(processes)} | found}
+    about["seconds"] = round(time.perf_counter() - clock)
+    stored = load() | {name: {"about": about} | found}
     lines = json.dumps(stored).replace("}}, ", "}},\n").replace("]], ", "]],\n")
     plumbing.write(bench.DOCS / "replication.json", lines + "\n")
 

@@ -98,17 +98,18 @@ def gradients(draws=100):
 
 def page(x):
     [way] = x.values()
-    noise, in_batch = (way[f"deviation{where} of k1"] / way[f"deviation{where} of k3"]
+    exact, in_batch = (way[f"deviation{where} of k3"] / way[f"deviation{where} of k1"]
                        for where in ("", " in a batch"))                        # (S, WATCHED)
-    times, sampled = (numpy.exp(-numpy.log(rows[:, -1]).mean()) for rows in (noise, in_batch))
+    times = numpy.exp(numpy.log(exact[:, -1]).mean())
+    low, high = in_batch[:, -1].min(), in_batch[:, -1].max()
     yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
-                "the standard deviation of k3)", "after Schulman, 2020", noise[:, -1],
+                "the standard deviation of k3)", "after Schulman, 2020", 1 / exact[:, -1],
                 at_least=1.1, ratio=True, finding="Near the base, the KL estimate k3 is less noisy "
                 f"than k1, but after 20 steps its exact standard deviation is {times:.2g} times "
-                f"k1's, and {sampled:.2g} times k1's in a batch of sampled tokens")
+                f"k1's, and in a batch of sampled tokens {low:.2g} to {high:.2g} times")
     yield lambda axis: chart.curves(
         axis, {name: way[f"deviation of {name}"] for name in ESTIMATORS}, WATCHED, yscale="log",
-        xlabel="steps of training after the base", ylabel="standard deviation (nats)")
+        xlabel="steps of training after the base", ylabel="exact standard deviation (nats)")
     yield Claim("after 20 steps, k2's mean is within a tenth of the KL", "after Schulman, 2020",
                 (way["mean of k2"] / way["mean of k1"])[:, -1], at_least=0.9, at_most=1.1,
                 ratio=True)
@@ -139,5 +140,5 @@ def page(x):
                                                   ("k3_ratio, by length", "KL(policy, base)"))],
                 at_most=0.99, exact=True, computed=True)
     yield numbers({f"{step} step{'s' * (step > 1)}": {
-        "exact": 1 / noise[:, place], "in a batch of sampled tokens": 1 / in_batch[:, place]}
+        "exact": exact[:, place], "in a batch of sampled tokens": in_batch[:, place]}
         for place, step in enumerate(WATCHED)}, "standard deviation of k3, divided by k1's")
