@@ -1,14 +1,16 @@
 """Run experiments of the lab, judge their claims, and write their pages: python -m lab NAME (make
 lab-NAME), or all of them (make lab).
 
-An experiment is a module lab/claims/NAME.py. It has SEEDS, and
+An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, and
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
-  FEWER             {case: its seeds}, for cases that do not have all SEEDS
+  FEWER             {case or side: its seeds}, for those that do not have all SEEDS
   SIDES, COMPARED   {side: (command line of a script, or None for measure, a learning rate to begin
                     with)}, and pairs (side, what) that are compared by score(columns, what), with
                     SEEDS, at the rate that is best on the seeds TUNING; cases are "SIDE, RATE".
                     METRICS are kept of each step of a script, and SCORES of the trained policy
-  ONE_BASE = True   if all seeds start from one base; else each seed has its own
+  ONE_BASE = True   if all seeds start from one base; else each seed has its own, unless BASES says
+                    something else
+  OTHER_SEEDS       seeds that measure uses besides SEEDS and TUNING
   EQUAL, TUNED      what its page says about fairness, unless it is what the constants here say
   CHECK             a command whose first two steps show whether the code has changed; by default,
                     one of SIDES for each script
@@ -58,17 +60,42 @@ QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
              "How to measure": ("methods", "seeds", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
 FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their charts
+# The questions that readers come with, chosen before any run with ENOUGH seeds: the experiment, and
+# the first words of the claim that answers it
+ASKED = {
+    "Does the clip help, if each side has its best learning rate?":
+        ("rates", "with eight passes, accuracy ends higher with the clip"),
+    "Is GSPO ahead of GRPO?": ("rates", "with its paper's clip range, GSPO"),
+    "What do old samples cost?": ("rates", "samples that are 8 batches old"),
+    "Does a critic save samples?": ("methods", "grpo.py needs no more samples than ppo.py"),
+    "Does a KL penalty protect against the mistakes of a reward model?":
+        ("rates", "PPO ends with a higher pass@1 if the KL is penalized"),
+    "Does DPO gain from fresh pairs?": ("rates", "online DPO ends with a higher pass@1"),
+    "Does dynamic sampling save samples?":
+        ("signal", "with dynamic sampling, grpo.py does not get a higher pass@1 after 6400"),
+    "Can the base solve more than the policy after RL, if it may try often?":
+        ("sharpen", "on countdown, there is a k up to 128"),
+    "Must the loss leave out a tool's tokens?":
+        ("masking", "the accuracy of the last 10 steps is higher if the tool's tokens are masked"),
+    "Does a policy deceive a reward model?":
+        ("hacking", "against a frozen reward model, accuracy rises and then falls")}
+ENOUGH = 12                     # seeds that are planned for each of these questions
 # Flags for runs whose batches are measured, so that no time is spent on evaluations
 UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NOT_FOUND = "not found here"    # instead of contradicted, because papers speak of large models
+SAME = "the same"               # instead of undecided, if two fractions differ by at most NEAR
 NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
+NEAR = 0.05
+MOST_RATES = 7                  # learning rates that a search tries
 # What was held equal and what was tuned, unless the experiment says something else
 EQUAL = "base, problems, batches and other flags"
 TUNED = "nothing; the learning rate is 5e-4"
 SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
          "tokens, says nothing about a large model.")
+ONE = ("All seeds start from one base. The intervals leave out how much bases differ, so for any "
+       "other base they are much too narrow.")
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
          "--device cpu --output_dir run")
@@ -131,9 +158,9 @@ def check(name):
 
 def tune(name, x, side, what):
     """Choose the best learning rate of a side on the seeds TUNING: from half the rate to begin
-    with, this rate, and twice this rate; a best rate at an end is followed by one more.
-    -> the names of the cases that have to be tried, in order, and the best one; None if some of
-    them are not measured yet"""
+    with, this rate, and twice this rate; a best rate at an end is followed by one more, until
+    there are MOST_RATES. -> the names of the cases that have to be tried, in order, and the best
+    one; None if some of them are not measured yet"""
     one = module(name)
     middle = one.SIDES[side][1]
     tried = [middle / 2, middle, middle * 2]
@@ -144,33 +171,48 @@ def tune(name, x, side, what):
         return one.score(columns, what).mean(), -abs(math.log(rate / middle))
     while all(f"{side}, {rate:g}" in x for rate in tried):
         best = max(tried, key=score)
-        if tried[0] < best < tried[-1]:
+        if tried[0] < best < tried[-1] or len(tried) == MOST_RATES:
             return [f"{side}, {rate:g}" for rate in tried], f"{side}, {best:g}"
         tried = sorted([*tried, best / 2 if best == tried[0] else best * 2])
     return [f"{side}, {rate:g}" for rate in tried], None
+
+
+def seeds_of(one, case):
+    """Look up the seeds of a case of an experiment."""
+    fewer = getattr(one, "FEWER", {})
+    return fewer.get(case) or fewer.get(case.rpartition(", ")[0]) or one.SEEDS
 
 
 def wanted(name, x):
     """List what has to be measured, as far as the results x show it. -> pairs of a case and a
     seed"""
     one = module(name)
-    jobs = [(case, seed) for case in getattr(one, "CASES", ())
-            for seed in getattr(one, "FEWER", {}).get(case, one.SEEDS)]
+    jobs = [(case, seed) for case in getattr(one, "CASES", ()) for seed in seeds_of(one, case)]
     found = [tune(name, x, *pair) for pair in getattr(one, "COMPARED", ())]
     jobs += [(case, seed) for tried, _ in found for case in tried for seed in one.TUNING]
     if all(best for _, best in found):
-        jobs += [(best, seed) for _, best in found for seed in one.SEEDS]
+        jobs += [(best, seed) for _, best in found for seed in seeds_of(one, best)]
     return list(dict.fromkeys(jobs))
+
+
+def describe(processes):
+    """Describe a measurement that begins now. -> dict"""
+    commit, changes = (subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
+    return {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
+            "commit": commit + "-dirty" * bool(changes)}
+
+
+def make_pool(processes):
+    context = multiprocessing.get_context("spawn")              # a fork can hang with threads
+    return concurrent.futures.ProcessPoolExecutor(processes, context)
 
 
 def measure(name, processes):
     """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
     this is interrupted, the next call continues, unless the code was committed in between."""
-    commit, changes = (subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
-    about = {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
-             "commit": commit + "-dirty" * bool(changes)}
+    about = describe(processes)
     results, seconds = [], 0                                    # [case, seed, columns]
     path = ROOT / "runs" / f"lab-{name}.json"
     if path.exists():
@@ -178,8 +220,7 @@ def measure(name, processes):
         if before == about:
             results, seconds = interrupted
     clock = time.perf_counter() - seconds
-    context = multiprocessing.get_context("spawn")              # a fork can hang with threads
-    with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
+    with make_pool(processes) as pool:
         while True:
             done = {(case, seed) for case, seed, _ in results}
             jobs = [job for job in wanted(name, arrays(grouped(results))) if job not in done]
@@ -252,7 +293,12 @@ class Claim:
     lies; the bound is the smallest effect that matters. The claim is shown if the whole 95%
     interval of the effect lies in the region, contradicted if none of it does, and undecided
     otherwise. The interval is Student's, because other rules find an effect too often with few
-    seeds; docs/lab/seeds.md shows how often it misses the truth if a run sometimes collapses."""
+    seeds; docs/lab/seeds.md shows how often it misses the truth if a run sometimes collapses.
+
+    The difference of two fractions, such as accuracies, can also be *the same*: if it would be
+    undecided, but the whole interval lies within NEAR of 0. So the region, which was chosen before
+    the run, decides first. Ratios, returns, lengths and counts cannot be the same, and neither can
+    the largest of several differences, because it says nothing about the smallest."""
     text: str
     source: str                     # a name in papers.json, "after NAME" if the paper does not make
                                     # the claim in this form, or OURS
@@ -262,6 +308,7 @@ class Claim:
     at_most: float = math.inf
     ratio: bool = False             # the mean of the seeds is the geometric one
     exact: bool = False             # the numbers are no sample: all must lie in the region
+    computed: bool = False          # the numbers do not depend on the seeds of the experiment
     comparisons: int = 1            # number of effects that were compared; this is the largest
     finding: str = ""               # the result, as a sentence
 
@@ -269,12 +316,20 @@ class Claim:
         values = self.effect
         with numpy.errstate(all="ignore"):                      # a run that never got there is inf
             if isinstance(values, tuple):
+                if not self.ratio and not 0 <= numpy.min(values) <= numpy.max(values) <= 1:
+                    raise ValueError(f"{self.text}: the two sides have to be fractions")
                 values = (numpy.divide if self.ratio else numpy.subtract)(*values)
             values = numpy.ravel(values).astype(float)
             self.values = numpy.log(values) if self.ratio else values
             self.mean = self.values.mean()
             self.interval = (self.values.min(), self.values.max()) if self.exact else (
                 student(self.values, self.comparisons))
+
+    @property
+    def fractions(self):
+        """The means of the two fractions whose difference is the effect; else ()."""
+        is_pair = isinstance(self.effect, tuple) and not self.ratio
+        return tuple(map(numpy.mean, self.effect)) if is_pair else ()
 
     @property
     def reason(self):
@@ -284,8 +339,8 @@ class Claim:
             return f"with {never} of {len(self.values)} seeds, a run never reached the level"
         if math.isclose(*self.interval, abs_tol=1e-9) and not self.exact:
             return "all seeds have the same effect"
-        if isinstance(self.effect, tuple) and not self.ratio:
-            first, second = map(numpy.mean, self.effect)
+        if self.fractions:
+            first, second = self.fractions
             is_decided = self.judge(-second, 1 - second) != UNDECIDED   # whatever the first one is
             if max(first, second) < FLOOR or is_decided and second < 0.5:
                 return "at the floor"
@@ -301,17 +356,26 @@ class Claim:
             return CONTRADICTED
         return UNDECIDED
 
+    def is_same(self, low, high):
+        """Check if two fractions are the same, although they are not both so near to 0 or to 1 that
+        they could hardly differ."""
+        return (len(self.fractions) == 2 and self.comparisons == 1
+                and -NEAR <= low <= high <= NEAR
+                and max(self.fractions) > NEAR and min(self.fractions) < 1 - NEAR)
+
     @property
     def verdict(self):
         ends = numpy.exp(self.interval) if self.ratio else self.interval
         verdict = NO_VERDICT if self.reason else self.judge(*ends)
+        if verdict == UNDECIDED and self.is_same(*ends):
+            return SAME
         return NOT_FOUND if verdict == CONTRADICTED and self.source != OURS else verdict
 
     @property
     def title(self):
         """The finding, with its verdict unless the finding contains it."""
         if self.finding and not self.reason:
-            return self.finding + " (undecided)" * (self.verdict == UNDECIDED)
+            return self.finding + f" ({self.verdict})" * (self.verdict in (UNDECIDED, SAME))
         return f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
 
     def cells(self):
@@ -382,55 +446,91 @@ def tuned(name, x, form=".3g"):
         tried, best = tune(name, x, side, what)
         values = abs(one.score(columns, what))
         ends = f"{values.mean():{form}} ({values.min():{form}} to {values.max():{form}})"
-        rates = [case.removeprefix(f"{side}, ") for case in (*tried, best)]
-        rows.append([side, what, ", ".join(rates[:-1]), rates[-1], ends.replace("inf", "never")])
+        *rates, rate = [case.removeprefix(f"{side}, ") for case in (*tried, best)]
+        rate += ", at an end" * (rate in (rates[0], rates[-1]))
+        rows.append([side, what, ", ".join(rates), rate, ends.replace("inf", "never")])
     return table(["side", "judged by", "rates tried", "best rate", "other seeds at it"], rows)
+
+
+def spans(seeds):
+    """Write seeds as a text, such as 0 to 4 and 8 to 14."""
+    starts = [seed for seed in seeds if seed - 1 not in seeds]
+    ends = [seed for seed in seeds if seed + 1 not in seeds]
+    return " and ".join(f"{start} to {end}" if start < end else f"{start}"
+                        for start, end in zip(starts, ends))
+
+
+def judged(name, x):
+    """Judge the claims of an experiment by the numbers x. -> claims, the other parts of its page"""
+    parts = list(module(name).page(x))
+    claims = [part for part in parts if isinstance(part, Claim)]
+    return claims, [part for part in parts if not isinstance(part, Claim)]
 
 
 def page(name):
     """Judge the claims of an experiment. -> claims, function that draws, text of its page"""
     x, about = load(name)
     one = module(name)
-    parts = list(one.page(x))
-    claims = [part for part in parts if isinstance(part, Claim)]
+    claims, parts = judged(name, x)
     [draw] = [part for part in parts if callable(part)]
-    bases = "all from one base" if hasattr(one, "ONE_BASE") else "each with its own base"
+    has_one = hasattr(one, "ONE_BASE")
+    bases = getattr(one, "BASES", "all from one base" if has_one else "each with its own base")
+    rows = [claim.cells() for claim in claims]
+    for claim, row in zip(claims, rows):
+        row[2] += ", one base" * (has_one and not claim.computed)
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
         f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}. "
         f"{SMALL}\n",
-        table(heads, [claim.cells() for claim in claims]),
+        table(heads, rows), *[f"{ONE}\n"] * has_one,
         *(part for part in parts if isinstance(part, str)),
-        f"`make lab-{name}` repeats this experiment with seeds {one.SEEDS[0]} to {one.SEEDS[-1]}, "
+        f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes, with "
         f"{about['machine'].split(' (')[0]}, at commit {about['commit']}.\n"])
 
 
+def link_to(name):
+    return f"[{name}](lab/{name}.md)" + ", one base" * hasattr(module(name), "ONE_BASE")
+
+
+def answers(claims):
+    """Write the table of the questions ASKED. claims: {name: its claims}. -> Markdown"""
+    rows = []
+    for question, (name, words) in ASKED.items():
+        [claim] = [claim for claim in claims[name] if claim.text.startswith(words)]
+        text, verdict, measured, *_ = claim.cells()
+        rows.append([question, verdict, text, measured, len(claim.values), link_to(name)])
+    enough = sum(row[4] >= ENOUGH for row in rows)
+    heads = ["question", "verdict", "claim", "effect (95% interval)", "seeds", "page"]
+    return (f"{ENOUGH} seeds are planned for each of these claims; {enough} of the {len(rows)} "
+            "claims have as many now.\n\n" + table(heads, rows))
+
+
 def overview():
-    """Write the generated parts of docs/lab.md: findings with their charts, and the number of
-    verdicts with a table of experiments for each question. -> str, str"""
+    """Write the generated parts of docs/lab.md: findings with their charts, the questions ASKED,
+    and the number of verdicts with a table of experiments for each of QUESTIONS.
+    -> str, str, str"""
     claims = {name: page(name)[0] for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
     findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
                 f"![chart](lab/{name}.svg)\n"
                 for name in FINDINGS if name in claims]
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}"
-                       for word in (SHOWN, CONTRADICTED, NOT_FOUND, UNDECIDED))
+                       for word in (SHOWN, CONTRADICTED, NOT_FOUND, SAME, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
               "The tables have the main ones. If a claim is shown, they only name its source. "
               f"{SMALL}\n"]
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:
-            link = f"[{name}](lab/{name}.md)" + ", one base" * hasattr(module(name), "ONE_BASE")
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
                 source += f": {text}" * (claim.verdict != SHOWN)
                 if claim is claims[name][0] or claim.finding and not claim.reason:
-                    rows.append([claim.title, verdict, source, link])
+                    rows.append([claim.title, verdict, source, link_to(name)])
         tables += [f"### {question}\n", table(["finding", "verdict", "claim", "page"], rows)]
-    return "\n".join(findings), "\n".join(tables)
+    return "\n".join(findings), answers(claims), "\n".join(tables)
 
 
 def publish(name):
@@ -443,5 +543,5 @@ def publish(name):
 
 def publish_overview():
     """Write the generated parts of docs/lab.md."""
-    for part, text in zip(("findings", "experiments"), overview()):
+    for part, text in zip(("findings", "asked", "experiments"), overview()):
         put(part, text, "lab")

@@ -91,7 +91,7 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     assert (bases() == before) == is_same
 
 
-def test_what_shapes_a_base_includes_the_version_of_torch_and_the_device(
+def test_what_shapes_a_base_includes_the_arithmetic_and_the_device(
         config, load_task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/base").mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_what_shapes_a_base_includes_the_version_of_torch_and_the_device(
     for number, changes in enumerate(({}, {"device": "mps"}, {"base_seed": 1}), start=1):
         plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
         assert len(bases()) == number
-    monkeypatch.setattr(torch, "__version__", "2.0.0")
+    monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2", "AVX2"))
     plumbing.load_base(policy, task, cfg)
     assert len(bases()) == 4
 

@@ -25,8 +25,8 @@ import common
 import grpo
 import plumbing
 import ppo
-from lab import bench, measure, training
-from lab.claims import credit, signal
+from lab import bench, measure, replicate, training
+from lab.claims import credit, kl, signal, zero
 from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -75,6 +75,38 @@ def test_there_is_no_verdict_where_the_set_up_decides(effect, region, why):
     assert claim.title == "So: no verdict"
 
 
+@pytest.mark.parametrize("interval, sides, options, verdict", [
+    ((-0.05, 0.05), (0.5, 0.5), {}, "the same"),
+    ((-0.051, 0.05), (0.5, 0.5), {}, "undecided"),
+    ((-0.05, 0.051), (0.5, 0.5), {}, "undecided"),
+    ((0.02, 0.04), (0.5, 0.5), {}, "shown"),                    # the claimed range decides first
+    ((-0.01, 0.01), (0.5, 0.5), {}, "not found here"),
+    ((-0.01, 0.03), (0.96, 0.97), {}, "undecided"),             # they could hardly differ
+    ((-0.01, 0.03), (0.04, 0.03), {}, "undecided"),
+    ((-0.01, 0.03), (0.94, 0.97), {}, "the same"),
+    ((-0.01, 0.03), (0.5, 0.5), {"comparisons": 7}, "undecided"),
+    ((-0.01, 0.03), (0.5, 0.5), {"ratio": True, "at_least": 1.02}, "undecided")])
+def test_two_fractions_are_the_same_if_their_whole_interval_is_near_0(
+        interval, sides, options, verdict):
+    claim = bench.Claim("so", "VinePPO", tuple([side] * 2 for side in sides), finding="It is so",
+                        **{"at_least": 0.02} | options)
+    claim.interval = interval
+    assert claim.verdict == verdict
+    assert claim.title == "It is so" + f" ({verdict})" * (verdict in ("the same", "undecided"))
+    claim.effect = [0.0, 0.0]                                   # a difference of anything
+    assert claim.verdict == verdict.replace("the same", "undecided")
+    with pytest.raises(ValueError, match="so: the two sides have to be fractions"):
+        bench.Claim("so", "VinePPO", ([1.65, 1.7], [0.5, 0.6]))
+
+
+def test_every_claim_with_one_base_says_so():
+    for name in ("wrongrewards", "masking", "rates"):
+        claims, _, text = bench.page(name)
+        number = sum(not claim.computed for claim in claims)
+        assert text.count(", one base |") == number * (name != "rates") and number > 1
+        assert (bench.ONE in text) == (name != "rates")
+
+
 def test_steps_are_counted_to_where_the_mean_crosses_the_level():
     rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
     assert bench.steps_to(rows, 0.675, 2).tolist() == pytest.approx([3.75, math.inf])
@@ -121,7 +153,8 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
 def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(monkeypatch):
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
         SEEDS=(0, 1, 2), TUNING=(8, 9), SIDES={"a, b": (None, 1e-3), "c": (None, 4e-4)},
-        COMPARED=[("a, b", "up"), ("c", "up")], score=lambda columns, what: columns[what]))
+        FEWER={"c": (0, 2)}, COMPARED=[("a, b", "up"), ("c", "up")],
+        score=lambda columns, what: columns[what]))
 
     def measured(case, seed):                   # the best rates are 4e-3, and, by a tie, 4e-4
         rate = float(case.split(", ")[-1])
@@ -131,13 +164,61 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mon
                    if job not in [tuple(each[:2]) for each in results]]:
         rounds.append(len(jobs))
         results += [[*job, measured(*job)] for job in jobs]
-    assert rounds == [2 * 6, 2, 2, 3 + 3]       # two rates more for the first side, then SEEDS
+    assert rounds == [2 * 6, 2, 2, 3 + 2]       # two rates more for the first side, then SEEDS
     x = bench.arrays(bench.grouped(results))
     tried, best = bench.tune("made_up", x, "a, b", "up")
     assert best == "a, b, 0.004" and len(tried) == 5 and tried[-1] == "a, b, 0.008"
     ends = bench.at_best("made_up", x)
-    assert ends["a, b", "up"]["up"].tolist() == [0.004] * 3 and len(x["c, 0.0004"]["up"]) == 5
+    assert ends["a, b", "up"]["up"].tolist() == [0.004] * 3 and len(x["c, 0.0004"]["up"]) == 4
     assert "| c | up | 0.0002, 0.0004, 0.0008 | 0.0004 | never" in bench.tuned("made_up", x)
+    assert bench.spans((0, 1, 2, 5, 7, 8)) == "0 to 2 and 5 and 7 to 8"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_end(
+        sign, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
+        SEEDS=(0,), TUNING=(1,), SIDES={"a": (None, 5e-4)}, COMPARED=[("a", "up")],
+        score=lambda columns, what: columns[what]))
+    x = {f"a, {5e-4 * 2.0 ** k:g}": {"up": numpy.array([sign * k] * 2)} for k in range(-9, 10)}
+    tried, best = bench.tune("made_up", x, "a", "up")
+    assert len(tried) == 7 and best == (tried[-1] if sign > 0 else tried[0])
+    assert f"{best[3:]}, at an end |" in bench.tuned("made_up", x)
+
+
+def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(tmp_path, monkeypatch):
+    def measure(case, seed):
+        assert case in ("a, 0.002", "b")                        # the search is not repeated
+        return {"up": [seed, 1 / 3][:1 + seed % 2], "in": 0.5}
+
+    def page(x):
+        yield bench.Claim("b is high", bench.OURS, x["b"]["up"][:, 0], at_least=3)
+        best = bench.at_best("made_up", x)["a", "in"]["up"][:, 0]
+        yield bench.Claim("a is low", bench.OURS, best, at_most=8)
+        yield bench.Claim("it follows", bench.OURS, 1, at_least=1, exact=True, computed=True)
+    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
+        SEEDS=(0, 1), TUNING=(2,), OTHER_SEEDS=(5,), SIDES={"a": (None, 1e-3)}, page=page,
+        COMPARED=[("a", "in")], score=lambda columns, what: columns[what], CASES=["b"],
+        measure=measure))
+    stored = {f"a, {rate}": {"up": [[9.0], [1.0], [2.0, 0.5]][:n], "in": [score, 0.7, 0.7][:n]}
+              for rate, n, score in (("0.0005", 1, 0.1), ("0.001", 1, 0.2), ("0.002", 3, 0.4),
+                                     ("0.004", 1, 0.3))}
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/made_up.json").write_text(json.dumps(
+        {"about": {}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}} | stored))
+    here = contextlib.nullcontext(types.SimpleNamespace(map=map))
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: here)
+    monkeypatch.setattr(bench, "DOCS", tmp_path)
+    for first, seeds in ((1, [3, 4]), (4, [4, 6])):
+        replicate.replicate("made_up", first, 1)
+        found = replicate.load()["made_up"]
+        assert found["about"]["seeds"] == seeds
+        assert [row[0] for row in found["b"]["up"]] == seeds == [row[0] for row in
+                                                                found["a, 0.002"]["up"]]
+    text = replicate.compared()
+    assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
+    assert "w | **shown** | 1.5 (-4.85 to 7.85) | **undecided** | 5 (-7.71 to 17.7) |" in text
+    assert "it follows" not in text
 
 
 @pytest.mark.parametrize("name", bench.NAMES)
@@ -188,6 +269,27 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
     if ", " in case:
         assert rates == [float(case.split(", ")[-1])]
+
+
+def test_the_noise_of_a_batch_is_that_of_its_sampled_tokens(monkeypatch):
+    """Where the reference has e times the probability of each sampled token, k1 is -1 there."""
+    V, calls = common.VOCAB_SIZE, iter(range(9))
+    monkeypatch.setattr(kl, "load_base", untrained)
+    monkeypatch.setattr(kl, "WATCHED", [1])
+    monkeypatch.setattr(kl, "log_probs", lambda _, batch: (
+        torch.zeros(V).log_softmax(dim=-1) + next(calls) * torch.nn.functional.one_hot(
+            batch.tokens[batch.mask > 0], V)))
+    [found] = kl.measure("on the way", 0)["deviation in a batch of k1"]
+    assert found == pytest.approx(1 - 1 / V)
+
+
+@pytest.mark.parametrize("left, longer", [(9, 0), (10, 2)])
+def test_the_length_of_few_outputs_does_not_count_as_growth(left, longer):
+    number = numpy.zeros((1, 2, 5, 2))
+    number[0, :, 0] = (100, 100), (left, 200 - left)            # fewer guess at the end
+    tokens = number * [[[4, 30]], [[24, 30]]]                   # guesses are longer
+    part = zero.parts({"number": number, "tokens": tokens})
+    assert (part[zero.PARTS[-1]] > longer) == (longer > 0)
 
 
 def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):

@@ -16,7 +16,7 @@ from small_runs import SMALL, arguments, steps
 
 import common
 import plumbing
-from lab import bench, measure
+from lab import bench, measure, replicate
 from lab.conform import compare as conform
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
@@ -115,7 +115,8 @@ def test_the_tables_are_those_of_the_stored_numbers():
     found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
     tables = {f"conform: {name}": table for name, table in found.items()}
     tables |= {"bench: logits": measure.kernel_tables()}
-    tables |= dict(zip(("lab: findings", "lab: experiments"), bench.overview()))
+    tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
+    tables |= {"replicate: replication": replicate.compared()}
     for name, table in tables.items():
         [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
         assert f"{name} -->\n{table}<!-- end" in page, name

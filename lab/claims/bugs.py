@@ -19,6 +19,7 @@ from report.check import PARTS, check, parts
 from report.formats import read
 
 SEEDS, ONE_BASE = range(5), True
+OTHER_SEEDS = range(100, 105)                           # of correct runs, as a control
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
 CHECK = f"grpo.py {FLAGS}"

@@ -87,7 +87,7 @@ def page(x):
     yield Claim(
         "with the division by the std, prompts that are solved 5% or 95% of the time count more "
         "than prompts that are solved 50% of the time, in groups of 4, 8, 16 and 64 outputs",
-        "Dr. GRPO", list(edges.values()), at_least=1, ratio=True, exact=True,
+        "Dr. GRPO", list(edges.values()), at_least=1, ratio=True, exact=True, computed=True,
         finding="Because GRPO divides by the std, prompts that are solved 5% or 95% of the time "
         f"count more than prompts that are solved 50% of the time: {edges[64]:.1f} times as much "
         f"in groups of 64 outputs, and {edges[8]:.1f} times as much in groups of 8")

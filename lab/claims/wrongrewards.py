@@ -115,10 +115,10 @@ def page(x):
     yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
                 "that are best by the true reward (exact; three wrong rewards)",
                 "after Skalse and others", [exact[kind] for kind in (NO_PENALTY, ALIVE, NEARER)],
-                at_most=-0.1, exact=True)
+                at_most=-0.1, exact=True, computed=True)
     yield Claim("if the difference of a potential is added to the reward, the walks that are best "
                 "by the sum still have the best true return (exact)", "Ng and others, 1999",
-                exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True)
+                exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True, computed=True)
     yield lambda axis: chart.dots(axis, true, xlabel=f"true return, mean of the last {LAST} steps")
     yield numbers(ends, "base: reward in training", ".2f")
     yield numbers(best, "best walks by this reward (exact)", ".2f")

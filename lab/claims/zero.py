@@ -16,11 +16,12 @@ SEEDS, TUNING = range(5), range(5, 7)
 TO_7 = "--task arithmetic:3-7 --curriculum"
 CHECK = f"grpo.py {TO_7}"
 FLAGS = {"GRPO": TO_7, "Dr. GRPO": f"{TO_7} --loss_type dr_grpo"}
-GRPO, DR_GRPO = FLAGS
+GRPO, _ = FLAGS
 SIDES = dict.fromkeys(FLAGS, (None, 0.0005))
 COMPARED = [(side, "pass@1") for side in SIDES]
 TUNED = "the learning rate of each side, on two other seeds"
 STEPS, WINDOW = 60, 10
+FEWEST = 10                             # outputs whose mean length counts
 PARTS = ("tokens from more thinking", "tokens from harder problems",
          "tokens from longer answers of the same kind")
 
@@ -62,13 +63,16 @@ def score(columns, what):
 def parts(columns):
     """Split the growth of the mean length from the base to the last window. Three factors change
     one after the other: for each cell (5, 2), its fraction of the outputs of its level, the
-    fraction of the level, and the mean length. -> {part: its mean over all orders, (S,)}"""
+    fraction of the level, and the mean length. A length of fewer than FEWEST outputs counts as
+    unchanged, because the split gives the cells of the base a large weight, even if they are nearly
+    empty at the end. -> {part: its mean over all orders, (S,)}"""
     number, tokens = (columns[name][:, [0, -1]] for name in ("number", "tokens"))  # (S, 2, 5, 2)
     of_level = number.sum(axis=3, keepdims=True)
     levels = of_level / number.sum(axis=(2, 3), keepdims=True)
-    with numpy.errstate(invalid="ignore"):              # nan where there is no output
+    with numpy.errstate(invalid="ignore"):              # nan where there are too few outputs
+        lengths = numpy.where(number < FEWEST, numpy.nan, tokens / number)
         factors = numpy.array([number / of_level, numpy.broadcast_to(levels, number.shape),
-                               tokens / number])
+                               lengths])
     first, last = numpy.moveaxis(factors, 2, 0)                                 # (3, S, 5, 2)
     # a factor that is missing in one window counts as unchanged
     first, last = (numpy.nan_to_num(numpy.where(numpy.isnan(one), other, one))
@@ -100,9 +104,6 @@ def page(x):
         axis, length, range(0, STEPS + 1, WINDOW),
         ylim=(0, 40), ylabel="tokens of an answer",
         xlabel=f"step of training (mean of {WINDOW}; 0 is the base)")
-    yield Claim("answers of the same kind grow by at least a token more with GRPO's 1/length than "
-                "without it (at the best rate of each)", "after Dr. GRPO",
-                part[GRPO][PARTS[-1]] - part[DR_GRPO][PARTS[-1]], at_least=1)
     checks = runs[GRPO]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
                 f"{WINDOW}", "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01)
