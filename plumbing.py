@@ -1,6 +1,5 @@
 """A reader of an algorithm can skip this file: it reads the flags, makes the base policy, and gives
-a run its folder, its logs and its checkpoints.
-"""
+a run its folder, its logs and its checkpoints."""
 import argparse
 import ast
 import contextlib
@@ -74,6 +73,8 @@ def parse_flags(config_class, argv=None):
     for holds, message in rules(cfg):
         if not holds:
             fail(message)
+    if common.kernels and "device" not in stored | given:
+        common.kernels.note_unused_gpu()
     return cfg
 
 
@@ -99,8 +100,7 @@ def rules(cfg):
     yield from cfg.rules()
     has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
     yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
-    has_tracker = cfg.report_to == "none" or common.report
-    yield has_tracker, f"--report_to {cfg.report_to}: needs the folders tasks/ and report/"
+    yield common.report or cfg.report_to == "none", "--report_to: needs tasks/ and report/"
     runs = cfg.kernel != "triton" or common.kernels and common.kernels.can_run(cfg.device)
     yield runs, f"--kernel triton: needs {getattr(common.kernels, 'NEEDS', 'kernels/')}; use torch"
 

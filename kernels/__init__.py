@@ -7,7 +7,11 @@ recorded.py   replays a CUDA graph for each batch of the base
 The functions imported here are those that the scripts and plumbing.py call. `make bench` measures
 how fast they are.
 """
+import os
+import shutil
 import sys
+
+import torch
 
 import common
 from kernels.decode import rollout
@@ -16,3 +20,13 @@ from kernels.recorded import recorded
 
 __all__ = ["NEEDS", "applies", "can_run", "logprobs", "recorded", "rollout"]
 common.kernels = sys.modules[__name__]
+DRIVER = "/proc/driver/nvidia/version"       # of Linux; WSL and Windows have only nvidia-smi
+
+
+def note_unused_gpu():
+    """Print a line if the driver of an NVIDIA GPU is installed, but torch cannot use a GPU."""
+    has_driver = os.path.exists(DRIVER) or shutil.which("nvidia-smi")
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")        # by the user
+    if has_driver and not (common.HAS_CUDA or is_hidden):
+        print(f"note: NVIDIA's driver is installed, but torch {torch.__version__} finds no GPU, so "
+              "this run takes the CPU; see docs/install.md#nvidia-gpus", file=sys.stderr)

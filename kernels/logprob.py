@@ -362,7 +362,7 @@ class LogProb(torch.autograd.Function):
 
 # ---- 4. the functions that others call -------------------------------------------------------
 
-MIN_VOCAB = 1024    # below, Triton saves less than the 2 s that compiling takes; see docs/speed.md
+MIN_VOCAB = 1024    # below, Triton saves less time than its compiling takes; see docs/speed.md
 NEEDS = "triton, a GPU of compute capability 8.0, a C compiler and Python.h"
 
 

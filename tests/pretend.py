@@ -17,6 +17,7 @@ import sys
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -141,6 +142,12 @@ def pad_sequence(rows, *options, pad_sequence=torch._C._nn.pad_sequence):
     return Tensor(padded) if type(rows[0]) is Tensor else padded
 
 
+def attention(q, k, v, is_causal=False, attention=F.scaled_dot_product_attention, **options):
+    if is_causal:                       # torch before 2.9 would make the mask on the CPU
+        options["attn_mask"] = torch.ones(q.shape[-2], k.shape[-2], device=q.device).tril() > 0
+    return attention(q, k, v, **options)
+
+
 def factory(name):
     packet, _, overload = name.partition(".")
     function = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -162,8 +169,9 @@ STAND_INS = [
         "current_device": lambda: 0, "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "pretend", "is_bf16_supported": lambda: True,
         "device_of": lambda x: contextlib.nullcontext(), "synchronize": lambda device=None: None,
-        "mem_get_info": lambda device=None: (2**34, 2**34)}),
-    (torch, {"tensor": tensor}),
+        "mem_get_info": lambda device=None: (2**34, 2**34),
+        "is_current_stream_capturing": lambda: False}),
+    (torch, {"tensor": tensor}), (F, {"scaled_dot_product_attention": attention}),
     (torch.Tensor, {"to": to, "device": property(
         lambda x, device=torch.Tensor.device: CUDA if type(x) is Tensor else device.__get__(x))}),
     (torch._C._nn, {"pad_sequence": pad_sequence})]

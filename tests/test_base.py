@@ -193,6 +193,7 @@ def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
     torch.testing.assert_close(*bases, atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (3, 8)])
 def test_the_step_of_muon_is_that_of_torch_but_for_its_bfloat16(shape, double, monkeypatch):
     """muon_step avoids bfloat16, which is slow on many CPUs. Here torch uses float64, too."""

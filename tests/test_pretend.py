@@ -2,6 +2,7 @@
 equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
+import json
 import subprocess
 import sys
 import types
@@ -14,7 +15,10 @@ import torch
 from conftest import ROOT
 from small_runs import steps
 
+import common
 import grpo
+import kernels
+import plumbing
 from kernels import logprob
 from tasks import flags as task_flags
 from tasks import preferences
@@ -164,4 +168,27 @@ def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkey
 def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():
     torch.set_float32_matmul_precision("high")
     train("cpu", "grpo --max_steps 0", "one")
-    assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("file", ["version", "nvidia-smi"])
+def test_a_gpu_that_torch_cannot_use_gets_a_line_unless_the_cpu_was_chosen(
+        file, tmp_path, monkeypatch, capsys):
+    def note(*argv):
+        plumbing.parse_flags(grpo.Config, argv)
+        return capsys.readouterr().err
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(kernels, "DRIVER", "version")
+    assert note() == ""
+    Path(file).touch(mode=0o755)
+    line = note()
+    assert line.startswith("note: NVIDIA's driver is installed") and line.count("\n") == 1
+    Path("config.json").write_text(json.dumps({"script": "grpo.py", "config": {"device": "cpu"}}))
+    assert note("--device", "cpu") == note("--resume_from_checkpoint", ".") == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert note() == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert note() == line
+    monkeypatch.setattr(common, "HAS_CUDA", True)
+    assert note() == ""
