@@ -62,7 +62,7 @@ def excerpt(printed, words, first, last):
 
 def main_job(*seeds):
     """Run grpo.py with each seed in an empty folder, so that each run makes its own base. README.md
-    shows parts of the first run, and docs/play.html has its policy."""
+    shows parts of the first run."""
     results, rows = {}, []
     for seed in seeds or "01234":
         with tempfile.TemporaryDirectory() as empty:
@@ -73,7 +73,6 @@ def main_job(*seeds):
                 shown = excerpt(printed, "base: ", 5, 7)
                 shown = re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask", shown)
                 put("example", shown, "seeds")
-                printed_by(ROOT, "-m", "learn.play", folder)
         cells = [f"{one['base'][name]:.{digits}f} -> {one['trained'][name]:.{digits}f}"
                  for name, digits in SCORES.values()]
         rows.append([seed, *cells, one["steps"],
