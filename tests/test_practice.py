@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import mutants
 import pytest
@@ -202,7 +203,7 @@ def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path, name):
 
 def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     """make mutants plants them."""
-    mistakes = mutants.parse(mutants.MISTAKES.read_text("utf-8"))
+    mistakes = mutants.read_mistakes()
     wrong = []
     for mutant in mistakes:
         count = (ROOT / mutant.file).read_text("utf-8").count("\n".join(mutant.old))
@@ -212,3 +213,24 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     assert not wrong, "\n".join(wrong)
     count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in mistakes)
     assert [mistake for mistake, times in count.items() if times > 1] == []
+
+
+def test_a_change_plants_what_it_touches_and_what_a_test_that_it_touches_killed_last(
+        tmp_path, monkeypatch):
+    """Of a test, all parameters run."""
+    head = "== grpo.py | test_a.py\n"
+    old, new = (mutants.parse(head + "\n".join(f"{name}\n- {name}\n+" for name in names))
+                for names in ("abcd", "abcdn"))
+    said = {"status": "", "rev-parse": "c0ffee\n", "diff": "tests/test_a.py\n", "ls-files": ""}
+    monkeypatch.setattr(mutants, "git", lambda word, *_: said[word])
+    monkeypatch.setattr(mutants, "read_mistakes", lambda _: old)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    tests = ("tests/test_a.py::test[x y]", "tests/test_b.py::test[1]", "tests/test_b.py::test", "")
+    mutants.write_killed(dict(zip(map(mutants.key, old), tests)))
+    commit, killed = mutants.read_killed()
+    assert commit == "c0ffee" and killed[mutants.key(old[1])] == "tests/test_b.py::test"
+    assert [one.name for one in mutants.choose(new)] == ["a", "d", "n"]     # d was never killed
+    items = [SimpleNamespace(nodeid=name) for name in (*tests[:3], "tests/test_b.py::other")]
+    mutants.Order(dict.fromkeys(killed.values(), 0)).pytest_collection_modifyitems(items)
+    assert [item.nodeid for item in items] == [*tests[:3]]
