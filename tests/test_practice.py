@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import equations
 import mutants
 import pytest
 from conftest import ROOT
@@ -213,6 +214,33 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     assert not wrong, "\n".join(wrong)
     count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in mistakes)
     assert [mistake for mistake, times in count.items() if times > 1] == []
+
+
+def test_practice_has_the_mistakes_that_it_recognizes_or_plants_and_no_others():
+    pages = "".join(path.read_text("utf-8") for path in ROOT.glob("docs/*.md"))
+    planted = {(file, name) for script in hunt.FLAGS for _, file, name in hunt.hunts_of(script)}
+    named = tuple(re.findall('learn.practice plant "(.*?)"', pages))
+    blanks = {exercise.script: [equations.FUNCTIONS[exercise.script][function]
+                                for function in exercise.blanks] for exercise in EXERCISES.values()}
+    for path in mutants.MISTAKES:
+        for one in mutants.parse((ROOT / path).read_text("utf-8")):
+            is_used = (one.file, one.name) in planted or one.name.startswith(named) or any(
+                "\n".join(one.old) in function for function in blanks.get(one.file, ()))
+            assert is_used == path.startswith("learn/"), (path, one.file, one.name)
+
+
+def test_an_equation_has_the_mistakes_in_the_lines_that_lead_to_its_tag(capsys):
+    def names(script, number):
+        return {mutant.name for mutant in equations.mistakes_in(f"{script}.py", number)}
+    assert "CISPO's weight is not detached" in names("grpo", 6) - names("grpo", 3)
+    assert "masked slots have a loss" in names("grpo", 7)           # behind the last tag
+    assert "k1 has the wrong sign" in names("gspo", 4)              # kl is that of grpo.py
+    assert "k1 has the wrong sign" not in names("reinforce", 4)
+    assert "the gradient of a clipped s of inf is nan" in names("gspo", 2) & names("gspo", 9)
+    equations.main(["gspo"])
+    said = capsys.readouterr().out
+    assert re.search(r"gspo.py \(9\)  s_t .*\n    in log_ratio, policy_loss; mistakes: \d+\n"
+                     r"     \d+ by tests/test_vectors.py::test_our_functions", said)
 
 
 def test_a_change_plants_what_it_touches_and_what_a_test_that_it_touches_killed_last(
