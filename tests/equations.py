@@ -1,11 +1,10 @@
-"""List the equations of the scripts, and where each is tested: make equations, or make equations
-A=grpo for one script. Below an equation are its functions, the number of mistakes planted in its
-lines, and the tests that caught them when all were planted last (tests/all-killed.txt); for a
-mistake that was not planted then, the words that select its tests.
+"""List the equations of all scripts, or of one (make equations A=grpo): the functions that compute
+each, the number of mistakes planted in its lines, and the tests that caught them when all mistakes
+were planted last (tests/all-killed.txt). A newer mistake has the words that select its tests.
 
-The lines of an equation are those of a function down to the tag, `eq. (n)` or `for (n)`, from the
-tag before it; what follows the last tag belongs to the last tag. If several scripts have a function
-with the same text, its mistakes count in each of them.
+The lines of an equation are those of a function down to its tag, `eq. (n)` or `for (n)`, from the
+tag before it; the last tag also has the lines behind it. If several scripts have a function with
+the same text, its mistakes count in each of them.
 """
 import functools
 import re
@@ -46,7 +45,6 @@ def mistakes_in(script, number):
 
 
 def main(names):
-    """Print the equations of these scripts, by default of all."""
     _, killers = mutants.read_killed()
     for script in [f"{name.removesuffix('.py')}.py" for name in names] or SCRIPTS:
         for number, text in SCRIPTS[script].equations.items():
@@ -55,9 +53,9 @@ def main(names):
                      if str(number) in TAG.findall(code)]
             print(f"{script} ({number})  {text}\n    in {', '.join(homes)}; mistakes: "
                   f"{len(planted)}")
-            tests = Counter(killers.get(mutants.key(one)) or f"{' '.join(one.files)} {one.words}"
-                            for one in planted)
-            for test, count in tests.most_common():
+            tests = (killers.get(mutants.key(one)) or f"{' '.join(one.files)} {one.words}"
+                     for one in planted)
+            for test, count in Counter(tests).most_common():
                 print(f"    {count:2} by {test}")
 
 
