@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff seeds levers \
         zoo lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
 
 ##@ To start
@@ -50,7 +50,7 @@ help:                    ## this list
 ##@ To check your changes
 
 # the tests read and write UTF-8 in any locale
-test quick mutants changed: export PYTHONUTF8 = 1
+test quick mutants changed equations: export PYTHONUTF8 = 1
 
 test: $(READY)           ## run all tests on all cores
 	$(PY) $(PYTEST)
@@ -66,6 +66,9 @@ mutants: $(READY)        ## plant known mistakes one at a time: do the tests cat
 
 changed: $(READY)        ## plant those that a change could hide from the tests; BASE=main: since main
 	$(PY) tests/mutants.py --changed
+
+equations: $(READY)      ## make equations A=grpo: which tests catch how many mistakes in each equation?
+	$(PY) tests/equations.py $(A)
 
 ##@ To keep the scripts in step
 

@@ -3,7 +3,7 @@ tests/mutants.py WORD ... for the mistakes that have all these words in their fi
 With --changed, plant only those that a change could hide from the tests: those that it touches, or
 whose file it touches, or the file with the test that killed them last time; and all if it touches
 what all tests share. tests/all-killed.txt names the last commit at which all mistakes were killed,
-and the test that killed each of them.
+and lists, after each test, the mistakes that it killed (see `key`).
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
 run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -31,8 +32,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Imported alone: its packages would stay imported, and hide those of each copy of the repository.
 sys.path.insert(0, str(ROOT / "learn/practice"))
-from mistakes import MISTAKES, parse  # noqa: E402
+from mistakes import parse  # noqa: E402
 
+# Practice and hunts plant those of the first file, too.
+MISTAKES = ("learn/practice/mistakes.txt", "tests/mistakes.txt")
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
@@ -49,7 +52,8 @@ SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 class Order:
     """A plugin of pytest. It runs only the tests in `only`, {test: seconds}, the shortest first, or
-    all tests if only is None. It records the seconds of each test, and the first that fails."""
+    all tests if only is None. A test without [parameters] means all of its parameters. It records
+    the seconds of each test, and the first that fails."""
 
     def __init__(self, only):
         self.only = only
@@ -65,14 +69,19 @@ class Order:
         if not items and not self.is_skipped:
             raise pytest.UsageError("no test has these words")
         if self.only is not None:
-            items[:] = [item for item in items if item.nodeid in self.only]
-            items.sort(key=lambda item: self.only[item.nodeid])
+            items[:] = [item for item in items
+                        if self.only.keys() & {item.nodeid, without_parameters(item.nodeid)}]
+            items.sort(key=lambda item: self.only.get(item.nodeid, 0))
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self.failed = self.failed or report.nodeid
         elif report.when == "call" and report.passed:
             self.seconds[report.nodeid] = report.duration
+
+
+def without_parameters(test):
+    return test.partition("[")[0]
 
 
 def start(scratch):
@@ -161,12 +170,14 @@ def run_correct(pool, tests, only=None):
 
 def plant(pool, mutants, tests, only=None):
     """Run the tests of mistakes, {file: words}, without a mistake and then with each of them.
-    only: for each mistake, the tests to run; by default all that passed without it.
+    only: for each mistake, a test to run, without its parameters; by default, all tests that
+    passed without it.
     -> iterator of (mistake, what ask() returns). SystemExit if a test fails without a mistake"""
-    known = run_correct(pool, tests, only if only is None else dict.fromkeys(sum(only, []), 0))
+    known = run_correct(pool, tests, only if only is None else dict.fromkeys(only, 0))
     chosen = [known] * len(mutants)
     if only is not None:
-        chosen = [{test: known[test] for test in some if test in known} for some in only]
+        chosen = [{test: seconds for test, seconds in known.items()
+                   if without_parameters(test) == one} for one in only]
     return run_all(pool, ask_with, mutants, range(len(mutants)), chosen)
 
 
@@ -176,23 +187,38 @@ def git(*words):
     return done.stdout if done.returncode == 0 else None
 
 
+def read_mistakes(read=lambda path: (ROOT / path).read_text("utf-8")):
+    """Read the mistakes of both files. -> list of Mutant"""
+    return parse("\n".join(map(read, MISTAKES)))
+
+
+def key(mutant):
+    """Compute a short name of a mistake, from its file and its name. -> 8 characters"""
+    return f"{zlib.crc32(f'{mutant.file}: {mutant.name}'.encode()):08x}"
+
+
 def read_killed():
-    """Read tests/all-killed.txt. -> the commit, {mistake: the test that killed it}"""
-    commit, *rows = (Path(KILLED).read_text().splitlines() if Path(KILLED).exists() else [""])
-    return commit, dict(row.split(" | ", 1) for row in rows)
+    """Read tests/all-killed.txt. -> the commit, {key of a mistake: the test that killed it}"""
+    commit, *rows = (ROOT / KILLED).read_text().splitlines() if (ROOT / KILLED).exists() else [""]
+    return commit, {one: test for test, *keys in map(str.split, rows) for one in keys}
 
 
 def write_killed(killed):
-    """Store the tests that killed all mistakes, {mistake: test}, unless files are not committed."""
+    """Store which tests killed the mistakes, {key: test}, unless files are not committed. A mistake
+    that no test killed, for example because it hung, is left out."""
     if git("status", "--porcelain", "--", ".", f":!{KILLED}") != "":
         return print(f"{KILLED} is not written, because some changes are not committed")
-    rows = [f"{mistake} | {test}" for mistake, test in killed.items()]
-    Path(KILLED).write_text("\n".join([git("rev-parse", "HEAD").strip(), *rows, ""]))
+    rows = {}
+    for one, test in killed.items():
+        if "::" in test:
+            rows.setdefault(without_parameters(test), []).append(one)
+    lines = [" ".join([test, *keys]) for test, keys in sorted(rows.items())]
+    (ROOT / KILLED).write_text("\n".join([git("rev-parse", "HEAD").strip(), *lines, ""]))
 
 
-def choose(mutants, mistakes):
+def choose(mutants):
     """Choose the mistakes that the change since a commit could hide, and print how many. The commit
-    is that of BASE or of tests/all-killed.txt. mistakes: the file that contains them. -> list"""
+    is that of BASE or of tests/all-killed.txt. -> list"""
     commit, killed = read_killed()
     name = os.environ.get("BASE") or commit
     base = (name and git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
@@ -201,11 +227,11 @@ def choose(mutants, mistakes):
         return mutants
     changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
     changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
-    old = [] if any(map(SHARED.fullmatch, changed)) else parse(
-        git("show", f"{base}:{mistakes}") or "")
+    old = [] if any(map(SHARED.fullmatch, changed)) else read_mistakes(
+        lambda path: git("show", f"{base}:{path}") or "")
     chosen = []
     for mutant in mutants:
-        killer, _, _ = killed.get(f"{mutant.file}: {mutant.name}", "").partition("::")
+        killer, _, _ = killed.get(key(mutant), "").partition("::")
         of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
         if mutant not in old or changed & of_mutant:
             chosen.append(mutant)
@@ -219,11 +245,11 @@ def main(words):
     mistake survives or cannot be planted, or if its tests fail without it"""
     clock = time.perf_counter()
     os.chdir(ROOT)
-    mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
+    mutants = [mutant for mutant in read_mistakes()
                if all(word in " ".join([*mutant[:2], *mutant.files])
                       for word in words if word != "--changed")]
     if "--changed" in words:
-        mutants = choose(mutants, str(MISTAKES.relative_to(ROOT)))
+        mutants = choose(mutants)
     _, killers = read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
@@ -231,20 +257,20 @@ def main(words):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     count = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)
-    killed = {f"{mutant.file}: {mutant.name}": "" for mutant in mutants}
+    killed = {}
 
     def tell(mutant, code, failed):
         word = WORDS.get(code, "BROKEN")
         count[word] += 1
-        killed[f"{mutant.file}: {mutant.name}"] = failed
+        killed[key(mutant)] = failed
         print(f"{sum(count.values())} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
               f"[{failed.split('::')[-1]}]", flush=True)
 
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
         # First the test that killed a mistake last time; if it does not, all tests of the mistake.
-        only = [[killers.get(f"{mutant.file}: {mutant.name}", "")] for mutant in mutants]
-        tests = {test.partition("::")[0]: "" for [test] in only}
+        only = [killers.get(key(mutant), "") for mutant in mutants]
+        tests = {test.partition("::")[0]: "" for test in only}
         tests = {file: "" for file in tests if Path(file).is_file()}        # some may be gone
         left = []
         for mutant, (code, failed, _) in plant(pool, mutants, tests, only):

@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -134,9 +135,9 @@ def anchors(path):
     return {re.sub(r"[^\w -]", "", "".join(title).lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
 def test_every_link_and_picture_leads_somewhere(page):
-    text = LANGUAGE_BLOCK.sub("", PAGES[page])
+    text = LANGUAGE_BLOCK.sub("", (ROOT / page).read_text("utf-8"))
     for target in re.findall(r'(?:\]\(|src="|srcset=")([^):"]+)[)"]', text):
         path, _, anchor = target.partition("#")
         place = ((ROOT / page).parent / path if path else ROOT / page).resolve()
@@ -165,6 +166,15 @@ def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
     header = (ROOT / "learn/header.html").read_text("utf-8")
     tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
     assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
+
+
+def test_what_is_gone_is_in_the_commit_that_the_changelog_names():
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
+    if git("rev-parse", "--is-shallow-repository").stdout != "false\n":
+        pytest.skip("needs the history")
+    rows = re.findall("`([0-9a-f]{8}:.*?)`", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    assert rows and [row for row in rows if git("cat-file", "-e", row).returncode != 0] == []
 
 
 # ---- the notebook ----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""Read the planted mistakes of mistakes.txt. `make mutants` checks that a test fails on each of
-them, and practice recognizes them when a learner makes one.
+"""Read the planted mistakes of mistakes.txt: those that practice recognizes when a learner makes
+one, and those that hunts and docs/why.md plant. `make mutants` checks that a test fails on each of
+them, and on those of tests/mistakes.txt, which has all others.
 
 A line `== file | tests` names the file of the mistakes that follow and the tests that should fail:
 files of tests, and an expression for pytest -k. Each mistake has a name, the lines that are
