@@ -110,6 +110,23 @@ def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
         assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
 
 
+IS_AMD = common.CPU.is_file() and "AuthenticAMD" in common.CPU.read_text()
+VERSION, *ARITHMETIC = common.ARITHMETIC
+IS_MEASURED = IS_AMD and VERSION.startswith("2.13.") and ARITHMETIC == ["AVX2", "AVX2"]
+
+
+@pytest.mark.skipif(not IS_MEASURED, reason="needs the processor and the torch of the example")
+def test_the_example_of_the_readme_is_what_a_run_prints(tmp_path):
+    words = [sys.executable, "grpo.py", "--max_steps", "1", "--device", "cpu", "--output_dir"]
+    printed = subprocess.run([*words, f"{tmp_path}/run"], cwd=ROOT, check=True, encoding="utf-8",
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+    example = PAGES["README.md"].partition("seeds: example -->\n```\n")[2].split("\n")[:5]
+    without_time = [line.rpartition(" ")[0] if number == 2 else line
+                    for number, line in enumerate(example)]
+    for line in without_time:
+        assert line in printed
+
+
 # ---- tables ----------------------------------------------------------------------------------
 
 def test_the_tables_are_those_of_the_stored_numbers():
