@@ -36,7 +36,7 @@ import dataclasses
 import re
 from typing import Literal
 
-import common
+import common  # a copied script needs common.py and plumbing.py next to it
 import plumbing
 from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
 

@@ -424,7 +424,7 @@ class Run:
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
         metrics["step_time"] = time.perf_counter() - self.step_clock
         numbers = [metrics.get(name) for name in (*self.columns.values(), "step_time")]
-        cells = [" " * 8 if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]
+        cells = [f"{'-':>8}" if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]
         print(f"{self.step:5d}", *cells, flush=True)
         self.tell("step", batch, advantages, metrics)
         if self.line:                           # of the base, or of what was the last step

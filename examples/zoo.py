@@ -221,7 +221,8 @@ def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
 def backward(policy, batch, ref_logps, A, rows, cfg):
     """Accumulate the gradient of (5) of grpo.py, with the losses of this file. -> metrics"""
     loss = functools.partial(policy_loss, cfg)
-    return grpo.backward(policy, batch, ref_logps, A, rows, cfg, loss, LOSS_TYPES)
+    with_clip = {name: ("clip", LOSS_TYPES[name][1]) for name in CLIPPED}       # (3) is logged
+    return grpo.backward(policy, batch, ref_logps, A, rows, cfg, loss, LOSS_TYPES | with_clip)
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------

@@ -172,27 +172,32 @@ class Answers:
 # ---- 3. warnings and the report --------------------------------------------------------------
 
 class Warnings:
-    """Prints a warning, once in a run, if a metric shows that learning cannot work."""
+    """Prints a warning, once in a run, if a metric shows that learning cannot work, and why the
+    console shows no clip."""
 
     def __init__(self):
         self.printed = set()
 
-    def warn(self, message):
+    def print_once(self, message):
         if message not in self.printed:
-            print(f"warning: {message}", flush=True)
+            print(message, flush=True)
             self.printed.add(message)
 
     def evaluate(self, run, scores):
         if run.step == 0 and scores.get("pass@1") == 0:
-            self.warn("no sample of the base is right: try more --base_steps, or an easier task")
+            self.print_once("warning: no sample of the base is right: try more --base_steps, or an "
+                            "easier task")
         most = run.cfg.num_eval_problems
         if run.step == 0 and scores["problems"] < most:
             print(f"{scores['problems']} different problems are held out, fewer than {most} "
                   "(--num_eval_problems)", flush=True)
 
     def step(self, run, batch, advantages, metrics):
+        if "clip" in run.columns and run.columns["clip"] not in metrics:
+            self.print_once("clip is empty: it counts the tokens beyond the range of --epsilon, "
+                            "which this loss does not use")
         for message in warnings(metrics, run.cfg):
-            self.warn(message.replace("(#", "(docs/why.md#"))
+            self.print_once("warning: " + message.replace("(#", "(docs/why.md#"))
 
 
 class Report:

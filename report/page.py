@@ -2,10 +2,11 @@
 comparison.html in the first one.
 
 The page sums up each run in a sentence, and shows its scores, curves, samples, and answers to
-held-out problems. For several runs, it also shows which flags differ. It needs no network. Every
-run makes its own report.html at its end, from config.json, metrics.jsonl, samples.jsonl,
-evaluation.jsonl and summary.json. All of these but config.json may be missing, for example because
-the run was killed.
+held-out problems. For several runs, it also shows which flags differ. Runs that differ only in
+their seed form a group, which has one color: the page shows their mean and range. It needs no
+network. Every run makes its own report.html at its end, from config.json, metrics.jsonl,
+samples.jsonl, evaluation.jsonl and summary.json. All of these but config.json may be missing, for
+example because the run was killed.
 """
 import dataclasses
 import html
@@ -14,7 +15,9 @@ import json
 import os
 import re
 import shlex
+import zlib
 from pathlib import Path
+from statistics import fmean
 
 import common
 import plumbing
@@ -27,6 +30,9 @@ FEW = 20                # scores of fewer problems sum up no run
 MOST_STEPS = 500        # about half of the steps that a curve shows at most
 MOST_SAMPLES = 10       # about half of the steps whose samples are shown at most
 SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
+SEEDS = ("seed", "base_seed")       # runs of a group differ only in these
+PLACES = ("output_dir", "resume_from_checkpoint")       # these do not change what a run computes
+TEXT = "checksum of the script"     # so that runs of an edited script are not seeds of one group
 
 
 # ---- 1. reading a run ------------------------------------------------------------------------
@@ -71,13 +77,15 @@ def read_run(folder):
     metrics = [by_step[step] for step in sorted(by_step)]
     samples, shown = thinned(records(folder, "samples", "step", "prompt", "completions"),
                              MOST_SAMPLES)
+    text = folder / Path(str(script)).name
+    checksum = f"{zlib.crc32(text.read_bytes()):08x}" if text.is_file() else None
     notes = [f" {what} are those of every {count}th {step}."
              for what, step, count in (("The curves", "step", stride),
                                        ("The samples", "logged step", shown)) if count > 1]
     return {
         "name": folder.resolve().name,
         "command": command(script, flags),
-        "config": {"script": script} | flags,
+        "config": {"script": script, TEXT: checksum} | flags,
         "sentence": sentence(summary, metrics) + "".join(notes),
         "summary": summary,
         "metrics": metrics,
@@ -93,14 +101,7 @@ def sentence(summary, metrics):
     if summary["steps"] == 0:
         return "The run trained for 0 steps."
     ends = [summary["base"], summary["trained"]]
-    rewards = [line["reward"] for line in metrics if line.get("reward") is not None]
-    subject = "reward"
-    values = [*rewards[:1], *rewards[-1:]]
-    for name, label in SUBJECTS.items():
-        is_many = ends[1].get("problems", FEW) >= FEW
-        if ends[0].get(name) is not None and is_many:
-            subject = label
-            values = [end[name] for end in ends]
+    subject, values = change_of(summary, metrics)
     change = " to ".join(f"{value:.3f}" for value in values)
     seconds = f"{summary['seconds_total']:.0f} s"       # as in the last line of the run
     if summary["seconds_warm_start"] >= 0.5:
@@ -113,18 +114,109 @@ def sentence(summary, metrics):
     return text
 
 
-# ---- 2. report.html --------------------------------------------------------------------------
+def change_of(summary, metrics):
+    """Choose the score that sums up a run. -> its name, its first and its last value"""
+    ends = [summary["base"], summary["trained"]]
+    rewards = [line["reward"] for line in metrics if line.get("reward") is not None]
+    subject = "reward"
+    values = [*rewards[:1], *rewards[-1:]]
+    for name, label in SUBJECTS.items():
+        is_many = ends[1].get("problems", FEW) >= FEW
+        if ends[0].get(name) is not None and is_many:
+            subject = label
+            values = [end[name] for end in ends]
+    return subject, values
+
+
+# ---- 2. groups of runs -----------------------------------------------------------------------
+
+def grouped(runs):
+    """Put runs together that differ only in their seed. Runs with the same seed stay apart, because
+    something else must differ. -> list of lists of runs"""
+    groups = {}
+    for run in runs:
+        same = [(flag, x) for flag, x in run["config"].items() if flag not in (*SEEDS, *PLACES)]
+        groups.setdefault(repr(sorted(same)), []).append(run)
+    found = []
+    for group in groups.values():
+        seeds = {tuple(run["config"].get(flag) for flag in SEEDS) for run in group}
+        found += [group] if len(seeds) == len(group) else [[run] for run in group]
+    return found
+
+
+def compared(groups):
+    """Compare the flags of groups. -> list of [flag, whether the groups differ in it, its value in
+    each group: several values, with commas between them, if the runs of the group differ]"""
+    rows = []
+    for flag in dict.fromkeys(flag for group in groups for run in group for flag in run["config"]):
+        values = []
+        for group in groups:
+            found = [run["config"].get(flag) for run in group]
+            texts = dict.fromkeys(map(str, found))
+            values.append(found[0] if len(texts) == 1 else ", ".join(texts))
+        differs = flag not in PLACES and any(value != values[0] for value in values)
+        rows.append([flag, differs, values])
+    return rows
+
+
+def legend(groups, rows):
+    """Name each group by up to three flags in which the groups differ, or by its runs if these
+    flags do not tell the groups apart. -> list of str"""
+    flags = [(flag, values) for flag, differs, values in rows
+             if differs and flag not in (*SEEDS, TEXT)]
+    texts = []
+    for i in range(len(groups)):
+        words = [f"{flag} {values[i]}" if values[i] != "" else f"no {flag}"
+                 for flag, values in flags if values[i] is not None]
+        texts.append(", ".join(words) if len(words) <= 3 else "")
+    is_told = len(set(texts)) == len(texts) > 1
+    names = []
+    for group, text in zip(groups, texts):
+        name = ", ".join(run["name"] for run in group)
+        if len(group) > 1:
+            names.append(f"{text if is_told and text else name} ({len(group)} seeds)")
+        else:
+            names.append(f"{name} ({text})" if is_told and text else name)
+    return names
+
+
+def sum_up(group):
+    """Sum up what happened in the runs of a group. -> str"""
+    if len(group) == 1:
+        return group[0]["sentence"]
+    ended = [run for run in group if run["summary"] is not None]
+    changes = [change_of(run["summary"], run["metrics"]) for run in ended]
+    texts = [f"{len(ended)} of {len(group)} runs have ended."] * (len(ended) < len(group))
+    subjects = {subject for subject, values in changes if len(values) == 2}
+    if len(subjects) == 1 and all(len(values) == 2 for _, values in changes):
+        before, after = zip(*(values for _, values in changes))
+        steps = " or ".join(map(str, sorted({run["summary"]["steps"] for run in ended})))
+        texts.append(f"{subjects.pop().capitalize()} went from {fmean(before):.3f} to "
+                     f"{fmean(after):.3f} in {steps} steps, on average over {len(ended)} seeds, "
+                     f"which ended between {min(after):.3f} and {max(after):.3f}.")
+    return " ".join(texts)
+
+
+# ---- 3. report.html --------------------------------------------------------------------------
 
 def render(runs, metrics_page=None):
     """Fill in the page about some runs, each a dict from read_run. `metrics_page` is the address of
     the page that explains the metrics. -> HTML, str"""
-    configs = [run["config"] for run in runs]
-    flags = []                              # of each flag: name, whether the runs differ, values
-    for flag in dict.fromkeys(flag for config in configs for flag in config):   # keeps their order
-        values = [config.get(flag) for config in configs]
-        flags.append([flag, any(value != values[0] for value in values), values])
-    title = html.escape(", ".join(run["name"] for run in runs))
-    data = json.dumps({"config": flags, "runs": runs, "metricsPage": metrics_page}, allow_nan=False)
+    groups = grouped(runs)
+    rows = compared(groups)
+    labels = legend(groups, rows)
+    title = html.escape(", ".join(labels))
+    shown = []
+    for i, (group, label) in enumerate(zip(groups, labels)):
+        flags = {flag: x for flag, x in group[0]["config"].items() if flag not in SEEDS + PLACES}
+        seeds = [f"--{flag} {values[i]}" for flag, _, values in rows
+                 if flag in SEEDS and values[i] != group[0]["config"].get(flag)]
+        shown.append({
+            "label": label, "sentence": sum_up(group), "seeds": " and ".join(seeds),
+            "command": command(flags["script"], flags) if seeds else group[0]["command"],
+            "runs": [runs.index(run) for run in group]})
+    data = json.dumps({"config": rows, "runs": runs, "groups": shown, "metricsPage": metrics_page},
+                      allow_nan=False)
     # in ASCII, and without any character that could end the script element or begin a tag
     parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
              "DATA": data.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})}
@@ -149,7 +241,7 @@ def write_report(folder, *others):
     return path
 
 
-# ---- 3. the command --------------------------------------------------------------------------
+# ---- 4. the command --------------------------------------------------------------------------
 
 def main(argv=None):
     arguments = parser(__doc__)

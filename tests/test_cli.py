@@ -315,6 +315,17 @@ def test_report_is_left_alone_by_a_copied_script_without_the_tasks_that_it_needs
     common.optional("tasks.flags", "report.observers")
 
 
+@every_script
+def test_a_script_that_was_copied_alone_names_both_files_that_it_lacks(script, empty_folder):
+    path = shutil.copy(script.__file__, empty_folder)
+    done = subprocess.run([sys.executable, path], text=True, capture_output=True)
+    assert done.returncode == 1
+    assert "common.py and plumbing.py next to it" in done.stderr and "plumbing'" not in done.stderr
+    (empty_folder / "common.py").touch()
+    done = subprocess.run([sys.executable, path], text=True, capture_output=True)
+    assert done.stderr.endswith("No module named 'plumbing'\n")
+
+
 def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder, capfd):
     """They refuse flags that need a missing folder. They must not import packages from elsewhere
     that have the names of our folders; PyPI has such packages."""

@@ -84,6 +84,16 @@ def test_imports_run_one_way_and_no_circle_hides_in_importlib():
         check_imports(sources | {"tasks.mix": "from report.logs import finite"})
 
 
+def test_a_file_that_is_copied_imports_only_what_its_command_on_the_install_page_installs():
+    page = (ROOT / "docs/install.md").read_text("utf-8")
+    commands = re.findall(r"^uv run --with (\S+) (\w+)\.py", page, re.M)
+    assert [name for _, name in commands] == ["nano", "real"]
+    for packages, name in commands:
+        found = {target.split(".")[0] for target in
+                 imports(name, (ROOT / f"{name}.py").read_text("utf-8"))}
+        assert found - sys.stdlib_module_names == {*packages.split(",")}
+
+
 # ---- the code in docs/extending.md -----------------------------------------------------------
 
 PAGE = (ROOT / "docs/extending.md").read_text("utf-8")

@@ -11,6 +11,7 @@ from small_runs import INSTANT, arguments, lines
 
 import common
 import grpo
+from examples import zoo
 from report import observers
 
 # ---- one observer ----------------------------------------------------------------------------
@@ -18,6 +19,7 @@ from report import observers
 class FakeRun:
     """What observers ask of a run, whose policy is still as likely to write what it sampled."""
     cfg = grpo.Config(device="cpu")
+    columns = grpo.COLUMNS
     step = 1
     policy = None
 
@@ -83,7 +85,7 @@ def test_the_surprise_is_that_of_sampled_tokens_and_needs_an_entropy():
 
 
 GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1,
-        "entropy": 0.2}
+        "entropy": 0.2, "clip_ratio/region_mean": 0.0}
 
 
 @pytest.mark.parametrize("metrics, said", [
@@ -99,7 +101,18 @@ def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsy
     for _ in range(2):
         observer.step(FakeRun(), None, None, GOOD | metrics)
     printed = capsys.readouterr().out
-    assert printed.count("warning") == bool(said) and said in printed
+    assert printed.count("warning") == bool(said) and said in printed and "clip is" not in printed
+
+
+@pytest.mark.parametrize("loss, has_clip", [("clip_cov", True), ("dro", False), ("cispo", False)])
+def test_the_console_shows_the_clip_of_a_loss_with_a_range_and_else_says_once_why_not(
+        tmp_path, capsys, loss, has_clip):
+    zoo.main(arguments(INSTANT | {"loss_type": loss, "max_steps": 2, "output_dir": tmp_path / "a"}))
+    printed = capsys.readouterr().out
+    head, first = [line.split() for line in printed.splitlines()
+                   if line.startswith((" step", "    1"))]
+    assert first[head.index("clip")] == ("0.000" if has_clip else "-")
+    assert printed.count("clip is empty: it counts") == (not has_clip)
 
 
 # ---- --report_to -----------------------------------------------------------------------------

@@ -10,15 +10,17 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
-from small_runs import SMALL, arguments, steps
+from small_runs import INSTANT, SMALL, arguments, steps
 
 import common
 import plumbing
 from lab import bench, measure, replicate
 from lab.conform import compare as conform
+from report.page import write_report
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -76,6 +78,27 @@ def test_a_command_can_be_given(command):
     cfg = plumbing.parse_flags(config, [*words, "--device", "cpu"])
     if name in SCRIPTS:
         common.load_task(cfg, importlib.import_module(name).verify)
+
+
+def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
+        tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    [sweep], [table] = ([block for one, block in LANGUAGE_BLOCK.findall(PAGES["docs/runs.md"])
+                         if one == language] for language in ("sh", "python"))
+    shown = subprocess.run(["sh", "-c", f'python() {{ echo "$@"; }}\n{sweep}'], text=True,
+                           capture_output=True).stdout.splitlines()
+    assert shown.pop() == "-m report.page runs/sweep/*"
+    for words in map(str.split, shown):
+        assert words.pop(0) == "grpo.py"
+        importlib.import_module("grpo").main([*words, *arguments(INSTANT)])
+    data = write_report(*sorted(Path("runs/sweep").iterdir())).read_text("utf-8")
+    assert re.findall('"label": "(.*?)"', data) == [
+        "loss_type cispo (3 seeds)", "loss_type grpo (3 seeds)"]
+    pytest.importorskip("pandas")
+    capsys.readouterr()
+    exec(table, {})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
 
 
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():

@@ -155,6 +155,9 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
      "line 135: the result has the shape (4,), but should have (3, 4)"),
     ("(logps - old_logps).clamp", "(old_logps - logps).clamp",
      " (2) is wrong, (3) is not graded yet, (5) is not graded yet"),
+    ("-torch.min(ratio * A, clipped", "torch.min(ratio * A, clipped",
+     " surrogate_loss: (2) is right so far, (3) is wrong, (5) is not graded yet"),
+    ("- rewards.mean(1", "- reward.mean(1", " WRONG  advantages: (1) is wrong\n"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     run("nano")
@@ -163,6 +166,14 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     (tmp_path / "practice/nano.py").write_text(source.replace(old, new))
     code, said = run("check", "practice/nano.py")
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
+
+
+def test_an_unknown_name_is_said_with_the_exercises_that_exist(run):
+    code, said = run("gpro", 1)
+    assert code == 2 and said.startswith("error: gpro: there is no exercise")
+    assert "the exercises are nano, reinforce, ppo, grpo, gspo, dpo, and" in said
+    code, said = run("check")
+    assert code == 2 and said.startswith("error: check: has too few or too many words after it")
 
 
 # ---- bug hunts -------------------------------------------------------------------------------

@@ -89,6 +89,39 @@ def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_
     assert report.read_text() == before and not list(first.glob("*.tmp"))
 
 
+def with_ends(folder, before, after):
+    ends = {"base": SUMMARY["base"] | {"greedy": before}, "trained": SUMMARY["trained"] | {
+        "greedy": after}}
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | ends))
+    return folder
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_group_whose_legend_names_what_differs(run):
+    folders = [with_ends(run(name, loss_type=name[:-2], seed=seed, output_dir=name, beta=0.1),
+                         0.1, 0.5 + 0.2 * seed)
+               for name, seed in (("grpo-0", 0), ("grpo-1", 1), ("cispo-0", 0), ("cispo-1", 1))]
+    shown = json.loads(data_of(*folders))
+    groups = shown["groups"]
+    assert [group["label"] for group in groups] == ["loss_type grpo (2 seeds)",
+                                                    "loss_type cispo (2 seeds)"]
+    assert [group["runs"] for group in groups] == [[0, 1], [2, 3]]
+    assert [flag for flag, differs, _ in shown["config"] if differs] == ["loss_type"]
+    assert groups[1]["sentence"] == (
+        "Greedy accuracy went from 0.100 to 0.600 in 2 steps, on average over 2 seeds, which ended "
+        "between 0.500 and 0.700.")
+    assert groups[1]["command"] == "python grpo.py --loss_type cispo --beta 0.1"
+    assert groups[1]["seeds"] == "--seed 0, 1"
+    (folders[3] / "summary.json").unlink()
+    assert json.loads(data_of(*folders))["groups"][1]["sentence"].startswith(
+        "1 of 2 runs have ended. Greedy accuracy went from 0.100 to 0.500 in")
+    (folders[3] / "grpo.py").write_text("an edited script")
+    (folders[1] / "config.json").write_text((folders[0] / "config.json").read_text())
+    assert [group["label"] for group in json.loads(data_of(*folders))["groups"]] == [
+        "grpo-0", "grpo-1", "cispo-0", "cispo-1"]       # the same seed, or another script
+    del folders[1]
+    assert json.loads(data_of(*folders[:2]))["groups"][1]["label"] == "cispo-0 (loss_type cispo)"
+
+
 def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
     folder = run()
     write_log(folder, "metrics", {"step": 0, "eval/greedy": 0.1}, *(
@@ -174,6 +207,15 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
     page = browser.new_page()
     page.on("pageerror", lambda error: faults.append(error))
     page.on("dialog", lambda dialog: faults.append(dialog.message))
+    seeds = [run(f"seed{seed}", seed=seed) for seed in (1, 2)]
+    write_log(seeds[1], "metrics", *({"step": step, "reward": 0.9} for step in (1, 2, 3)))
+    page.goto(write_report(*seeds, whole, run("other", beta=0.5)).as_uri())
+    assert page.locator("h1 span").all_text_contents() == [
+        "seed1, seed2, run (3 seeds)", "other (beta 0.5)"]
+    [band] = page.locator("path[style]").evaluate_all("all => all.map(one => one.outerHTML)")
+    assert "var(--one)" in band and band.count("L") == 3        # two steps, which all have logged
+    assert page.locator("h2", has_text="Greedy answers").count() == 1
+    page.get_by_label("run of the answers").select_option("3")
     for folders in ([bare], [hostile_run(run)], [whole, bare], [whole]):
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="

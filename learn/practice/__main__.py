@@ -41,7 +41,8 @@ def make(name, *numbers):
     plumbing.write(path, exercise.text([int(number) for number in numbers]))
     print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
           "its equation in the docstring, its shape, and the variables that the right line reads.\n"
-          "Fill in one or more of them, and then run:\n "
+          "A loss is right if its gradients are, whatever its value. Fill in one or more blanks,\n"
+          "and then run:\n "
           f" {command('learn.practice', 'check', path)}")
 
 
@@ -65,8 +66,11 @@ def check(word):
         common.fail(f"{word}, {place}: {escape(str(error))}", 1)
     for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
-        wrong = min(marks, default=99)          # the equations after it may depend on it
-        shown = (f"({number}) {marks.get(number, 'is not graded yet' * (number > wrong))}".strip()
+        if state == "WRONG" and len(numbers) == 1:      # the line may have raised an error
+            marks = {numbers[0]: "is wrong"}
+        wrong = min(marks, default=0)           # the equations after it may depend on it
+        others = ["is not graded yet", "is right so far"] if marks else ["", ""]
+        shown = (f"({number}) {marks.get(number, others[number < wrong])}".strip()
                  for number in numbers)
         print(f" {state:6} {function}: {', '.join(shown)}")
         if state != "right":
@@ -97,8 +101,13 @@ def main():
             hunt.answer(word, *guess)
         case ["plant", name, *flags]:
             hunt.run(name, *flags)
-        case _:
-            common.fail(f"unknown command; for a list run: {command('learn.practice', '--help')}")
+        case [word, *_] if word not in ("check", "hunt", "answer", "plant"):
+            common.fail(f"{word}: there is no exercise and no command of this name; the exercises "
+                        f"are {', '.join(NAMES)}, and {command('learn.practice', '--help')} lists "
+                        "the commands")
+        case [word, *_]:
+            common.fail(f"{word}: has too few or too many words after it; for the list of commands "
+                        f"run: {command('learn.practice', '--help')}")
 
 
 if __name__ == "__main__":
