@@ -69,7 +69,7 @@ Departures: the means in (7) are over a micro-batch, as in verl. They leave out 
 is 0, because grpo.py does; such outputs have no penalty in (10). REINFORCE++ has no KL in
 r. ReMax has several outputs per prompt. H_t is the entropy when the output was sampled, instead of
 in each update. The flags that come from grpo.py name its equations. Other methods, such as LUSPO,
-are flags of the scripts: see docs/methods.md.
+are flags of the scripts: docs/zoo.md has a table of names.
 
 Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """
