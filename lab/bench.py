@@ -527,17 +527,18 @@ def overview():
     counts = ", ".join(f"{found[word]} {word}"
                        for word in (SHOWN, CONTRADICTED, NOT_FOUND, SAME, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main ones. If a claim is shown, they only name its source. "
-              f"{SMALL}\n"]
+              f"The tables have the main ones that the ten questions leave out. {SMALL}\n"]
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
-                source += f": {text}" * (claim.verdict != SHOWN)
-                if claim is claims[name][0] or claim.finding and not claim.reason:
+                is_asked = any(at == name and text.startswith(words)
+                               for at, words in ASKED.values())
+                is_main = claim is claims[name][0] or claim.finding and not claim.reason
+                if is_main and not is_asked:
                     rows.append([claim.title, verdict, source, link_to(name)])
-        tables += [f"### {question}\n", table(["finding", "verdict", "claim", "page"], rows)]
+        tables += [f"### {question}\n", table(["finding", "verdict", "source", "page"], rows)]
     return "\n".join(findings), answers(claims), "\n".join(tables)
 
 
