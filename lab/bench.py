@@ -400,8 +400,8 @@ class Claim:
 
     def sides(self):
         """Write the mean of each side, and its learning rate, as the cell of a table."""
-        pairs = zip(self.effect, self.rates)
-        return ", ".join(f"{numpy.mean(values):.3g} ({rate})" for values, rate in pairs)
+        return ", ".join(f"{numpy.mean(values):.3g} ({rate})"
+                         for values, rate in zip(self.effect, self.rates))
 
 
 def means(rows, window):
@@ -450,9 +450,8 @@ def best_rates(name, x):
     """Look up the best learning rate of each of COMPARED. -> {(side, what): a text}"""
     found = {}
     for side, what in module(name).COMPARED:
-        tried, best = tune(name, x, side, what)
-        is_last = best in (tried[0], tried[-1])
-        found[side, what] = best.removeprefix(f"{side}, ") + ", at an end" * is_last
+        (first, *_, last), best = tune(name, x, side, what)
+        found[side, what] = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
     return found
 
 

@@ -133,7 +133,7 @@ def page(x):
         axis, {one.replace(SCRATCH, "cut"): x[case]["entropy"] for one, case in zip(FASTER, CASES)},
         xlabel=f"step on countdown (cut: {SCRATCH})", ylabel="entropy at T 1 of the samples")
     rate = {side: rate for (side, _), rate in best_rates("mismatch", x).items()}
-    arithmetic, countdown = (list(SIDES)[:4], [*list(SIDES)[4:], *CASES[1:]])
+    arithmetic, countdown = [*SIDES][:4], [*SIDES, *CASES[1:]][4:]
     yield numbers({side.partition(", ")[2]: {
         "best rate": rate[side], "pass@1": best[side]["pass@1"],
         "reward in the log": end(best[side], "reward"), "thinks": end(best[side], "thinks")}

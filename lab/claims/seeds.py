@@ -74,5 +74,4 @@ def page(x):
               for case in CASES for place, size in enumerate(SIZES)}
     yield lambda axis: chart.dots(axis, {name: rules[STUDENT] for name, rules in misses.items()},
                                   xlabel="how often Student's interval misses the truth")
-    yield numbers(misses, "how often a rule misses the truth (falls in standard deviations)",
-                  ".2f")
+    yield numbers(misses, "how often a rule misses the truth (falls in standard deviations)", ".2f")
