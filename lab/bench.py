@@ -94,8 +94,8 @@ EQUAL = "base, problems, batches and other flags"
 TUNED = "nothing; the learning rate is 5e-4"
 SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
          "tokens, says nothing about a large model.")
-ONE = ("All seeds start from one base. The intervals leave out how much bases differ, so for any "
-       "other base they are much too narrow.")
+ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
+READ = "This is one small policy: [how to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
          "--device cpu --output_dir run")
@@ -311,6 +311,7 @@ class Claim:
     computed: bool = False          # the numbers do not depend on the seeds of the experiment
     comparisons: int = 1            # number of effects that were compared; this is the largest
     finding: str = ""               # the result, as a sentence
+    rates: tuple = ()               # the learning rates of the two sides, if its page shows them
 
     def __post_init__(self):
         values = self.effect
@@ -397,6 +398,11 @@ class Claim:
         verdict = f"**{self.verdict}**" + f": {self.reason}" * bool(self.reason)
         return [self.text, verdict, measured, region, self.source.replace(paper, link)]
 
+    def sides(self):
+        """Write the mean of each side, and its learning rate, as the cell of a table."""
+        return ", ".join(f"{numpy.mean(values):.3g} ({rate})"
+                         for values, rate in zip(self.effect, self.rates))
+
 
 def means(rows, window):
     """Average over each `window` steps in a row. (S, T) -> (S, T - window + 1)"""
@@ -419,9 +425,11 @@ def steps_to(rows, level, window):
 # ---- 3. the pages ----------------------------------------------------------------------------
 
 def numbers(cases, by="", form=".3g"):
-    """Write a table with a row for each case, {column: a number for each seed}. A cell has the mean
-    of the seeds, and the lowest and highest seed. -> Markdown"""
+    """Write a table with a row for each case, {column: a number for each seed, or a text}. A cell
+    has the mean of the seeds, and the lowest and highest seed. -> Markdown"""
     def cell(values):
+        if isinstance(values, str):
+            return values
         low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
         text = low if low == high else f"{mean} ({low} to {high})"
         return text.replace("inf", "never")
@@ -438,18 +446,13 @@ def at_best(name, x):
             for pair, case in best.items()}
 
 
-def tuned(name, x, form=".3g"):
-    """Write a table of the learning rates that each of COMPARED tried and got. -> Markdown"""
-    one = module(name)
-    rows = []
-    for (side, what), columns in at_best(name, x).items():
-        tried, best = tune(name, x, side, what)
-        values = abs(one.score(columns, what))
-        ends = f"{values.mean():{form}} ({values.min():{form}} to {values.max():{form}})"
-        *rates, rate = [case.removeprefix(f"{side}, ") for case in (*tried, best)]
-        rate += ", at an end" * (rate in (rates[0], rates[-1]))
-        rows.append([side, what, ", ".join(rates), rate, ends.replace("inf", "never")])
-    return table(["side", "judged by", "rates tried", "best rate", "other seeds at it"], rows)
+def best_rates(name, x):
+    """Look up the best learning rate of each of COMPARED. -> {(side, what): a text}"""
+    found = {}
+    for side, what in module(name).COMPARED:
+        (first, *_, last), best = tune(name, x, side, what)
+        found[side, what] = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
+    return found
 
 
 def spans(seeds):
@@ -479,14 +482,18 @@ def page(name):
     for claim, row in zip(claims, rows):
         row[2] += ", one base" * (has_one and not claim.computed)
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
+    if any(claim.rates for claim in claims):
+        heads.insert(3, "both sides (best rates)")
+        for claim, row in zip(claims, rows):
+            row.insert(3, claim.sides())
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
         f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}. "
-        f"{SMALL}\n",
+        f"{READ}\n",
         table(heads, rows), *[f"{ONE}\n"] * has_one,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
-        f"{bases}. It took {about['seconds']} s in {about['processes']} processes, with "
+        f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
         f"{about['machine'].split(' (')[0]}, at commit {about['commit']}.\n"])
 
 
@@ -519,17 +526,18 @@ def overview():
     counts = ", ".join(f"{found[word]} {word}"
                        for word in (SHOWN, CONTRADICTED, NOT_FOUND, SAME, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main ones. If a claim is shown, they only name its source. "
-              f"{SMALL}\n"]
+              f"The tables have the main ones that the ten questions leave out. {SMALL}\n"]
     for question, names in QUESTIONS.items():
         rows = []
         for name in names:
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
-                source += f": {text}" * (claim.verdict != SHOWN)
-                if claim is claims[name][0] or claim.finding and not claim.reason:
+                is_asked = any(at == name and text.startswith(words)
+                               for at, words in ASKED.values())
+                is_main = claim is claims[name][0] or claim.finding and not claim.reason
+                if is_main and not is_asked:
                     rows.append([claim.title, verdict, source, link_to(name)])
-        tables += [f"### {question}\n", table(["finding", "verdict", "claim", "page"], rows)]
+        tables += [f"### {question}\n", table(["finding", "verdict", "source", "page"], rows)]
     return "\n".join(findings), answers(claims), "\n".join(tables)
 
 

@@ -80,12 +80,10 @@ def compared():
         for there, here in pairs:
             if not there.computed:
                 kept += there.verdict == here.verdict
-                rows.append([bench.link_to(name), there.text, *there.cells()[1:3],
-                             *here.cells()[1:3]])
+                rows.append([bench.link_to(name), there.text, there.cells()[1], *here.cells()[1:3]])
         covered.append(f"{name} (seeds {bench.spans(about['seeds'])}, {about['seconds']} s, commit "
                        f"{about['commit']})")
-    heads = ["page", "claim", "verdict there", "effect there (95% interval)",
-             "verdict on new seeds", "effect on new seeds (95% interval)"]
+    heads = ["page", "claim", "verdict there", "new verdict", "new effect (95% interval)"]
     return (f"Repeated so far: {', '.join(covered) or 'none'}. {kept} of {len(rows)} verdicts stay."
             f"\n\n{table(heads, rows)}")
 

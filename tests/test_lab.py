@@ -107,13 +107,27 @@ def test_every_claim_with_one_base_says_so():
         assert (bench.ONE in text) == (name != "rates")
 
 
+def test_the_row_of_a_claim_has_each_side_and_its_rate_if_the_claim_names_rates():
+    *_, text = bench.page("signal")
+    row = "| 0.0112 (-0.0123 to 0.0347) | 0.817 (0.0005), 0.806 (0.00025) | ≤ 0.02 | ours |"
+    assert row in text and "| 0.17 (0.00368 to 0.336) |  | ≥ 0.05 |" in text
+    assert "best rates" not in bench.page("hacking")[2]
+
+
+def test_a_bug_names_three_of_the_metrics_that_show_it_and_counts_the_others():
+    *_, text = bench.page("bugs")
+    assert "`reward_std` too low, 2 more | temperature |" in text       # entropy, groups, std
+    assert "| `loss` too high | nothing |" in text and "0 more" not in text
+
+
 def test_steps_are_counted_to_where_the_mean_crosses_the_level():
     rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
     assert bench.steps_to(rows, 0.675, 2).tolist() == pytest.approx([3.75, math.inf])
     assert bench.steps_to(rows, 0.2, 2).tolist() == [1, 1]          # from the first mean on
     assert bench.steps_to(rows, 0.4, 1).tolist() == pytest.approx([0.2, 2])
-    cells = {"a": {"x": numpy.array([3, math.inf])}, "b": {"x": numpy.array([0.5, 0.5])}}
-    table = "| by | x |\n| --- | --- |\n| a | never (3 to never) |\n| b | 0.5 |\n"
+    cells = {"a": {"x": numpy.array([3, math.inf])}, "b": {"x": numpy.array([0.5, 0.5])},
+             "c": {"x": "1e-3"}}
+    table = "| by | x |\n| --- | --- |\n| a | never (3 to never) |\n| b | 0.5 |\n| c | 1e-3 |\n"
     assert bench.numbers(cells, "by") == table
 
 
@@ -170,7 +184,7 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mon
     assert best == "a, b, 0.004" and len(tried) == 5 and tried[-1] == "a, b, 0.008"
     ends = bench.at_best("made_up", x)
     assert ends["a, b", "up"]["up"].tolist() == [0.004] * 3 and len(x["c, 0.0004"]["up"]) == 4
-    assert "| c | up | 0.0002, 0.0004, 0.0008 | 0.0004 | never" in bench.tuned("made_up", x)
+    assert bench.best_rates("made_up", x) == {("a, b", "up"): "0.004", ("c", "up"): "0.0004"}
     assert bench.spans((0, 1, 2, 5, 7, 8)) == "0 to 2 and 5 and 7 to 8"
 
 
@@ -183,7 +197,7 @@ def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_
     x = {f"a, {5e-4 * 2.0 ** k:g}": {"up": numpy.array([sign * k] * 2)} for k in range(-9, 10)}
     tried, best = bench.tune("made_up", x, "a", "up")
     assert len(tried) == 7 and best == (tried[-1] if sign > 0 else tried[0])
-    assert f"{best[3:]}, at an end |" in bench.tuned("made_up", x)
+    assert bench.best_rates("made_up", x) == {("a", "up"): f"{best[3:]}, at an end"}
 
 
 def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(tmp_path, monkeypatch):
@@ -217,7 +231,7 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(tmp_pa
                                                                 found["a, 0.002"]["up"]]
     text = replicate.compared()
     assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
-    assert "w | **shown** | 1.5 (-4.85 to 7.85) | **undecided** | 5 (-7.71 to 17.7) |" in text
+    assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
     assert "it follows" not in text
 
 

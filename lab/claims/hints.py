@@ -3,7 +3,7 @@ import torch
 
 import common
 import reinforce
-from lab.bench import OURS, Claim, at_best, numbers, steps_to, tuned
+from lab.bench import OURS, Claim, at_best, best_rates, numbers, steps_to
 from lab.docs import run_once
 from lab.training import continued, load_base
 from report import chart
@@ -74,8 +74,8 @@ def page(x):
     for level, direction in (("answer", "reverse"), ("work", "reverse"), ("half", "reverse"),
                              ("half", "forward")):
         case = f"{level}, {direction}"
-        yield Claim("a student thinks as often as its teacher does with the hint, if the textbook "
-                    f"shows {LEVELS[level]} ({direction} KL)", OURS, thinks[case] - own[case],
+        yield Claim("the student thinks as often as its teacher with the hint "
+                    f"({level}, {direction} KL)", OURS, thinks[case] - own[case],
                     at_least=-NEAR, at_most=NEAR, exact=level != "half",
                     finding=finding.format(thinks[case].mean()) * (level == "answer"))
     yield Claim("self-distillation needs fewer samples than GRPO from the same bases", "after SDPO",
@@ -89,13 +89,16 @@ def page(x):
                     OURS, (last[f"{kind}, full"], last[f"{kind}, sampled"]), at_least=0.05)
     yield Claim("a reward keeps the thoughts that the hint does not call up", OURS,
                 (thinks["half, with a reward"], thinks["half, sampled"]), at_least=0.2)
-    yield numbers({case: {
-        "pass@1": x[case]["pass@1"], "share that thinks": thinks[case],
-        "accuracy, last 5 steps": last[case], "greedy": x[case]["greedy"]} for case in CASES},
-        "run", ".2f")
-    yield numbers({LEVELS[level]: {"share that thinks with the hint": own[f"{level}, reverse"]}
-                   for level in LEVELS}, "what the textbook of the base shows", ".2f")
-    yield tuned("hints", x)
+    yield numbers({f"{level}: {shown}": {
+        "teacher thinks, with the hint": own[f"{level}, reverse"],
+        "student thinks": thinks[f"{level}, reverse"],
+        "student is right": last[f"{level}, reverse"]} for level, shown in LEVELS.items()},
+        "textbook (reverse KL)", ".2f")
+    yield numbers({kind: {f"right, {mode}": last[f"{kind}, {mode}"] for mode in MODES}
+                   for kind in KINDS}, "teacher", ".2f")
+    needed = [f"{side} {samples[side].mean():.3g} at {rate}"
+              for (side, _), rate in best_rates("hints", x).items()]
+    yield f"{NEEDED.capitalize()}, at the best rate of each: {', '.join(needed)}.\n"
 
     drawn = ("work, reverse", "half, reverse", "answer, reverse", "answer, GRPO")
     yield lambda axis: chart.curves(axis, {case: x[case]["reward"] for case in drawn},

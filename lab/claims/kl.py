@@ -102,8 +102,8 @@ def page(x):
                        for where in ("", " in a batch"))                        # (S, WATCHED)
     times = numpy.exp(numpy.log(exact[:, -1]).mean())
     low, high = in_batch[:, -1].min(), in_batch[:, -1].max()
-    yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
-                "the standard deviation of k3)", "after Schulman, 2020", 1 / exact[:, -1],
+    yield Claim("after 20 steps, k3 is less noisy than k1 (k1's standard deviation, divided "
+                "by k3's)", "after Schulman, 2020", 1 / exact[:, -1],
                 at_least=1.1, ratio=True, finding="Near the base, the KL estimate k3 is less noisy "
                 f"than k1, but after 20 steps its exact standard deviation is {times:.2g} times "
                 f"k1's, and in a batch of sampled tokens {low:.2g} to {high:.2g} times")

@@ -2,7 +2,7 @@
 the rate, and five others judge the method at that rate."""
 import numpy
 
-from lab.bench import OURS, UNSCORED, Claim, at_best, steps_to, tune, tuned
+from lab.bench import OURS, UNSCORED, Claim, at_best, best_rates, steps_to, tune
 from report import chart
 
 SEEDS, TUNING = range(5), range(5, 7)
@@ -70,7 +70,7 @@ JUDGED = (
      "DPO, offline", PASS, ""),
     (OURS, "with 32 passes, pass@1 ends higher with the clip", "clip, 32 passes",
      "no bound, 32 passes", PASS, ""),
-    (OURS, "with samples that are 8 batches old and four passes, pass@1 ends higher with the clip",
+    (OURS, "with a lag of 8 and four passes, pass@1 ends higher with the clip",
      "clip, stale", "no bound, stale", PASS, ""),
     ("GSPO", "with its paper's clip range, GSPO ends with a higher pass@1 than GRPO",
      "GSPO, 3e-4 / 4e-4", "GRPO", PASS, "At the best learning rate of each, GRPO ends "
@@ -93,18 +93,19 @@ def score(columns, what):
 
 
 def page(x):
-    ends = at_best("rates", x)
+    ends, best = at_best("rates", x), best_rates("rates", x)
     for source, text, *pair, what, finding in JUDGED:
         values = [abs(score(ends[side, what], what)) for side in pair]
         least = SHARE if what == BATCHES else -GAIN if text == NO_COST else GAIN
-        yield Claim(f"{text} (at the best rate of each)", source, tuple(values), at_least=least,
-                    ratio=what == BATCHES,
-                    finding=finding.format(*(one.mean() for one in values)))
+        yield Claim(text, source, tuple(values), at_least=least, ratio=what == BATCHES,
+                    finding=finding.format(*(one.mean() for one in values)),
+                    rates=tuple(best[side, what] for side in pair))
     for method, clip in MOVED:
         moved = [ends[side, PASS]["max_log_ratio"].mean(axis=1) for side in (method, clip)]
         ratio = numpy.exp(numpy.log(moved[0] / moved[1]).mean())
-        yield Claim(f"{method} lets log pi move farther in a batch than the clip does (at the best "
-                    "rate of each)", OURS, tuple(moved), at_least=1.2, ratio=True,
+        yield Claim(f"{method} lets log pi move farther in a batch than the clip does", OURS,
+                    tuple(moved), at_least=1.2, ratio=True,
+                    rates=(best[method, PASS], best[clip, PASS]),
                     finding=f"With tuned learning rates, {method} lets log pi move {ratio:.1f} "
                     "times as far in a batch as the clip does")
     tried = {side: tune("rates", x, side, END)[0]
@@ -121,4 +122,3 @@ def page(x):
         axis.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
         axis.minorticks_off()
     yield draw
-    yield tuned("rates", x)

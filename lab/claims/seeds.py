@@ -58,7 +58,7 @@ def page(x):
                 finding="If one random number in ten falls by 20 standard deviations, as if a run "
                 "had collapsed, a 95% interval from five numbers misses the truth "
                 f"{missed[COLLAPSING]} of the time; if it falls by 10 or by 3, {missed[DEEP]} and "
-                f"{missed[SHALLOW]} (no run is trained, so there are no bases)")
+                f"{missed[SHALLOW]} (no run is trained)")
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
                 x[NORMAL][STUDENT].mean(axis=1), at_most=MOST)
@@ -74,4 +74,4 @@ def page(x):
               for case in CASES for place, size in enumerate(SIZES)}
     yield lambda axis: chart.dots(axis, {name: rules[STUDENT] for name, rules in misses.items()},
                                   xlabel="how often Student's interval misses the truth")
-    yield numbers(misses, "how often a rule misses the truth (falls in standard deviations)")
+    yield numbers(misses, "how often a rule misses the truth (falls in standard deviations)", ".2f")

@@ -1,5 +1,5 @@
 """Tools: does it help to reward each part of a tool call, or longer thoughts?"""
-from lab.bench import Claim, at_best, numbers, tuned
+from lab.bench import Claim, at_best, best_rates, numbers
 from report import chart
 
 SEEDS, TUNING = range(5), range(5, 8)
@@ -33,10 +33,11 @@ def page(x):
     for other in LONGER:
         yield Claim(f"a bonus for length does not help ({other})", "ToolRL",
                     (means[other], means[FINE]), at_most=GAIN)
-    yield numbers({side: {MEAN: means[side], "pass@1, held out": columns["pass@1"],
+    best = best_rates("tools", x)
+    yield numbers({side: {"best rate": best[side, MEAN], MEAN: means[side],
+                          "pass@1, held out": columns["pass@1"],
                           "greedy accuracy, held out": columns["greedy"]}
                    for side, columns in ends.items()}, "reward", ".2f")
-    yield tuned("tools", x)
     yield lambda axis: chart.curves(
         axis, {side: columns["accuracy"] for side, columns in ends.items()},
         ylabel="accuracy", ylim=(0, 1))

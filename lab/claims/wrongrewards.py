@@ -8,7 +8,7 @@ import numpy
 import common
 import grpo
 import plumbing
-from lab.bench import Claim, at_best, numbers, tuned
+from lab.bench import Claim, at_best, best_rates, numbers
 from lab.training import load_base, training
 from report import chart
 from tasks import gridworld
@@ -18,7 +18,7 @@ LAST = 5                                        # number of batches in the mean 
 RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "true reward", "no penalty", "+1 for being alive", "bonus for coming nearer",
     "difference of a potential")
-BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
+FLAGS = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
 SEEDS, TUNING, ONE_BASE = range(5), range(5, 7), True
 CHECK = "grpo.py --task gridworld"
 SIDES = {f"{base} base: {kind}": (None, 5e-4) for base, kinds in (
@@ -63,7 +63,7 @@ def best_from(kind, name, cell, left):
 
 def best_walks(kind):
     """Average the results of the best moves by a reward over all prompts for training."""
-    task = gridworld.Gridworld(plumbing.parse_flags(grpo.Config, BASES["usual"].split()))
+    task = gridworld.Gridworld(plumbing.parse_flags(grpo.Config, FLAGS["usual"].split()))
     rows = [best_from(kind, *start.split(), limit)
             for start, limit in itertools.product(gridworld.STARTS, gridworld.LIMITS)
             if not task.is_held_out(common.Problem(f"{start} {limit}", ""))]
@@ -74,7 +74,7 @@ def measure(case, seed):
     """Train with a reward, and record the return of each step's walks by it and by the true one."""
     side, _, rate = case.rpartition(", ")
     base, kind = side.split(" base: ")
-    cfg, task, policy = load_base(grpo, f"{BASES[base]} --learning_rate {rate} --seed {seed}")
+    cfg, task, policy = load_base(grpo, f"{FLAGS[base]} --learning_rate {rate} --seed {seed}")
 
     def reward(problem, text, verified, step):
         moves = itertools.pairwise(gridworld.play(problem, text).cells)
@@ -101,25 +101,26 @@ def page(x):
             ("usual", NO_PENALTY, "from the usual base, a reward without the penalty",
              "If the reward omits the penalty, walks in the grid world get"),
             ("usual", ALIVE, "from the usual base, a reward of +1 for being alive", ""),
-            ("short", ALIVE, "from a base of few demonstrations (short base), a reward of +1 for "
-             "being alive", "If the reward pays for being alive, walks learned from a base of few "
+            ("short", ALIVE, "from the short base, a reward of +1 for being alive",
+             "If the reward pays for being alive, walks learned from a base of few "
              "demonstrations get")):
         wrong, right = true[f"{base} base: {kind}"], true[f"{base} base: {RIGHT}"]
         if finding:
             finding += f" a true return of {wrong.mean():.2f} instead of {right.mean():.2f}"
-        yield Claim(f"{cause} leads to a lower true return than the true reward does (at the best "
-                    "rate of each)", "after Amodei and others", wrong - right, at_most=-0.1,
-                    finding=finding)
+        yield Claim(f"{cause} leads to a lower true return than the true reward",
+                    "after Amodei and others", wrong - right, at_most=-0.1, finding=finding)
     best = {kind: best_walks(kind) for kind in REWARDS}
     exact = {kind: columns[TRUE] - best[RIGHT][TRUE] for kind, columns in best.items()}
-    yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
-                "that are best by the true reward (exact; three wrong rewards)",
+    yield Claim("the best walks by a wrong reward have a lower true return than the best walks by "
+                "the true reward (exact; three wrong rewards)",
                 "after Skalse and others", [exact[kind] for kind in (NO_PENALTY, ALIVE, NEARER)],
                 at_most=-0.1, exact=True, computed=True)
-    yield Claim("if the difference of a potential is added to the reward, the walks that are best "
-                "by the sum still have the best true return (exact)", "Ng and others, 1999",
+    yield Claim("the best walks by the true reward and the difference of a potential have the best "
+                "true return (exact)", "Ng and others, 1999",
                 exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True, computed=True)
     yield lambda axis: chart.dots(axis, true, xlabel=f"true return, mean of the last {LAST} steps")
-    yield numbers(ends, "base: reward in training", ".2f")
+    rate = best_rates("wrongrewards", x)
+    yield numbers({side: {"best rate": rate[side, PROXY], PROXY: columns[PROXY],
+                          TRUE: columns[TRUE]} for side, columns in ends.items()},
+                  "base: reward in training", ".2f")
     yield numbers(best, "best walks by this reward (exact)", ".2f")
-    yield tuned("wrongrewards", x)

@@ -7,7 +7,7 @@ import numpy
 import common
 import grpo
 import plumbing
-from lab.bench import Claim, at_best, numbers, tuned
+from lab.bench import Claim, at_best, best_rates, numbers
 from lab.claims.signal import BASE
 from lab.training import load_base, training
 from report import chart
@@ -107,10 +107,11 @@ def page(x):
     checks = runs[GRPO]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
                 f"{WINDOW}", "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01)
-    yield numbers({side: {"fraction that thinks, before RL": thinks[side][:, 0],
+    best = best_rates("zero", x)
+    yield numbers({side: {"best rate": best[side, "pass@1"], "pass@1": runs[side]["pass@1"],
+                          "fraction that thinks, before RL": thinks[side][:, 0],
                           "fraction that thinks, at the end": thinks[side][:, -1],
                           "mean tokens, before RL": length[side][:, 0],
                           "mean tokens, at the end": length[side][:, -1]} for side in runs},
                   "run", ".2f")
     yield numbers(part, "run", "+.1f")
-    yield tuned("zero", x)
