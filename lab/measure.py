@@ -141,17 +141,15 @@ def time_logits(N, V, dtype, part):
 
 
 def kernel_table(rows):
-    """Write the table of a machine. -> str"""
-    head = [*rows[0]["of"]]
-    for who in rows[0]["seconds"]:
-        head += [who, "gain"] if "ours" in head else [who]
+    """Write the table of a machine: our time, and how many times as long the others take. -> str"""
+    head = [*rows[0]["of"], *rows[0]["seconds"]]
     lines = []
     for row in rows:
         cells = [*row["of"].values()]
         for who, taken in row["seconds"].items():
-            ms = 1e3 * statistics.median(taken)
-            cells.append(f"{ms:.{0 if ms > 99 else 2}f} ms")
-            if who != "ours":
+            if who == "ours":
+                cells.append(f"{1e3 * statistics.median(taken):.2f} ms")
+            else:
                 ratios = [their / our for our, their in zip(row["seconds"]["ours"], taken)]
                 low, gain, high = statistics.quantiles(ratios, n=4)
                 digits = 1 if gain > 1.3 else 2         # near 1, hundredths matter
@@ -160,10 +158,16 @@ def kernel_table(rows):
     return table(head, lines)
 
 
+def tables(name, write):
+    """Write the tables of docs/speed.md from all docs/NAME-DEVICE.json. write: makes a table from
+    the content of such a file. -> str"""
+    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob(f"{name}-*.json"))]
+    return "\n".join(f"{one['machine']}:\n\n{write(one)}" for one in stored)
+
+
 def kernel_tables():
-    """Write the tables of docs/speed.md from all docs/bench-DEVICE.json. -> str"""
-    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob("bench-*.json"))]
-    return "".join(f"{one['machine']}:\n\n{kernel_table(one['logits'])}\n" for one in stored)
+    """Write the tables of all devices. -> str"""
+    return tables("bench", lambda one: kernel_table(one["logits"]))
 
 
 def kernels():
@@ -244,10 +248,9 @@ def one_step(trainer, folder, outputs):
 
 
 def step_tables():
-    """Write the tables of docs/speed.md from all docs/step-DEVICE.json. -> str"""
-    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob("step-*.json"))]
+    """Write the tables of all devices. -> str"""
     heads = ["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB", "gap, nats"]
-    return "\n".join(f"{one['machine']}:\n\n{table(heads, one['rows'])}" for one in stored)
+    return tables("step", lambda one: table(heads, one["rows"]))
 
 
 def steps(*all_outputs):
@@ -264,6 +267,22 @@ def steps(*all_outputs):
         print(*rows[-1], flush=True)
         record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)    # in case later ones time out
     put("step", step_tables(), "gpu")
+
+
+# ---- 4. the report of make gpu ---------------------------------------------------------------
+
+SCORE = re.compile(r"(?:greedy|pass@1|pairs/loss) [\d.]+|\d+ passed.*|[\d.]+ right")
+
+
+def report_table(rows):
+    """Write the table of a device. rows: command, result, seconds and last line of each -> str"""
+    lines = [[*cells, ", ".join(SCORE.findall(last))] for *cells, last in rows]
+    return table(["command", "result", "seconds", "scores"], lines)
+
+
+def report_tables():
+    """Write the tables of all devices. -> str"""
+    return tables("gpu", lambda one: report_table(one["rows"]))
 
 
 JOBS = {"seeds": main_job, "nano": nano, "kernels": kernels, "step": steps, "one-step": one_step}

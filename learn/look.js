@@ -27,3 +27,30 @@ addEventListener("DOMContentLoaded", () => {
       media: `(prefers-color-scheme${media})`, scheme: name, primary: "indigo", accent: "indigo" } });
   });
 });
+
+// A browser shows Markdown and code as plain text. So in a clone, a link to such a file opens its page in
+// site/, or a note if make site has not built that folder. Whether one of its images loads tells which.
+addEventListener("click", (event) => {
+  const link = event.target.closest("a[href]:not(dialog a)");
+  if (!link || location.protocol !== "file:" || !/\.(md|py)$/.test(link.pathname)) return;
+  event.preventDefault();
+  const root = new URL(".", document.querySelector(".home").href).href;
+  const name = link.href.slice(root.length).split("#")[0];
+  const page = name.replace("README.md", "index.md").replace(/\.md$/, "") + ".html" + link.hash;
+  const isNewTab = event.ctrlKey || event.metaKey || event.shiftKey;
+  const image = new Image();
+  image.addEventListener("load", () => open(`${root}site/${page}`, isNewTab ? "_blank" : "_self"));
+  image.addEventListener("error", () => {
+    const note = document.createElement("dialog");
+    note.innerHTML = `<p><code></code> is a text file. Type <code>make site</code> in your clone: it makes
+      pages of all such files, and this link then opens one.</p>
+      <p><button>Close</button> <a>Open the text</a></p>`;
+    note.querySelector("code").textContent = name;
+    note.querySelector("a").href = link.href;
+    note.querySelector("button").addEventListener("click", () => note.close());
+    note.addEventListener("close", () => note.remove());
+    document.body.append(note);
+    note.showModal();
+  });
+  image.src = `${root}site/docs/path.svg`;
+});

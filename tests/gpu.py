@@ -1,9 +1,10 @@
 """Check for the first time that the project works on a machine with a GPU: make gpu.
 
 Each test is a command, a process with a time limit. So a command that fails, crashes or hangs
-doesn't stop the others, and all of them end within ten minutes. The report, docs/gpu-DEVICE.md, is
-written again after each command; the logs go to runs/gpu, which is emptied first. With DRY=1, the
-commands run without a GPU, in a tiny size on a simulated one (tests/pretend.py).
+doesn't stop the others, and all of them end within ten minutes. After each command, the report is
+written again to docs/gpu-DEVICE.json and docs/speed.md; the logs go to runs/gpu, which is emptied
+first. With DRY=1, the commands run without a GPU, in a tiny size on a simulated one
+(tests/pretend.py), and the report goes to runs/gpu.
 """
 import os
 import re
@@ -20,13 +21,12 @@ import torch
 
 import common
 from engines import task
-from lab.docs import DOCS, ROOT, table
-from lab.measure import NAME, ON_DEVICE, SLUG
+from lab.docs import ROOT, put, record
+from lab.measure import NAME, ON_DEVICE, SLUG, report_table, report_tables
 from learn.sync import SCRIPTS
 
 DRY = "DRY" in os.environ
 FOLDER = ROOT / "runs" / "gpu"
-REPORT = (FOLDER if DRY else DOCS) / f"gpu-{SLUG}.md"
 END = time.monotonic() + 540    # of all commands together
 LIMIT = 120                     # seconds for one command; the bench, which is last, gets the rest
 LONG = 240                      # for a step on a real model, of up to three trainers
@@ -114,10 +114,12 @@ def test_a_command_ends_well(name, command):
     text = log.read_text("utf-8", "replace").strip()
     *_, last = re.findall("^held out.*", text, re.MULTILINE) or text.split("\n")
     seconds = f"{time.monotonic() - began:.0f}"
-    ROWS.append([name, outcome, seconds, last[:160].replace("|", "\\|")])
-    results = table(["command", "result", "seconds", "last line of output"], ROWS)
-    REPORT.write_text(f"# Report of make gpu\n\n{ON_DEVICE}, CUDA {torch.version.cuda}.\n\n"
-                      f"{results}\n[speed.md](speed.md) lists the goals for the bench.\n", "utf-8")
+    ROWS.append([name, outcome, seconds, last[:160]])
+    if DRY:
+        Path(FOLDER, "report.md").write_text(report_table(ROWS), "utf-8")
+    else:
+        record(f"gpu-{SLUG}", machine=f"{ON_DEVICE}, CUDA {torch.version.cuda}", rows=ROWS)
+        put("report", report_tables(), "gpu")
     assert outcome == "ok", f"{outcome}:\n{text[-6000:]}"
     if name == "resumed":
         whole, resumed = (torch.load(FOLDER / run / "checkpoint.pt", weights_only=True)["policy"]

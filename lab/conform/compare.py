@@ -23,8 +23,8 @@ KINDS = ("core", "robust", "convention")
 def tables(content):
     """Write the tables of the page. -> {name of a table: text}"""
     rows = []
-    disputed = []                       # cases with a convention
-    wrong = []                          # other cases that a trainer gets wrong
+    disputed = {}                       # a row of the table -> its cases with a convention
+    wrong = {}                          # the same for other cases that a trainer gets wrong
     total = Counter()
     for name, found in content["vectors"].items():
         cases = {case["id"]: case for case in vectors.read(name)["cases"]}
@@ -36,23 +36,24 @@ def tables(content):
                 counts[trainer, kind] += 1
                 counts[trainer, kind, "right"] += answer == "right"
                 if answer != "right" and kind != "convention":
-                    wrong.append([trainer, kind, f"{name} ({one})", answer])
+                    wrong.setdefault((name, trainer, answer), []).append(one)
             if kind == "convention":
                 words = {"right": "same", None: ""}
                 cells = [words.get(answers.get(trainer), "different") for trainer in TRAINERS]
-                disputed.append([f"{name} ({one})", *cells, case["convention"]])
+                disputed.setdefault((name, *cells, case["convention"]), []).append(one)
         rows.append([name, *(of(counts, trainer, kind) for trainer in TRAINERS for kind in KINDS)])
         total += counts
-    summary = " ".join(
-        f"{trainer} agrees to 1e-6 in {of(total, trainer, 'core')} core cases, in "
-        f"{of(total, trainer, 'robust')} robust cases, which try overflow, infinite numbers and "
-        f"empty outputs, and in {of(total, trainer, 'convention')} cases on which papers or "
-        "trainers disagree." for trainer in TRAINERS)
+    rows.append(["all", *(of(total, trainer, kind) for trainer in TRAINERS for kind in KINDS)])
     heads = [f"{trainer}, {kind}" for trainer in TRAINERS for kind in KINDS]
     return {
-        "vectors": f"{summary}\n\n" + table(["file", *heads], rows),
-        "conventions": table(["case", *TRAINERS, "who does what"], disputed),
-        "wrong": table(["trainer", "grade", "case", "the first wrong number"], wrong)}
+        "vectors": table(["file", *heads], rows),
+        "conventions": table(["case", *TRAINERS, "who does what"], joined(disputed)),
+        "wrong": table(["case", "trainer", "the first wrong number"], joined(wrong))}
+
+
+def joined(cases):
+    """List the rows of a table, each with the cases for which it holds. -> list of lists"""
+    return [[f"{name} ({'; '.join(ids)})", *cells] for (name, *cells), ids in cases.items()]
 
 
 def of(counts, *key):

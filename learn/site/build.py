@@ -17,12 +17,18 @@ from urllib.parse import unquote, urlsplit
 
 SITE = Path("site").resolve()
 PATH = Path("docs/path.md")
+WORDS = Path("docs/words.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
 # pages that would hide, in the search, those that explain: source files and the list of changes
 UNSEARCHED = re.compile(r"(\.py|\.txt|LICENSE|CHANGELOG)\.html")
+TERM = re.compile(r"(?m)^\| (\w.*?) \| (.*) \|$")         # a row of the glossary
 SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
+
+
+def anchor(term):
+    return re.sub(r"\W+", "-", term.lower())
 
 
 def as_page(path):
@@ -54,6 +60,8 @@ def stage(page, text):
     if page.name == "README.md":                # names pages that GitHub shows as source
         text = re.sub(r" (docs/[\w/]+\.html)", r" [\1](\1)", text)
     text = re.sub(LINKS[page.suffix], moved, text)
+    if page == WORDS:                           # each term gets a place, where the search leads
+        text = TERM.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[0][2:]}', text)
     home = os.path.relpath("index.html", page.parent)
     text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
                         "<button id=scheme", 1)
@@ -75,8 +83,8 @@ def dead_links():
 
 def make_searchable(html_pages):
     """Let the search find the sections of the HTML pages, which Zensical copies without reading
-    them, but not UNSEARCHED pages. Each experiment of the lab is found once, not once for each of
-    its sections, which are called alike.
+    them, and the terms of the glossary, but not UNSEARCHED pages. Each experiment of the lab is
+    found once, not once for each of its sections, which are called alike.
 
     From file://, the theme loads search.js instead of search.json. A browser then refuses to load
     the theme's worker, so search.js brings its text along."""
@@ -94,6 +102,10 @@ def make_searchable(html_pages):
                              re.findall(r"<h2.*?</h2>|<p\b[^>]*>.*?</p>", section, re.S))
             found.append({"location": f"{page}#{name}", "level": 2, "title": unescape(title),
                           "text": " ".join(texts), "path": path, "tags": []})
+    for term, text in TERM.findall(WORDS.read_text("utf-8"))[1:]:
+        found.append({"location": f"{WORDS.with_suffix('.html')}#{anchor(term)}", "level": 2,
+                      "title": term, "text": re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text),
+                      "path": ["Glossary"], "tags": []})
     text = json.dumps(index | {"items": found})
     (SITE / "search.json").write_text(text, encoding="utf-8")
     [worker] = SITE.glob("assets/javascripts/workers/search*.js")
