@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff seeds levers \
-        zoo lab stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
+        zoo r1 lab stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
 
 ##@ To start
 
@@ -91,6 +91,9 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 
 lab-%: $(READY)
 	$(PY) -m lab $*
+
+r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md
+	$(PY) -m lab.r1
 
 zoo: $(READY)            ## draw how much a token counts in the losses of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
