@@ -132,12 +132,17 @@ def text(stored):
     costs = [[f"{without} / {name}", difference(x[name]["pass@1"] - x[without]["pass@1"]),
               difference(x[name]["words"] - x[without]["words"])] for without, name in PAIRS]
     seconds = sum(found["seconds"] for found in x.values())
+    means = [x[name]["pass@1"].mean() for name in STAGES]
+    cold_start, first_rl, rejection, last_rl = numpy.diff(means)
     return "\n".join([
-        "```", commands, "```\n", table(heads, rows),
+        "```", commands, "```\n",
+        f"**Of R1's gain in pass@1, {means[-1] - means[0]:.2f}, the cold start adds "
+        f"{cold_start:.2f}, RL {first_rl:.2f}, rejection sampling {rejection:.2f} and the last RL "
+        f"{last_rl:.2f}.**\n", "![chart](r1.svg)\n", table(heads, rows),
         table(["without / with the reward for language", "difference in pass@1 (95% interval)",
                "difference in steps in words"], costs),
         f"Means of seeds {', '.join(stored['seeds'])} (lowest to highest), each with its own base. "
-        f"All runs of a seed take {cell(seconds, '.0f')} s on one core, with "
+        f"The runs of a seed take {cell(seconds, '.0f')} s of one core; the machine has "
         f"{stored['machine']}.\n"])
 
 

@@ -16,7 +16,7 @@ from small_runs import SMALL, arguments, steps
 
 import common
 import plumbing
-from lab import bench, measure
+from lab import bench, measure, r1
 from lab.conform import compare as conform
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
@@ -114,7 +114,8 @@ def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
 def test_the_tables_are_those_of_the_stored_numbers():
     found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
     tables = {f"conform: {name}": table for name, table in found.items()}
-    tables |= {"bench: logits": measure.kernel_tables()}
+    tables |= {"bench: logits": measure.kernel_tables(),
+               "r1: r1": r1.text(json.loads((ROOT / "docs/r1.json").read_text()))}
     tables |= dict(zip(("lab: findings", "lab: experiments"), bench.overview()))
     for name, table in tables.items():
         [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
