@@ -108,13 +108,15 @@ def columns(stored):
 
 
 def cell(values, form=".2f"):
+    """Write the mean, the lowest and the highest of the seeds. -> str"""
     low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
     return low if low == high else f"{mean} ({low} to {high})"
 
 
 def difference(values):
-    low, high = student(values)
-    return f"{values.mean():+.2f} ({low:+.2f} to {high:+.2f})"
+    """Write the mean of the seeds, and its 95% interval. -> str"""
+    mean, low, high = (f"{round(x, 2) + 0.0:+.2f}" for x in (values.mean(), *student(values)))
+    return f"{mean} ({low} to {high})"
 
 
 def text(stored):
@@ -169,11 +171,14 @@ def publish():
 
 def main(argv=None):
     flags = parser(__doc__)
-    flags.add_argument("seeds", nargs="*", type=int, default=range(5), help="seeds [0 1 2 3 4]")
+    flags.add_argument("seeds", nargs="*", type=int, default=[*range(5)],
+                       help="seeds [0 1 2 3 4]")
     flags.add_argument("--processes", type=int, default=os.cpu_count(),
                        help="number of seeds at a time (default: one for each core)")
     flags.add_argument("--draw", action="store_true", help="only make the page again")
     args = flags.parse_args(argv)
+    if len({*args.seeds}) < 2:
+        common.fail("an interval needs at least 2 different seeds")
     if not args.draw:
         context = multiprocessing.get_context("spawn")          # a fork can hang with threads
         with concurrent.futures.ProcessPoolExecutor(args.processes, context) as pool:

@@ -378,7 +378,8 @@ def test_the_scores_of_r1_are_those_of_the_script_and_count_format_and_words_in_
     assert found["format"] == 1 / 8 and found["words"] == (0.5 + 1) / 2
 
 
-def test_a_gain_of_r1_is_the_difference_from_the_run_that_it_starts_from():
+def test_a_gain_of_r1_is_the_difference_from_the_run_that_it_starts_from(refused):
+    refused("at least 2 different seeds", r1.main, ["3", "3"])
     passes = dict(zip(r1.RUNS, (0.1, 0.9, 0.3, 0.6, 0.5, 0.8, 0.75, 0.7)))
     seeds = {seed: {name: {"pass@1": value + add, "tokens": 9, "format": 1, "words": 2 * add,
                            "seconds": 2} for name, value in passes.items()}
