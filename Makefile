@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff seeds levers \
-        zoo lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
+        zoo r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
 
 ##@ To start
 
@@ -97,6 +97,9 @@ lab-%: $(READY)
 
 replicate: $(READY)      ## make replicate A="kl seeds" SEED=1000: repeat claims on other seeds: lab.md
 	$(PY) -m lab.replicate $(A) $(if $(SEED),--seed $(SEED))
+
+r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md
+	$(PY) -m lab.r1
 
 zoo: $(READY)            ## draw how much a token counts in the losses of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo

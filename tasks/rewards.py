@@ -53,9 +53,16 @@ def coarse(task, problem, text, verified, purpose):
     return float(tool_reward(task.true_calls(problem), task.predicted_calls(text)) == 1.0)
 
 
+def language(task, problem, text, verified, purpose):
+    """R1's reward for one language: the share of a thought's steps that are in words, 0 to 1."""
+    return task.share_in_words(text)
+
+
 REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
-           "growing_length": growing_length, "fine": fine, "coarse": coarse}
-OF_CALLS = ("fine", "coarse")           # for a task that lists its calls, as lookup does
+           "growing_length": growing_length, "fine": fine, "coarse": coarse, "language": language}
+# The task that a row needs, and a method that only this task has
+NEEDS = {"fine": ("lookup", "predicted_calls"), "coarse": ("lookup", "predicted_calls"),
+         "language": ("notation", "share_in_words")}
 
 
 class Rewards(Wrapper):
@@ -70,9 +77,10 @@ class Rewards(Wrapper):
             if name not in known or self.names.count(name) > 1:
                 common.fail(f"--reward {cfg.reward}: each name must be one of {', '.join(known)}, "
                             "and may occur only once")
-        if {*OF_CALLS} & {*self.names} and not hasattr(task, "predicted_calls"):
-            common.fail(f"--reward {cfg.reward}: rates the calls of a tool, which {task.name} does "
-                        "not list; --task lookup does")
+            needed, method = NEEDS.get(name, ("", "verify"))
+            if not hasattr(task, method):
+                common.fail(f"--reward {cfg.reward}: {name} needs --task {needed}; {task.name} has "
+                            "nothing that it could rate")
         if "model" in self.names and not common.report:
             common.fail("--reward model: needs report/, which trains the model when a run begins")
         if "model" in self.names and not task.is_judged:

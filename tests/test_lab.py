@@ -19,15 +19,16 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import NEEDS
-from small_runs import SMALL, arguments, at_work, changed_weights, load
+from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
 
 import common
 import grpo
 import plumbing
 import ppo
-from lab import bench, measure, replicate, training
+from lab import bench, measure, r1, replicate, training
 from lab.claims import credit, kl, signal, zero
 from tasks import preferences
+from tasks.notation import Notation
 
 # ---- verdicts --------------------------------------------------------------------------------
 
@@ -427,3 +428,88 @@ def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second
     monkeypatch.setattr(measure, "printed_by", lambda *_: "noise\n[2.5, 5000, 1e-7, 3.25]\n")
     measure.steps("16")
     assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]
+
+
+# ---- R1 --------------------------------------------------------------------------------------
+
+SHORT = shlex.join(arguments(SMALL | {"task": "notation:2", "base_steps": 3, "num_prompts": 2,
+                                      "num_eval_problems": 8, "max_completion_length": 4}))
+
+
+def test_each_run_of_r1_starts_from_the_policy_of_the_run_that_its_row_names(monkeypatch, watch):
+    """The base is a run of 0 steps. Each other run learns, because odd lengths are right here."""
+    policies, begun = {}, {}
+
+    def look(folder):
+        policies[folder] = policy_of(folder)
+        if "cold-start" not in folder:
+            begun[folder] = load(f"{folder}/base.pt")["policy"]
+        return {}
+    for name, command in r1.RUNS.items():
+        monkeypatch.setitem(r1.RUNS, name, re.sub("_steps [1-9]0", "_steps 1", command))
+    taught = watch(r1.coldstart, "load_policy", lambda folder, *_: folder)
+    seeds = watch(plumbing, "warm_start", lambda policy, task, cfg: cfg.base_seed)
+    flags = SHORT.replace("--max_steps 10", "--learning_rate 0.01 --temperature 9")
+    monkeypatch.setattr(r1, "score", look)
+    monkeypatch.setattr(Notation, "check", lambda self, problem, text: float(len(text) % 2))
+    found = r1.measure(3, flags)
+    assert taught == ["runs/r1/base"] and found.keys() == r1.RUNS.keys() and seeds == [3, 4]
+    folders = {name: command.split()[-1] for name, command in r1.RUNS.items()}
+    for name, folder in folders.items():
+        origin = policies[folders[r1.start_of(name)] if r1.start_of(name) else folder]
+        if folder in begun:
+            assert changed_weights(begun[folder], origin) == [], name
+        assert (changed_weights(policies[folder], origin) != []) == (name != "base"), name
+    assert [*map(r1.start_of, r1.STAGES)] == ["", *r1.STAGES[:-1]]
+    assert {r1.start_of(name) for name in r1.RUNS if "R1-Zero" in name} == {"base"}
+    for without, name in r1.PAIRS:              # the same base, steps and rate
+        commands = [r1.RUNS[each].rpartition(" ")[0] for each in (without, name)]
+        assert commands[0].replace("+format", "+format+language") == commands[1]
+
+
+def test_the_scores_of_r1_are_those_of_the_script_and_count_format_and_words_in_thoughts(
+        tmp_path, monkeypatch):
+    monkeypatch.setattr(r1, "PROBLEMS", 4)
+    monkeypatch.setattr(r1, "SAMPLES", 2)
+    flags = SHORT.replace("--num_eval_problems 8", "--num_eval_problems 4")
+    with at_work(tmp_path):
+        monkeypatch.setattr(Notation, "check", lambda self, problem, text: float(len(text) % 2))
+        grpo.main([*shlex.split(flags), "--output_dir", "run"])
+        trained = read_summary("run")["trained"]
+        found = r1.score("run")
+        assert 0 < found["pass@1"] == trained["pass@1"] < 1
+        assert found["tokens"] == pytest.approx(trained["mean_length"])
+        assert found["words"] == 0                          # of no thoughts
+
+        thoughts = ["<think>3 plus 4 is 7;7-5=2</think>", "<think>3 plus 4 is 7</think>"]
+        texts = [f"{thoughts[0]}<answer>2</answer>", thoughts[1], *["<answer>2</answer>"] * 6]
+        complete = grpo.complete
+
+        def written(*args):
+            batch = complete(*args)
+            batch.texts = texts
+            return batch
+        monkeypatch.setattr(grpo, "complete", written)
+        found = r1.score("run")
+    assert found["format"] == 1 / 8 and found["words"] == (0.5 + 1) / 2
+
+
+def test_a_gain_of_r1_is_the_difference_from_the_run_that_it_starts_from(refused):
+    refused("at least 2 different seeds", r1.main, ["3", "3"])
+    passes = dict(zip(r1.RUNS, (0.1, 0.9, 0.3, 0.6, 0.5, 0.8, 0.75, 0.7)))
+    seeds = {seed: {name: {"pass@1": value + add, "tokens": 9, "format": 1, "words": 2 * add,
+                           "seconds": 2} for name, value in passes.items()}
+             for seed, add in (("0", 0), ("7", 0.1))}
+    rows = r1.text({"seeds": seeds, "machine": "here"})
+    gains = {"R1-Zero": 0.8, "1. cold start": 0.2, "2. RL": 0.3, "3. rejection": -0.1,
+             "4. RL": 0.3, r1.WITHOUT: 0.45, r1.WITH: 0.6}
+    for name, gain in gains.items():
+        value = f"{passes[name] + 0.05:.2f} ({passes[name]:.2f} to {passes[name] + 0.1:.2f})"
+        gain = f"{gain:+.2f} ({gain:+.2f} to {gain:+.2f})"
+        assert f"| {name} | {r1.start_of(name)} | {value} | {gain} | 9 | 1.00 | 0.10 (" in rows
+    for without, name in r1.PAIRS:
+        cost = passes[name] - passes[without]
+        assert f"| {without} / {name} | {cost:+.2f} ({cost:+.2f} to {cost:+.2f}) | +0.00" in rows
+    assert "take 16 s" in rows and "seeds 0, 7" in rows
+    assert ("gain in pass@1, 0.70, the cold start adds 0.20, RL 0.30, rejection sampling -0.10 "
+            "and the last RL 0.30") in rows

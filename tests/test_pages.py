@@ -19,7 +19,7 @@ from small_runs import INSTANT, SMALL, arguments, steps
 
 import common
 import plumbing
-from lab import bench, measure, replicate
+from lab import bench, measure, r1, replicate
 from lab.conform import compare as conform
 from report.page import write_report
 
@@ -157,7 +157,8 @@ def test_the_tables_are_those_of_the_stored_numbers():
     found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
     tables = {f"conform: {name}": table for name, table in found.items()}
     tables |= {"bench: logits": measure.kernel_tables(), "gpu: step": measure.step_tables(),
-               "gpu: report": measure.report_tables()}
+               "gpu: report": measure.report_tables(),
+               "r1: r1": r1.text(json.loads((ROOT / "docs/r1.json").read_text()))}
     tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
     tables |= {"replicate: replication": replicate.compared()}
     for name, table in tables.items():

@@ -55,9 +55,12 @@ def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, 
     assert reward("coarse", text, TWO_HOPS) == coarse
 
 
-def test_calls_are_only_rated_where_a_task_lists_them(refused):
-    refused("--task lookup does", load, "arithmetic", reward="accuracy+fine")
-    assert load("lookup", reward="accuracy+fine").names == ["accuracy", "fine"]
+@pytest.mark.parametrize("row, task", [
+    ("fine", "lookup"), ("coarse", "lookup"), ("language", "notation")])
+def test_a_row_that_only_one_task_can_rate_is_refused_for_others(row, task, refused):
+    for other in ("arithmetic", f"{task},arithmetic"):
+        refused(f"{row} needs --task {task}", load, other, reward=f"accuracy+{row}")
+    assert load(task, reward=f"accuracy+{row}").names == ["accuracy", row]
 
 
 # ---- the rows --------------------------------------------------------------------------------
@@ -83,6 +86,23 @@ def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, l
     for purpose, target in ((0, 20), ("pairs", 20), (25, 30), ((50, 1), 40), (1000, 40)):
         found = reward("growing_length", text, purpose=purpose)
         assert found == pytest.approx(0.1 * min(1, length / target))
+
+
+STEP = "3 plus 4 is 7"
+
+
+@pytest.mark.parametrize("text, share", [
+    (f"<think>{STEP};7 minus 5 is 2</think><answer>2</answer>", 1), (f"<think>{STEP};7-5=2", 0),
+    (f"<think>{STEP};7-5=2</think>", 1 / 2), ("<think>3 plus 4 is 9;wait," + STEP + "</think>", 1),
+    (f"<think>3+4=7;7-5=2;2*4=8</think>{STEP};{STEP}", 0), (STEP, 0), ("<think></think>", 0),
+    ("<think>plus;minus;times;is</think>", 0), (f"<think>{STEP}{STEP}</think>", 0),
+    (f"<think>{STEP};;;</think>", 1 / 4), (f"<think>{STEP}</think><think>{STEP}</think>", 0),
+    (f"<think>{STEP} </think>", 0), (f"<think>{STEP}\n</think>", 0),
+    ("<think>\u0663 plus 4 is 7</think>", 0), ("<think>99999 plus 4 is 7</think>", 0),
+    (f"<think>3+4=7,{STEP}</think>", 0), ("<think>3 plus 4=7</think>", 0)], ids=ascii)
+def test_language_is_the_share_of_the_steps_in_words_and_other_texts_get_nothing(text, share):
+    problem = Problem("((3+4)-5)=", "2", task="notation")
+    assert reward("language", text, problem) == pytest.approx(share, abs=1e-12)
 
 
 # ---- --reward --------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python that git tracks in a folder, with the folders in it; "." has only its files. If your change
 # needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
 # the change sees what it costs.
-MOST_OF_A_FOLDER = {".": 3990, "tasks": 1440, "kernels": 710, "examples": 1290, "vectors": 1390,
-                    "report": 1230, "engines": 1060, "learn": 3280, "lab": 3720, "tests": 12300}
+MOST_OF_A_FOLDER = {".": 3990, "tasks": 1485, "kernels": 710, "examples": 1290, "vectors": 1390,
+                    "report": 1230, "engines": 1060, "learn": 3280, "lab": 3940, "tests": 12450}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.

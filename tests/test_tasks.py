@@ -19,9 +19,9 @@ import plumbing
 import tasks
 from common import Problem
 from tasks import gridworld
-from tasks.rewards import OF_CALLS, REWARDS
+from tasks.rewards import NEEDS, REWARDS
 
-NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "number"]
+NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "notation", "number"]
 
 
 def levels(problems):
@@ -68,7 +68,7 @@ def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monke
 @pytest.mark.parametrize("name, checksum", [
     ("arithmetic:3-5", 2827538293), ("countdown", 414979693), ("gridworld", 656171213),
     ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 2891493962),
-    ("key", 371593668), ("key:half", 4031656775)])
+    ("key", 371593668), ("key:half", 4031656775), ("notation", 4140181032)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
@@ -91,7 +91,7 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
     ({"curriculum": True}, "have one difficulty"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
-    *(({"reward": names}, "accuracy, format, length, growing_length, fine, coarse, model")
+    *(({"reward": names}, "accuracy, format, length, growing_length, fine, coarse, language, model")
       for names in ("", "acuracy", "accuracy+", "format+format", "__doc__"))], ids=str)
 def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
     refused(words, load, **flags)
@@ -100,7 +100,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 # ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "arithmetic:3-7", "countdown", "key", "lookup", "number", "arithmetic,lookup"])
+    "arithmetic:3-7", "countdown", "key", "lookup", "notation", "number", "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
     problems = common.held_out_problems(task, 200)
@@ -129,6 +129,25 @@ def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_wha
     assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
     bare = common.sample_problems(load("arithmetic"), 500, 0)
     assert [*map(task.is_held_out, bare)] == [False] * 500      # as in arithmetic
+
+
+def test_half_of_the_steps_of_examples_are_in_words_and_all_of_a_cold_start():
+    task = load("notation:4")
+    for phase, share in (("textbook", 0.5), ("forum", 0.5), ("cold_start", 1)):
+        drawn = common.sample_problems(task, 2000, 0, phase=phase)
+        assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
+        thoughts = [one.completion for one in drawn if "<think>" in one.completion]
+        shares = [*map(task.share_in_words, thoughts)]
+        assert abs(fmean(shares) - share) < (0.03 if share < 1 else 1e-9)
+        assert (fmean(0 < part < 1 for part in shares) > 0.5) == (share < 1)    # mixed
+        plain = [re.sub("[0-9]+", "n", step) for text in thoughts
+                 for step in re.search("<think>(.*)</think>", text)[1].split(";")]
+        kinds = {"n plus n is n", "n minus n is n", "n times n is n", "n+n=n", "n-n=n", "n*n=n"}
+        assert {step.removeprefix("wait,") for step in plain} == (
+            kinds if share < 1 else {kind for kind in kinds if " " in kind})
+    batch = batch_of(problems_of("notation", 4), [[0, 0, 0]])
+    batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>", thoughts[0]]
+    assert task.observe(batch, 0) == {"notation/words": 0.5}
 
 
 def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
@@ -161,7 +180,7 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
         else:
             assert verdict in (0.0, 1.0)
         assert len(task.respond(problem, text)) <= 40
-        known = {*REWARDS} - {*(() if name == "lookup" else OF_CALLS)}
+        known = [row for row in REWARDS if NEEDS.get(row, (name,))[0] == name]
         for row in known if "gridworld" not in name else ():
             value = REWARDS[row](task, problem, text, verdict, i % 60)
             assert isinstance(value, float) and 0 <= value <= 2, (row, text)
