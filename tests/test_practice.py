@@ -116,15 +116,14 @@ def test_an_open_blank_marks_no_other_equation_even_of_the_same_variable(name):
 @pytest.mark.parametrize("name, left, words, number", [
     ("grpo", 7, "the clip takes the max instead of the min", 3),
     ("dpo", 8, "IPO's target for the margin is 1 / beta", 5)])
-def test_a_wrong_equation_is_graded_while_one_that_it_does_not_need_is_open(
-        name, left, words, number):
+def test_a_wrong_equation_is_graded_while_another_is_open(name, left, words, number):
     known = mistake(name, words)
     text = EXERCISES[name].text([left]).replace(*known.old, *known.new)
     marks = [marks for *_, marks in grades.grades(EXERCISES[name], text) if marks]
     assert marks == [{left: "is open", number: "is wrong"}]
     without_comments = re.sub(r"(\.\.\.) *# .*", r"\1", text)
-    assert all(marks[0].items() <= marks_of.items() for *_, marks_of in grades.grades(
-        EXERCISES[name], without_comments) if marks_of)
+    others = [marks for *_, marks in grades.grades(EXERCISES[name], without_comments) if marks]
+    assert marks[0].items() <= others[0].items()
 
 
 def test_a_number_that_is_wrong_in_the_fourth_digit_is_wrong():

@@ -22,7 +22,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
 # the change sees what it costs.
 MOST_OF_A_FOLDER = {".": 3990, "tasks": 1440, "kernels": 710, "examples": 1290, "vectors": 1390,
-                    "report": 950, "engines": 1060, "learn": 3280, "lab": 3380, "tests": 11450}
+                    "report": 950, "engines": 1060, "learn": 3310, "lab": 3380, "tests": 11450}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
