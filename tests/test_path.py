@@ -5,6 +5,7 @@ import functools
 import io
 import math
 import random
+import statistics
 
 import pytest
 import torch
@@ -23,9 +24,12 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     with contextlib.redirect_stdout(io.StringIO()) as out:
         nano.main(seed=3, base_steps=4, steps=2)
     for _ in range(2):                                      # the second run reads the stored base
-        watch = runs.Watch(source, seed=3, base_steps=4)
+        watch = runs.Watch(source, seed=3, base_steps=4, label="mine: ")
         watch.run(3, base_steps=4, steps=2)
         assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
+    before, *steps, after = capsys.readouterr().out.splitlines()[-4:]
+    assert {before[:31], after[:31]} == {"mine: greedy answers: held-out "}
+    assert [line[:21] for line in steps] == ["mine: samples: step 0", "mine: samples: step 1"]
 
 
 def test_a_base_is_stored_for_a_seed_and_what_shapes_it():
@@ -110,6 +114,61 @@ def test_a_level_is_reached_by_the_mean_of_three_steps_even_of_the_last_three():
         assert measure.value(one, f"samples_to {level}") == samples
 
 
+def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sides():
+    lasts = {"without": [0.0, 0.2, 0.3, 0.4, 0.6], "with": [0.5, 0.8, 0.9, 0.62, 0.68]}
+    stored = {measure.digest(source, seed, measure.steps_of("kl")): {"last": lasts[side][seed]}
+              for side, source in sides("kl").items() for seed in measure.SEEDS}
+    assert measure.default_seed("kl", stored) == 3      # one side alone has 2, the other 4
+    assert measure.default_seed("kl", {}) == 0
+    assert measure.default_seed("reinforce", measure.load()) in measure.SEEDS
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """call(*words): run a command in an empty folder, where a run takes no time. -> text"""
+    monkeypatch.chdir(tmp_path)
+    steps = [{"right": right, "text": ""} for right in (0.0, 0.25, 0.25, 0.4)]
+    monkeypatch.setattr(runs, "run", lambda source, seed, number=0, label=None: print(
+        f"{label}seed {seed}") or dict(steps=steps * (source != script(BASE)), seconds=0.0,
+                                       accuracy=[0.5]))
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["path", *map(str, words)])
+        path.main()
+        return capsys.readouterr().out
+    return call
+
+
+def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call):
+    stored = measure.load()
+    said = call("dpo")
+    assert "DPO, r/w (orange on the page): path/20_dpo_orange.py" in said
+    assert f"imitate, r/w: seed {measure.default_seed('dpo', stored)}\n" in said
+    assert "also" not in said and "fourth" not in said and "nan" not in call("reinforce")
+    shares = [measure.value(one, "last") for one in measure.runs_at("dpo", "with", stored)]
+    low, mean, high = min(shares), statistics.fmean(shares), max(shares)
+    assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
+    assert "seed 7" in call("dpo", "--seed", 7)
+
+
+def test_an_edited_script_has_the_seed_of_its_chapter(call):
+    call("write", "dpo")
+    seed = measure.default_seed("dpo", measure.load())
+    assert call("run", "path/20_dpo_with.py") == (
+        f"seed {seed}\nRight samples in the last three steps, with seed {seed}: 30%\n")
+    assert "seed 7: 30%" in call("run", "path/20_dpo_with.py", "--seed", 7)
+
+
+def test_the_list_has_a_number_for_each_rung_that_can_be_run_and_help_for_the_rest(call, refused):
+    lines = call().splitlines()
+    numbers = [line.split()[0] for line in lines if line.strip()[0].isdigit()]
+    rest = [line for line in lines if line[:2] == "  "]
+    assert path.rungs([word for word in numbers if not word.endswith(".py")]) == RUNGS
+    for number, line in zip((0, 1 + len(RUNGS)), rest, strict=True):
+        assert "-m learn.path " in line
+        refused(line.split(maxsplit=1)[1], call, number)
+
+
 def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monkeypatch, tmp_path):
     stored = measure.load()
     monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
@@ -134,13 +193,16 @@ def test_rungs_are_written_for_a_real_model(monkeypatch, tmp_path, capsys, refus
         refused(message, path.main)
 
 
-def test_a_file_that_the_reader_has_changed_is_not_written_over(monkeypatch, tmp_path, refused):
-    monkeypatch.chdir(tmp_path)
-    for end, *words in (("", "write"), ("_with", "write", "gspo"),
+def test_a_file_that_the_reader_has_changed_is_kept_and_the_original_goes_elsewhere(call, stops):
+    for end, *words in (("", "write"), ("_with", "write", "gspo"), ("_with", "gspo"),
                         ("_real", "write", "gspo", "--real")):
-        monkeypatch.setattr("sys.argv", ["path", *words])
-        path.main()
+        call(*words)
         file = path.FOLDER / CHAPTERS["gspo"].file.replace(".py", f"{end}.py")
+        original = file.read_text()
         file.write_text("mine")
-        refused(f"{file}: differs from the script that would replace it", path.main)
+        said = stops(f"{file}: differs from the original", call, *words)
+        assert (f"learn.path run {file}" in said) == (end != "_real")
+        call(*said.rpartition("learn.path ")[2].split())            # the command that it offers
+        assert file.read_text() == "mine"
+        assert (file.parent / "original" / file.name).read_text() == original
         file.unlink()

@@ -106,6 +106,28 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
         assert found.pop("log_ratio") == state and set(found.values()) == {"right"}
 
 
+@every_name
+def test_an_open_blank_marks_no_other_equation_even_of_the_same_variable(name):
+    exercise = EXERCISES[name]
+    for number in {blank.number for blanks in exercise.blanks.values() for blank in blanks}:
+        for function, *graded in grades.grades(exercise, exercise.text([number])):
+            is_open = number in [blank.number for blank in exercise.blanks[function]]
+            assert graded == (["open", [], {number: "is open"}] if is_open else ["right", [], {}])
+
+
+@pytest.mark.parametrize("name, left, words, number", [
+    ("grpo", 7, "the clip takes the max instead of the min", 3),
+    ("dpo", 8, "IPO's target for the margin is 1 / beta", 5)])
+def test_a_wrong_equation_is_graded_while_another_is_open(name, left, words, number):
+    known = mistake(name, words)
+    text = EXERCISES[name].text([left]).replace(*known.old, *known.new)
+    marks = [marks for *_, marks in grades.grades(EXERCISES[name], text) if marks]
+    assert marks == [{left: "is open", number: "is wrong"}]
+    without_comments = re.sub(r"(\.\.\.) *# .*", r"\1", text)
+    others = [marks for *_, marks in grades.grades(EXERCISES[name], without_comments) if marks]
+    assert marks[0].items() <= others[0].items()
+
+
 def test_a_number_that_is_wrong_in_the_fourth_digit_is_wrong():
     exercise = EXERCISES["nano"]
     text = exercise.source.replace("return A / (rewards.std", "return 1.001 * A / (rewards.std")

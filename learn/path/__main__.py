@@ -2,9 +2,11 @@
 
   python -m learn.path               lists the rungs
   python -m learn.path 6             prints the patch of rung 6; runs the scripts of its chapter
-  python -m learn.path 6 --seed 1    uses another seed (the default is 0)
+  python -m learn.path 6 --seed 1    uses seed 1; by default, a chapter has that one of the page's
+                                     five seeds whose runs end nearest to the means of the page
   python -m learn.path write         writes all rungs to path/, to read and compare
   python -m learn.path write 6       writes the scripts that chapter 6 compares, to change them
+  python -m learn.path write 6 --to original    writes them to the folder original/
   python -m learn.path run FILE      runs a script that you have edited, from the same base
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
   python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
@@ -13,7 +15,9 @@
 
 Numbers or names of rungs after `write` or `measure` select chapters.
 """
+import sys
 from pathlib import Path
+from statistics import fmean
 
 import common
 import plumbing
@@ -22,40 +26,91 @@ from learn.path.rungs import CHAPTERS, REAL_RUNGS, RUNGS, counts, diff, real_scr
 from report import command, parser, start
 
 FOLDER = Path("path")
+COLOURS = {"without": "grey", "with": "blue", "also": "orange", "fourth": "dotted"}     # of a side
+FILES = {"also": "orange", "fourth": "dotted"}      # how the names of the files of these sides end
 
 
-def write(name, source):
-    """Write a script to path/. Exits with one line if you have changed it there. -> Path"""
-    path = FOLDER / name
+def describe(name):
+    """Describe a chapter: a rung, or the base or real.py, which are none. -> str"""
+    fields = CHAPTERS[name].fields
+    if name in RUNGS:
+        return f"{counts(name):8} {fields['short']}"
+    return f"{fields['help']}: {command('learn.path', *fields['command'].split())}"
+
+
+def write(path, source):
+    """Write a script. Exits with one line if you have changed it there. -> Path"""
     if not path.exists():
         plumbing.write(path, source)
     elif path.read_text("utf-8") != source:
-        common.fail(f"{path}: differs from the script that would replace it; give your own another "
-                    "name, or remove it")
+        is_real = path.stem.endswith("_real")       # which `run` cannot run
+        run = "" if is_real else f"; to run yours: {command('learn.path', 'run', path)}"
+        elsewhere = command("learn.path", *sys.argv[1:], "--to", path.parent / "original")
+        common.fail(f"{path}: differs from the original{run}; to write the original elsewhere: "
+                    f"{elsewhere}")
     return path
 
 
-def write_sides(name):
+def write_sides(name, folder):
     """Write the scripts that a chapter compares, with its setting and number of steps. -> Paths"""
     steps = f"steps={measure.steps_of(name)})"
-    return [write(CHAPTERS[name].file.replace(".py", f"_{side}.py"),
+    return [write(folder / CHAPTERS[name].file.replace(".py", f"_{FILES.get(side, side)}.py"),
                   source.replace("steps=40)", steps)) for side, source in sides(name).items()]
 
 
-def write_real(name):
+def write_real(name, folder):
     """Write the script of a rung for a real model. -> Path"""
     if name not in REAL_RUNGS:
         common.fail(f"{name} does not run on a real model; these rungs do: {' '.join(REAL_RUNGS)}")
-    return write(CHAPTERS[name].file.replace(".py", "_real.py"), real_script(name))
+    return write(folder / CHAPTERS[name].file.replace(".py", "_real.py"), real_script(name))
 
 
-def show(name, seed):
-    """Print the patch of a rung, and run the scripts that its chapter compares."""
+def last(result):
+    """Compute the share of right samples in the last three steps of a run. -> float"""
+    return measure.value(measure.short(result), "last")
+
+
+def on_page(name, side, stored):
+    """Summarize where the stored runs of a side end. -> str: mean (least to most)"""
+    try:
+        shares = [measure.value(one, "last") for one in measure.runs_at(name, side, stored)]
+    except KeyError:
+        return "not measured"
+    return f"{fmean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
+
+
+def show(name, seed, folder):
+    """Print the patch of a rung, run the scripts that its chapter compares, and print where they
+    end, next to the numbers of the page."""
     from learn.path.runs import run
-    print(*diff(name), "", *write_sides(name), sep="\n")
-    print(CHAPTERS[name].fields.get("note", ""))
-    for side, source in sides(name).items():
-        run(source, seed, measure.steps_of(name), label=f"{side}: ")
+    stored = measure.load()
+    fields, labels = CHAPTERS[name].fields, CHAPTERS[name].labels
+    if seed is None:
+        seed = measure.default_seed(name, stored)
+    notes = [fields[key] for key in ("note", "note_without", "note_also") if key in fields]
+    print(*diff(name), "", *notes, sep="\n")
+    for side, path in zip(sides(name), write_sides(name, folder)):
+        print(f"{labels[side]} ({COLOURS[side]} on the page): {path}")
+    results = {side: run(source, seed, measure.steps_of(name), label=f"{labels[side]}: ")
+               for side, source in sides(name).items()}
+    print(f"\nRight samples in the last three steps, with seed {seed}; on the page, the mean of "
+          "five seeds (and their range):")
+    for side, result in results.items():
+        if result["steps"]:                             # the base has none
+            print(f"  {labels[side]:14} {last(result):4.0%}   {on_page(name, side, stored)}")
+
+
+def run_file(path, seed):
+    """Run a script that the reader has edited, by default with the seed of its chapter."""
+    from learn.path.runs import run
+    if not path.is_file():
+        common.fail(f"{path} does not exist; write all scripts: {command('learn.path', 'write')}")
+    if seed is None:
+        seed = next((measure.default_seed(name, measure.load()) for name in RUNGS
+                     if path.stem.startswith(CHAPTERS[name].file.removesuffix(".py"))), 0)
+    result = run(path.read_text(encoding="utf-8"), seed, label="")
+    if result["steps"]:
+        print(f"Right samples in the last three steps, with seed {seed}: {last(result):.0%}")
 
 
 def rungs(keys):
@@ -63,33 +118,36 @@ def rungs(keys):
     name_of = {key: name for name in RUNGS for key in (name, str(CHAPTERS[name].number))}
     for key in keys:
         if key not in name_of:
-            common.fail(f"{key} is not a rung; list the rungs: {command('learn.path')}")
+            names = [name for name in CHAPTERS if key in (name, str(CHAPTERS[name].number))]
+            common.fail(f"{key} is not a rung" + (
+                f", but {describe(*names)}" if names else
+                f"; list the rungs: {command('learn.path')}"))
     return [name_of[key] for key in keys] or RUNGS
 
 
 def main():
     flags = parser(__doc__)
     flags.add_argument("words", nargs="*", metavar="WORD", help="a command or a rung, see above")
-    flags.add_argument("--seed", type=int, metavar="S", default=0, help="seed of a run")
+    flags.add_argument("--seed", type=int, metavar="S", help="seed of a run")
+    flags.add_argument("--to", type=Path, metavar="FOLDER", default=FOLDER,
+                       help="folder for the scripts that are written")
     flags.add_argument("--real", action="store_true", help="write scripts for real models")
     args = flags.parse_args()
     match args.words:
         case []:
             for name, chapter in CHAPTERS.items():
-                print(f"{chapter.number:2}  {chapter.file:17} {counts(name):8} "
-                      f"{chapter.fields['short']}")
+                number = chapter.number if name in RUNGS else ""
+                print(f"{number:2}  {chapter.file:17} {describe(name)}")
         case ["write", *keys] if args.real:
-            print(*map(write_real, rungs(keys) if keys else REAL_RUNGS), sep="\n")
+            names = rungs(keys) if keys else REAL_RUNGS
+            print(*(write_real(name, args.to) for name in names), sep="\n")
         case ["write"]:
-            print(*(write(CHAPTERS[name].file, script(name)) for name in CHAPTERS), sep="\n")
+            print(*(write(args.to / CHAPTERS[name].file, script(name)) for name in CHAPTERS),
+                  sep="\n")
         case ["write", *keys]:
-            print(*(file for name in rungs(keys) for file in write_sides(name)), sep="\n")
+            print(*(file for name in rungs(keys) for file in write_sides(name, args.to)), sep="\n")
         case ["run", file]:
-            from learn.path.runs import run
-            if not Path(file).is_file():
-                common.fail(f"{file} does not exist; write all scripts: "
-                            f"{command('learn.path', 'write')}")
-            run(Path(file).read_text(encoding="utf-8"), args.seed, label="")
+            run_file(Path(file), args.seed)
         case ["measure", *keys]:
             measure.measure(rungs(keys))
             measure.sweep([name for name in rungs(keys) if name != RUNGS[0]])
@@ -97,7 +155,7 @@ def main():
             from learn.path import page
             page.write(measure.load())
         case [key]:
-            show(*rungs([key]), args.seed)
+            show(*rungs([key]), args.seed, args.to)
         case _:
             common.fail(f"unknown command {' '.join(args.words)}: run "
                         f"{command('learn.path', '--help')}")

@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+)? "
+NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+| seed \d)? "
                     r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
 STYLES = [page.STYLE, Path(__file__).with_name("path.css")]
 PAGE, CHAPTER = (Template(Path(__file__).with_name(f"{name}.html").read_text("utf-8").rstrip("\n"))
@@ -26,13 +26,15 @@ PAGE, CHAPTER = (Template(Path(__file__).with_name(f"{name}.html").read_text("ut
 def fill(text, here, stored):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
     {with best %last} is at the best rate of the side, and {with at 1e-3 %last} is at another rate,
-    with the seeds of CHOICE. -> str"""
+    with the seeds of CHOICE. {with seed 0 %last} is of one seed. -> str"""
     def number(match):
         chapter, side, at, percent, name, form = match.groups()
         chapter = chapter or here
         seeds, factor = SEEDS, 1
         if at == " best":
             factor = best(chapter, stored)[side]
+        elif at and "seed" in at:
+            seeds = [int(at.split()[1])]
         elif at:
             seeds, factor = CHOICE, float(at.split()[1]) / RATE
         runs = runs_at(chapter, side, stored, seeds, factor)
@@ -169,10 +171,10 @@ def rates(name, stored):
     if "fair" not in field:
         return ""
     predicted = f" (Before these runs, we predicted that the difference {field['predicted']}.)"
-    labels = dict(re.findall(r"(without|with|also|fourth)=([^|\n]*)", field["picture"]))
-    rows = [(html.escape(labels[side].strip()), f"{{{side} %last}}",
+    labels = CHAPTERS[name].labels
+    rows = [(html.escape(labels[side]), f"{{{side} %last}}",
              f"{{{side} best %last}} at {rate(factor)}")
-            for side, factor in best(name, stored).items() if side in labels]
+            for side, factor in best(name, stored).items()]
     head = ["right outputs at the end", f"at {rate(1)}", "at the best rate"]
     return ("<h3>With the best learning rate for each side</h3>"
             + fill(grid(head, rows), name, stored) + prose(field["fair"] + predicted, name, stored))

@@ -5,9 +5,11 @@ chapters.txt has a chapter for each rung. The line `== clip on ratio` begins the
 contains the hunks of a unified diff, without line numbers and with @@ between two hunks: the lines
 with " " or "-" must occur in the script exactly once, and the lines with " " or "+" replace them.
 @nano and @real contain hunks for which nano.py and real.py differ.
+@picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
-about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py.
+about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py. It
+and the first chapter, the base, are no rungs: @help and @command say what you can run instead.
 """
 import difflib
 import functools
@@ -35,6 +37,13 @@ class Chapter(NamedTuple):
     def anchor(self):
         """The same in path.md and in path.html."""
         return re.sub(r"[^\w -]", "", self.fields["short"].lower()).replace(" ", "-")
+
+    @property
+    def labels(self):
+        """The names of the sides in the pictures, as a dict; the base is in no picture."""
+        found = re.findall(r"(without|with|also|fourth)=([^|\n]*)", self.fields["picture"])
+        return {"without": CHAPTERS[self.on].fields["short"]} | {
+            side: label.strip() for side, label in found}
 
 
 def read(text):

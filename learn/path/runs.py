@@ -68,13 +68,15 @@ class Watch:
     def print(self, *values, **options):
         text = " ".join(map(str, values))
         self.printed.append(text)
+        kind = "greedy answers: " if text.startswith("held-out") else ""
         if text.startswith("step "):
+            kind = "samples: "
             printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
             self.steps.append(self.summary() | printed)
             self.batches = []
             text += f", right {self.steps[-1]['right']:.3f}"
         if self.label is not None:
-            builtins.print(f"{self.label}{text}", **options)
+            builtins.print(f"{self.label}{kind}{text}", **options)
 
     def summary(self):
         """Measure the outputs of a step. -> dict: one text, and shares or means of all outputs"""

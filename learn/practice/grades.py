@@ -23,7 +23,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from learn.practice.exercise import mutants, set_by
+from learn.practice.exercise import TAG, mutants, set_by
 from report import escape
 
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
@@ -212,8 +212,8 @@ class Wrong(NamedTuple):
 
 def difference(right, mine, is_open=False):
     """Compare the cases of a function: its results and, if these differ, the values of its blanks,
-    of which the first wrong one is reported; if a blank is open, only these values. -> None, a
-    sentence, or Wrong"""
+    of which the first wrong one is reported. If a blank is open, the results of a case that needs
+    it are not compared. -> None, a sentence, or Wrong"""
     def compare(case, own, kind):
         there = getattr(own, kind)
         for what, should in getattr(case, kind).items():
@@ -229,7 +229,8 @@ def difference(right, mine, is_open=False):
         wrong = (f"line {own.lines.get('')}: {own.error}" if own.error != case.error
                  else compare(case, own, "results"))
         if is_open:
-            wrong = own.values.keys() - case.values.keys() or compare(case, own, "values")
+            wrong = (own.values.keys() - case.values.keys() or compare(case, own, "values")
+                     or (None if own.error else compare(case, own, "results")))
         if wrong:
             return compare(case, own, "values") or wrong
     return None
@@ -246,26 +247,37 @@ def grades(exercise, source):
     for function in exercise.blanks:
         vars(mine).update({name: getattr(right, name) for name in exercise.blanks} | {
             function: own.get(function)})
-        left = [set_by(node) for part in tree.body if getattr(part, "name", "") == function
+        left = [number for part in tree.body if getattr(part, "name", "") == function
                 for node in ast.walk(part) if isinstance(node, (ast.Assign, ast.Return))
-                and isinstance(node.value, ast.Constant) and node.value.value is ...]
+                and isinstance(node.value, ast.Constant) and node.value.value is ...
+                for number in numbers_of(exercise.blanks[function], node, source.split("\n"))]
         graded.append((function, *grade(exercise, mine, function, left)))
     return graded
 
 
+def numbers_of(blanks, node, lines):
+    """Find the equation of an open blank by its comment or, if that is gone, all equations whose
+    blanks set the same name. -> list of int"""
+    tag = TAG.search(lines[node.lineno - 1])
+    return [int(tag[3])] if tag else [one.number for one in blanks if one.name == set_by(node)]
+
+
 def grade(exercise, mine, function, left=()):
-    """Grade a function of a module. left: the names that blanks assign which are still open, ""
-    for a return. -> "right" or "WRONG" or "open", sentences, {number of an equation: its mark}"""
+    """Grade a function of a module. left: the numbers of the equations that are still open.
+    -> "right" or "WRONG" or "open", sentences, {number of an equation: its mark}"""
     if not inspect.isfunction(getattr(mine, function)):
         return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
                          "and write its equations yourself"], {}
     [cases] = itertools.tee(ask(exercise, mine, function), 1)
-    wrong = difference(ask_script(exercise, exercise.source, function), cases)
+    right = ask_script(exercise, exercise.source, function)
+    wrong = difference(right, cases)
     if wrong is None:
         return "right", [], {}
-    marks = {blank.number: "is open" for blank in exercise.blanks[function] if blank.name in left}
-    if left and not (isinstance(wrong, Wrong) and wrong.what in wrong.case.values):
-        return "open", [], marks
+    marks = dict.fromkeys(left, "is open")
+    if left:
+        wrong = difference(right, cases, is_open=True)
+        if not isinstance(wrong, Wrong):
+            return "open", [], marks
     blanks = concerned(exercise.blanks[function], wrong)
     marks |= {blank.number: "is wrong" for blank in blanks} if isinstance(wrong, Wrong) else {}
     return "WRONG", explain(blanks, wrong) + known_mistakes(
