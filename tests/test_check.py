@@ -13,7 +13,6 @@ from test_pages import PAGES
 import common
 from grpo import Config, verify
 from learn.practice import hunt
-from report import start
 from report.check import PARTS, check, main, parts, read, summary, warnings
 
 CFG = SimpleNamespace(num_iterations=1, num_mini_batches=2)
@@ -177,7 +176,7 @@ def test_a_job_that_watches_ends_with_1_for_what_it_asks_for(
         words, code, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["check", str(log_of("verl", tmp_path)), *words])
     with pytest.raises(SystemExit) as end:
-        start(main)
+        main()
         raise SystemExit(0)
     assert end.value.code == code and "docs/why.md#no-gradient" in capsys.readouterr().out
 
@@ -185,7 +184,7 @@ def test_a_job_that_watches_ends_with_1_for_what_it_asks_for(
 def test_a_name_that_is_no_part_of_the_page_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["check", str(log_of("verl", tmp_path)), "--fail-on", "rates"])
     with pytest.raises(SystemExit, match="2"):
-        start(main)
+        main()
 
 
 def test_a_correct_run_gets_one_line_with_what_was_read_and_what_lacks():
