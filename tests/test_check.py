@@ -14,6 +14,7 @@ import common
 from grpo import Config, verify
 from learn.practice import hunt
 from report.check import PARTS, check, main, parts, read, summary, warnings
+from report.formats import renamed
 
 CFG = SimpleNamespace(num_iterations=1, num_mini_batches=2)
 GOOD = {"frac_reward_zero_std": 0.2, "grad_norm": 1.0, "max_log_ratio": 0.5, "entropy": 0.2,
@@ -56,6 +57,8 @@ def noise(i):
           "entropy": lambda i: 0.2 if i % 2 else 0.9}),
     ("no-gradient", {"grad_norm": [0.0, 0.0]}),
     ("no-gradient", {"max_log_ratio": [0.0, 0.0], "reward": [0.5, 0.5]}),
+    ("no-gradient", {"max_log_ratio": [0.0, 0.0], "n": 18,
+                     "reward": lambda i: 0.5 + 0.25 * (-1) ** (i + 1) + 0.05 * (i > 9)}),
     ("unused", {"kl": [-1e-9, 1e-9]}), ("temperature", {"sampling/surprise": [0.15, 0.15]}),
     ("stale", {"sampling/sampling_logp_difference/mean": [0.0, 0.1]}),
     ("groups", {"frac_reward_zero_std": [0.5, 1.0], "reward": [0.5, 0.5], "n": 18}),
@@ -154,6 +157,12 @@ def test_the_same_run_is_read_from_each_kind_of_log(kind, tmp_path):
     assert [one["reward"] for one in records] == pytest.approx([0.3 + 0.02 * i for i in range(20)])
     assert check(flags, records, samples) == [
         "groups differ, but the policy gets no gradient (#no-gradient)"]
+
+
+def test_the_name_of_trl_comes_first_then_verls_and_validation_is_an_evaluation():
+    record = {"critic/score/mean": 2.0, "critic/rewards/mean": 3.0, "val-core/acc": 4.0}
+    assert (renamed(record)["reward"], renamed(record)["eval_reward"]) == (2.0, 4.0)
+    assert renamed(record | {"reward": 1.0})["reward"] == 1.0
 
 
 @pytest.mark.parametrize("name, content", [
