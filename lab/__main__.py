@@ -15,6 +15,8 @@ def main(argv=None):
                         help="number of processes at a time (default: one for each core)")
     parser.add_argument("--draw", action="store_true",
                         help="measure nothing: make pages and charts from the stored numbers")
+    parser.add_argument("--add", action="store_true",
+                        help="keep the stored numbers, and measure only what they lack")
     parser.add_argument("--check", action="store_true",
                         help="measure nothing: report the pages whose code now computes otherwise")
     args = parser.parse_args(argv)
@@ -28,7 +30,7 @@ def main(argv=None):
         return
     for name in args.names or bench.NAMES:
         if not args.draw:
-            bench.measure(name, args.processes)
+            bench.measure(name, args.processes, args.add)
         bench.publish(name)
     bench.publish_overview()
 

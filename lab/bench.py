@@ -42,6 +42,7 @@ from pathlib import Path
 import numpy
 import torch
 
+import common
 import dpo
 import grpo
 import gspo
@@ -55,11 +56,11 @@ from report.logs import read_log
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
-             "Samples and credit": ("credit", "signal", "masking", "mismatch", "hints"),
-             "What RL adds": ("sharpen", "zero"),
-             "How to measure": ("methods", "seeds", "bugs")}
+             "Samples and credit": ("credit", "signal", "masking", "hints"),
+             "What RL adds": ("sharpen",),
+             "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their charts
+FINDINGS = ("hacking", "bugs", "sharpen", "kl", "rates")        # shown with their charts
 # The questions that readers come with, chosen before any run with ENOUGH seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
@@ -209,11 +210,36 @@ def make_pool(processes):
     return concurrent.futures.ProcessPoolExecutor(processes, context)
 
 
-def measure(name, processes):
+def kept(name):
+    """Look up what docs/lab/NAME.json contains of what is wanted now, to add seeds to it. -> list
+    of [case, seed, columns], the stored dict about the measurement. Exits if the code now computes
+    something else."""
+    if not check(name):
+        common.fail(f"{name}: its first steps are no longer the same; measure it without --add", 1)
+    one = module(name)
+    stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
+    about = stored.pop("about")
+    jobs = {*wanted(name, arrays(stored))}
+    results = []
+    for case, columns in stored.items():
+        tuning = () if case in getattr(one, "CASES", ()) else one.TUNING
+        for seed, *values in zip((*tuning, *seeds_of(one, case)), *columns.values()):
+            if (case, seed) in jobs:
+                results.append([case, seed, dict(zip(columns, values))])
+    return results, about
+
+
+def measure(name, processes, add=False):
     """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
-    this is interrupted, the next call continues, unless the code was committed in between."""
+    this is interrupted, the next call continues, unless the code was committed in between.
+    add: keep what is stored there, and measure only what it lacks."""
     about = describe(processes)
     results, seconds = [], 0                                    # [case, seed, columns]
+    if add:
+        results, before = kept(name)
+        seconds = before["seconds"]
+        judging = {seed for _, seed, _ in results} - {*getattr(module(name), "TUNING", ())}
+        about["before"] = f"seeds {spans(sorted(judging))} at commit {before['commit']}"
     path = ROOT / "runs" / f"lab-{name}.json"
     if path.exists():
         *interrupted, before = json.loads(path.read_text("utf-8"))
@@ -293,7 +319,7 @@ class Claim:
     lies; the bound is the smallest effect that matters. The claim is shown if the whole 95%
     interval of the effect lies in the region, contradicted if none of it does, and undecided
     otherwise. The interval is Student's, because other rules find an effect too often with few
-    seeds; docs/lab/seeds.md shows how often it misses the truth if a run sometimes collapses.
+    seeds; but it misses the truth more often if a run sometimes collapses.
 
     The difference of two fractions, such as accuracies, can also be *the same*: if it would be
     undecided, but the whole interval lies within NEAR of 0. So the region, which was chosen before
@@ -494,7 +520,8 @@ def page(name):
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
-        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}.\n"])
+        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}"
+        + f" ({about['before']})" * ("before" in about) + ".\n"])
 
 
 def link_to(name):

@@ -9,18 +9,19 @@ from lab.training import load_base, training
 from report import chart
 from tasks import preferences
 
-SEEDS, ONE_BASE = range(5, 10), True
+SEEDS = range(5, 17)
 STEPS = 60
 MODELS = {"frozen": {0: 1}, "frozen, 5 times the pairs": {0: 5},
           "fresh": dict.fromkeys(range(0, STEPS, 12), 1)}       # step -> trainings before it
 CASES = list(MODELS)
+FEWER = dict.fromkeys(CASES[1:], range(5, 10))
 WINDOW = 5                      # number of batches that accuracy is averaged over
 FALL = 0.05                     # smallest rise or fall of accuracy that matters
 
 
 def measure(case, seed):
     """Train grpo.py against a reward model, which MODELS[case] trains before some of the steps."""
-    cfg, task, policy = load_base(grpo, f"--seed {seed}")
+    cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
     model = preferences.RewardModel(policy)
     task.rewards = lambda batch, step: model.rewards(batch)
     steps = training(cfg, task, policy)

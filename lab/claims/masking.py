@@ -8,7 +8,7 @@ from lab.bench import Claim, at_best, best_rates, numbers, steps_to
 from lab.training import load_base, training
 from report import chart
 
-SEEDS, TUNING, ONE_BASE = range(5), range(5, 8), True
+SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 8)
 STEPS = 36
 LEVEL, WINDOW = 0.9, 2          # a table has the steps until WINDOW batches reach this accuracy
 LATE = 10                       # number of last batches averaged for the late accuracy
@@ -37,7 +37,8 @@ def unmask(task):
 def measure(case, seed):
     """Train grpo.py as it is, without a tool, or without the mask of the tool's tokens."""
     tool, _, rate = case.rpartition(", ")
-    cfg, task, policy = load_base(grpo, f"{TASK} --learning_rate {rate} --seed {seed}")
+    cfg, task, policy = load_base(grpo, f"{TASK} --learning_rate {rate} --seed {seed} "
+                                  f"--base_seed {seed}")
     if tool == LEARNED:
         unmask(task)
     if case == NO_TOOL:

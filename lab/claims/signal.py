@@ -10,7 +10,7 @@ from lab.training import load_base, training
 from report import chart
 from tasks import pass_rates
 
-SEEDS, TUNING = range(5), range(5, 7)
+SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 7)
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
 CHECK = f"grpo.py {FLAGS} --dynamic_sampling 4"
