@@ -61,7 +61,7 @@ QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
 FINDINGS = ("hacking", "bugs", "sharpen", "kl", "rates")        # shown with their charts
-# The questions that readers come with, chosen before any run with ENOUGH seeds: the experiment, and
+# The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
     "Does the clip help, if each side has its best learning rate?":
@@ -80,7 +80,6 @@ ASKED = {
         ("masking", "the accuracy of the last 10 steps is higher if the tool's tokens are masked"),
     "Does a policy deceive a reward model?":
         ("hacking", "against a frozen reward model, accuracy rises and then falls")}
-ENOUGH = 12                     # seeds that are planned for each of these questions
 # Flags for runs whose batches are measured, so that no time is spent on evaluations
 UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
@@ -521,7 +520,7 @@ def page(name):
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
         f"{about['machine'].split(' (')[0]}, at commit {about['commit']}"
-        + f" ({about['before']})" * ("before" in about) + ".\n"])
+        + f" ({about.get('before')})" * ("before" in about) + ".\n"])
 
 
 def link_to(name):
@@ -535,10 +534,8 @@ def answers(claims):
         [claim] = [claim for claim in claims[name] if claim.text.startswith(words)]
         text, verdict, measured, *_ = claim.cells()
         rows.append([question, verdict, text, measured, len(claim.values), link_to(name)])
-    enough = sum(row[4] >= ENOUGH for row in rows)
     heads = ["question", "verdict", "claim", "effect (95% interval)", "seeds", "page"]
-    return (f"{ENOUGH} seeds are planned for each of these claims; {enough} of the {len(rows)} "
-            "claims have as many now.\n\n" + table(heads, rows))
+    return table(heads, rows)
 
 
 def overview():
