@@ -79,7 +79,7 @@ def read_run(folder):
                              MOST_SAMPLES)
     text = folder / Path(str(script)).name
     checksum = f"{zlib.crc32(text.read_bytes()):08x}" if text.is_file() else None
-    notes = [f" {what} are those of every {count}th {step}."
+    notes = [f" {what} show one {step} in {count}."
              for what, step, count in (("The curves", "step", stride),
                                        ("The samples", "logged step", shown)) if count > 1]
     return {

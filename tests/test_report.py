@@ -136,8 +136,8 @@ def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
     assert 250 < sum("eval/greedy" in line for line in shown["metrics"]) < 1_200
     groups = [group["step"] for group in shown["samples"]]
     assert 40 <= len(groups) <= 88 and groups[:4] == [10] * 4 and groups[-4:] == [20_000] * 4
-    assert "The curves are those of every 32th step." in shown["sentence"]
-    assert "The samples are those of every 128th logged step." in shown["sentence"]
+    assert "The curves show one step in 32." in shown["sentence"]
+    assert "The samples show one logged step in 128." in shown["sentence"]
 
 
 def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
