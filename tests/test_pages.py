@@ -102,6 +102,12 @@ def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
     assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
 
 
+@pytest.mark.parametrize("page", [*PAGES, "vectors/README.md"])
+def test_no_product_is_read_as_italics(page):
+    text = LANGUAGE_BLOCK.sub("", (ROOT / page).read_text("utf-8"))
+    assert re.findall(r"[\w)]\*[\w(].*", re.sub("`.*?`", "", text)) == []
+
+
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
     blocks = LANGUAGE_BLOCK.findall(PAGES["docs/nano.md"])
     shown = [block for language, block in blocks if language == "python"]

@@ -136,8 +136,8 @@ def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
     assert 250 < sum("eval/greedy" in line for line in shown["metrics"]) < 1_200
     groups = [group["step"] for group in shown["samples"]]
     assert 40 <= len(groups) <= 88 and groups[:4] == [10] * 4 and groups[-4:] == [20_000] * 4
-    assert "The curves are those of every 32th step." in shown["sentence"]
-    assert "The samples are those of every 128th logged step." in shown["sentence"]
+    assert "The curves show one step in 32." in shown["sentence"]
+    assert "The samples show one logged step in 128." in shown["sentence"]
 
 
 def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
@@ -151,13 +151,18 @@ def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
             import_script(name)
 
 
-def test_a_run_outside_the_checkout_names_no_folder_of_this_machine(run, tmp_path, monkeypatch):
+def test_the_report_links_the_page_on_metrics_unless_the_run_is_outside_the_checkout(
+        run, tmp_path, monkeypatch):
     folder = run()
     for here, address in ((tmp_path, "../docs/metrics.md"), (tmp_path / "checkout", None)):
         monkeypatch.setattr("common.HERE", here)
         (here / "docs").mkdir(parents=True)
         (here / "docs/metrics.md").touch()
         assert json.loads(data_of(folder))["metricsPage"] == address
+    (tmp_path / "site/docs").mkdir(parents=True)
+    (tmp_path / "site/docs/metrics.html").touch()
+    monkeypatch.setattr("common.HERE", tmp_path)
+    assert json.loads(data_of(folder))["metricsPage"] == "../site/docs/metrics.html"
 
 
 def test_the_command_starts_the_same_run_again():
