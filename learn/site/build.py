@@ -22,9 +22,8 @@ LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(
 # pages that would hide, in the search, those that explain: source files and the list of changes
 UNSEARCHED = re.compile(r"(\.py|\.txt|LICENSE|CHANGELOG)\.html")
 TERM = re.compile(r"(?m)^\| (\w.*?) \| (.*) \|$")         # a row of the glossary
-SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
-TOP = re.compile(r"<h1.*?(?=<section|</main>)", re.S)      # of a page, before its first section
-NAMES = re.compile(r"<h2><code>(.*?)</code>(.*?)</h2>")     # of functions, before a heading
+# the top of a page, which has no name, or a section
+SECTION = re.compile(r'(?:(?=<h1)|<section[^>]*\sid="?([\w-]+)"?>)(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
 
@@ -102,14 +101,12 @@ def make_searchable(html_pages):
             found.append(item)
     for page in html_pages:
         path = {"path": ["The path"], "play": ["Play"]}.get(page.stem, ["Read", page.stem])
-        text = page.read_text(encoding="utf-8")
-        for name, section in [("", TOP.search(text)[0]), *SECTION.findall(text)]:
-            section = NAMES.sub(r"<h2>\2 (\1)</h2>", section)
+        for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
+            section = re.sub(r"<h2><code>(.*?)</code>(.*?)</h2>", r"<h2>\2 (\1)</h2>", section)
             title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
                              re.findall(r"<h[12].*?</h[12]>|<p\b[^>]*>.*?</p>", section, re.S))
-            location = f"{page}#{name}" if name else str(page)
-            found.append({"location": location, "level": 2 if name else 1, "title": unescape(title),
-                          "text": " ".join(texts), "path": path, "tags": []})
+            found.append({"location": f"{page}#{name}".strip("#"), "level": 2, "tags": [],
+                          "title": unescape(title), "text": " ".join(texts), "path": path})
     for term, text in TERM.findall(WORDS.read_text("utf-8"))[1:]:
         found.append({"location": f"{WORDS.with_suffix('.html')}#{anchor(term)}", "level": 2,
                       "title": term, "text": re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text),
