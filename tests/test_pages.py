@@ -232,6 +232,21 @@ def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
     assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
 
 
+def test_a_phone_wraps_a_command_between_flags_and_names_the_numbers_of_a_table(browser):
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.set_content("<article class=md-typeset><pre><code>python grpo.py --learning_rate 0.05 "
+                     "--max_steps 8 --output_dir runs/why</code></pre><table><tr><th>processor"
+                     "<th>seconds<tr><td>Intel Xeon<td>91, of which the base took 54; right after "
+                     "the installation, 98</table></article>")
+    page.add_style_tag(path=ROOT / "learn/site/site.css")
+    page.add_script_tag(path=ROOT / "learn/site/site.js")
+    lines = "flags => flags.map((flag) => flag.getClientRects().length)"
+    assert page.eval_on_selector_all("pre span", lines) == [1, 1, 1]
+    assert page.eval_on_selector("pre", "x => x.scrollWidth <= x.clientWidth")
+    names = "cells => cells.map((cell) => cell.dataset.name ?? '')"
+    assert page.eval_on_selector_all("td", names) == ["", "seconds"]
+
+
 def test_the_search_of_the_site_leaves_small_words_out_of_texts_and_questions():
     separator = re.search("separator: '(.*)'", (ROOT / "mkdocs.yml").read_text("utf-8"))[1]
     found = re.split(separator, "What is a clip? Beta, on-policy, is_clipped")
