@@ -141,10 +141,12 @@ site: .venv-site/installed          ## build README.md and docs/ as one site wit
 	.venv-site/bin/python learn/site/build.py
 
 SHOOT = chromium --headless --no-sandbox --hide-scrollbars "file://$$(realpath "$(RUN)")/report.html"
+DARK = --blink-settings=preferredColorScheme=0
 screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png; needs Chromium
 	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report.png
-	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report-dark.png --blink-settings=preferredColorScheme=0
+	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report-dark.png $(DARK)
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone.png --force-device-scale-factor=2
+	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone-dark.png --force-device-scale-factor=2 $(DARK)
 
 clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv .venv-conform .venv-gemma .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache

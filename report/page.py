@@ -233,7 +233,8 @@ def write_report(folder, *others):
         for path, run in zip(folders, runs):
             run["name"] = str(path)
     path = folders[0] / ("comparison.html" if others else "report.html")
-    page = common.HERE / "docs/metrics.md"
+    built = common.HERE / "site/docs/metrics.html"      # by make site
+    page = built if built.exists() else common.HERE / "docs/metrics.md"
     # from a run outside the checkout, the address would contain folders of this machine
     is_near = page.exists() and path.resolve().is_relative_to(common.HERE)
     address = os.path.relpath(page, path.parent.resolve()) if is_near else None

@@ -102,6 +102,12 @@ def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
     assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
 
 
+@pytest.mark.parametrize("page", [*PAGES, "vectors/README.md"])
+def test_no_product_is_read_as_italics(page):
+    text = LANGUAGE_BLOCK.sub("", (ROOT / page).read_text("utf-8"))
+    assert re.findall(r"[\w)]\*[\w(].*", re.sub("`.*?`", "", text)) == []
+
+
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
     blocks = LANGUAGE_BLOCK.findall(PAGES["docs/nano.md"])
     shown = [block for language, block in blocks if language == "python"]
@@ -224,6 +230,21 @@ def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
     header = (ROOT / "learn/header.html").read_text("utf-8")
     tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
     assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
+
+
+def test_a_phone_wraps_a_command_between_flags_and_names_the_numbers_of_a_table(browser):
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.set_content("<article class=md-typeset><pre><code>python grpo.py --learning_rate 0.05 "
+                     "--max_steps 8 --output_dir runs/why</code></pre><table><tr><th>processor"
+                     "<th>seconds<tr><td>Intel Xeon<td>91, of which the base took 54; right after "
+                     "the installation, 98</table></article>")
+    page.add_style_tag(path=ROOT / "learn/site/site.css")
+    page.add_script_tag(path=ROOT / "learn/site/site.js")
+    lines = "flags => flags.map((flag) => flag.getClientRects().length)"
+    assert page.eval_on_selector_all("pre span", lines) == [1, 1, 1]
+    assert page.eval_on_selector("pre", "x => x.scrollWidth <= x.clientWidth")
+    names = "cells => cells.map((cell) => cell.dataset.name ?? '')"
+    assert page.eval_on_selector_all("td", names) == ["", "seconds"]
 
 
 def test_the_search_of_the_site_leaves_small_words_out_of_texts_and_questions():

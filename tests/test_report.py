@@ -151,13 +151,18 @@ def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
             import_script(name)
 
 
-def test_a_run_outside_the_checkout_names_no_folder_of_this_machine(run, tmp_path, monkeypatch):
+def test_the_report_links_the_page_on_metrics_unless_the_run_is_outside_the_checkout(
+        run, tmp_path, monkeypatch):
     folder = run()
     for here, address in ((tmp_path, "../docs/metrics.md"), (tmp_path / "checkout", None)):
         monkeypatch.setattr("common.HERE", here)
         (here / "docs").mkdir(parents=True)
         (here / "docs/metrics.md").touch()
         assert json.loads(data_of(folder))["metricsPage"] == address
+    (tmp_path / "site/docs").mkdir(parents=True)
+    (tmp_path / "site/docs/metrics.html").touch()
+    monkeypatch.setattr("common.HERE", tmp_path)
+    assert json.loads(data_of(folder))["metricsPage"] == "../site/docs/metrics.html"
 
 
 def test_the_command_starts_the_same_run_again():

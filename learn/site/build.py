@@ -22,7 +22,8 @@ LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(
 # pages that would hide, in the search, those that explain: source files and the list of changes
 UNSEARCHED = re.compile(r"(\.py|\.txt|LICENSE|CHANGELOG)\.html")
 TERM = re.compile(r"(?m)^\| (\w.*?) \| (.*) \|$")         # a row of the glossary
-SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
+# the top of a page, which has no name, or a section
+SECTION = re.compile(r'(?:(?=<h1)|<section[^>]*\sid="?([\w-]+)"?>)(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
 
@@ -57,8 +58,11 @@ def stage(page, text):
             address = re.sub(r"\.md$", ".html", address.replace("README.md", "index.md"))
         return link[1] + address
 
-    if page.name == "README.md":                # names pages that GitHub shows as source
-        text = re.sub(r" (docs/[\w/]+\.html)", r" [\1](\1)", text)
+    if page in pages and page.suffix == ".md":
+        # pages that GitHub shows as source are named without a link
+        text = re.sub(r" (docs/[\w/]+\.html)", lambda name: f" [{name[1]}]"
+                      f"({os.path.relpath(name[1], page.parent)})", text)
+        text = text.replace("\n```sh\n", "\n```\n")     # a phone wraps text, but not code
     text = re.sub(LINKS[page.suffix], moved, text)
     if page == WORDS:                           # each term gets a place, where the search leads
         text = TERM.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[0][2:]}', text)
@@ -82,7 +86,7 @@ def dead_links():
 
 
 def make_searchable(html_pages):
-    """Let the search find the sections of the HTML pages, which Zensical copies without reading
+    """Let the search find the HTML pages and their sections, which Zensical copies without reading
     them, and the terms of the glossary, but not UNSEARCHED pages. Each experiment of the lab is
     found once, not once for each of its sections, which are called alike.
 
@@ -98,10 +102,11 @@ def make_searchable(html_pages):
     for page in html_pages:
         path = {"path": ["The path"], "play": ["Play"]}.get(page.stem, ["Read", page.stem])
         for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
+            section = re.sub(r"<h2><code>(.*?)</code>(.*?)</h2>", r"<h2>\2 (\1)</h2>", section)
             title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
-                             re.findall(r"<h2.*?</h2>|<p\b[^>]*>.*?</p>", section, re.S))
-            found.append({"location": f"{page}#{name}", "level": 2, "title": unescape(title),
-                          "text": " ".join(texts), "path": path, "tags": []})
+                             re.findall(r"<h[12].*?</h[12]>|<p\b[^>]*>.*?</p>", section, re.S))
+            found.append({"location": f"{page}#{name}".strip("#"), "level": 2, "tags": [],
+                          "title": unescape(title), "text": " ".join(texts), "path": path})
     for term, text in TERM.findall(WORDS.read_text("utf-8"))[1:]:
         found.append({"location": f"{WORDS.with_suffix('.html')}#{anchor(term)}", "level": 2,
                       "title": term, "text": re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text),

@@ -11,8 +11,9 @@ for (const table of document.querySelectorAll("article table:not([class])")) {
   if (isWide || cells.some((cell) => cell.textContent.length > 50)) {
     table.dataset.cards = "";
     for (const cell of cells) {
-      const needsName = cell.cellIndex > 0 || /^\d+$/.test(cell.textContent);
-      if (names.length > 2 && needsName) cell.dataset.name = names[cell.cellIndex];
+      const isNumber = /^\d/.test(cell.textContent);
+      const needsName = isNumber || (names.length > 2 && cell.cellIndex > 0);
+      if (needsName) cell.dataset.name = names[cell.cellIndex];
     }
   }
 }
@@ -21,6 +22,6 @@ for (const code of document.querySelectorAll("article pre > code")) {
   code.classList.toggle("columns", /\S {2,}\S+ {2,}\S/.test(code.textContent));
 }
 // A line never breaks inside a flag.
-for (const code of document.querySelectorAll("article :not(pre) > code")) {
+for (const code of document.querySelectorAll("article code:not(:has(span[class]))")) {
   code.innerHTML = code.innerHTML.replace(/--\w+/g, "<span class=whole>$&</span>");
 }
