@@ -158,18 +158,6 @@ def kernel_table(rows):
     return table(head, lines)
 
 
-def tables(name, write):
-    """Write the tables of docs/speed.md from all docs/NAME-DEVICE.json. write: makes a table from
-    the content of such a file. -> str"""
-    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob(f"{name}-*.json"))]
-    return "\n".join(f"{one['machine']}:\n\n{write(one)}" for one in stored)
-
-
-def kernel_tables():
-    """Write the tables of all devices. -> str"""
-    return tables("bench", lambda one: kernel_table(one["logits"]))
-
-
 def kernels():
     """Measure the kernels, and store the numbers after each row, in case later ones time out."""
     if NAME == "cpu":
@@ -180,7 +168,7 @@ def kernels():
                      "seconds": time_logits(N, V, dtype, part)})
         print(kernel_table(rows[-1:]), flush=True)
         record(f"bench-{SLUG}", machine=ON_DEVICE, logits=rows)
-    put("logits", kernel_tables(), "bench")
+    put("logits", tables("bench"), "bench")
 
 
 # ---- 3. a step on a real model ---------------------------------------------------------------
@@ -247,12 +235,6 @@ def one_step(trainer, folder, outputs):
     print(json.dumps([seconds, outputs * float(length), gap and float(gap), peak]))
 
 
-def step_tables():
-    """Write the tables of all devices. -> str"""
-    heads = ["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB", "gap, nats"]
-    return tables("step", lambda one: table(heads, one["rows"]))
-
-
 def steps(*all_outputs):
     """Time a step of each trainer, in turns, each time in a process of its own. all_outputs: the
     outputs of a step, 8 to a prompt, for each turn"""
@@ -266,23 +248,32 @@ def steps(*all_outputs):
                      f"{peak:.1f}" if peak else "", "" if gap is None else f"{gap:.0e}"])
         print(*rows[-1], flush=True)
         record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)    # in case later ones time out
-    put("step", step_tables(), "gpu")
+    put("step", tables("step"), "gpu")
 
 
-# ---- 4. the report of make gpu ---------------------------------------------------------------
+def step_table(rows):
+    """Write the table of a device. -> str"""
+    return table(["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB",
+                  "gap, nats"], rows)
+
+
+# ---- 4. the tables of docs/speed.md ----------------------------------------------------------
 
 SCORE = re.compile(r"(?:greedy|pass@1|pairs/loss) [\d.]+|\d+ passed.*|[\d.]+ right")
 
 
 def report_table(rows):
-    """Write the table of a device. rows: command, result, seconds and last line of each -> str"""
+    """Write the report of make gpu. rows: command, result, seconds and last line of each -> str"""
     lines = [[*cells, ", ".join(SCORE.findall(last))] for *cells, last in rows]
     return table(["command", "result", "seconds", "scores"], lines)
 
 
-def report_tables():
-    """Write the tables of all devices. -> str"""
-    return tables("gpu", lambda one: report_table(one["rows"]))
+def tables(name):
+    """Write the tables of all devices, from docs/NAME-DEVICE.json. -> str"""
+    write = {"bench": kernel_table, "step": step_table, "gpu": report_table}[name]
+    stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob(f"{name}-*.json"))]
+    return "\n".join(f"{one['machine']}:\n\n{write(one.get('rows') or one['logits'])}"
+                     for one in stored)
 
 
 JOBS = {"seeds": main_job, "nano": nano, "kernels": kernels, "step": steps, "one-step": one_step}

@@ -22,7 +22,7 @@ import torch
 import common
 from engines import task
 from lab.docs import ROOT, put, record
-from lab.measure import NAME, ON_DEVICE, SLUG, report_table, report_tables
+from lab.measure import NAME, ON_DEVICE, SLUG, report_table, tables
 from learn.sync import SCRIPTS
 
 DRY = "DRY" in os.environ
@@ -119,7 +119,7 @@ def test_a_command_ends_well(name, command):
         Path(FOLDER, "report.md").write_text(report_table(ROWS), "utf-8")
     else:
         record(f"gpu-{SLUG}", machine=f"{ON_DEVICE}, CUDA {torch.version.cuda}", rows=ROWS)
-        put("report", report_tables(), "gpu")
+        put("report", tables("gpu"), "gpu")
     assert outcome == "ok", f"{outcome}:\n{text[-6000:]}"
     if name == "resumed":
         whole, resumed = (torch.load(FOLDER / run / "checkpoint.pt", weights_only=True)["policy"]

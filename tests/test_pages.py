@@ -162,8 +162,8 @@ def test_the_example_of_the_readme_is_what_a_run_prints(tmp_path):
 def test_the_tables_are_those_of_the_stored_numbers():
     found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
     tables = {f"conform: {name}": table for name, table in found.items()}
-    tables |= {"bench: logits": measure.kernel_tables(), "gpu: step": measure.step_tables(),
-               "gpu: report": measure.report_tables(),
+    tables |= {"bench: logits": measure.tables("bench"), "gpu: step": measure.tables("step"),
+               "gpu: report": measure.tables("gpu"),
                "r1: r1": r1.text(json.loads((ROOT / "docs/r1.json").read_text()))}
     tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
     tables |= {"replicate: replication": replicate.compared()}
