@@ -22,7 +22,7 @@ import common
 import grpo
 import reinforce
 from examples import coldstart
-from lab.bench import UNSCORED, numbers, student
+from lab.bench import UNSCORED, student
 from lab.docs import DOCS, ROOT, put, record, table
 from report import chart, parser, start
 from report.ask import load_policy, read_run
@@ -107,6 +107,12 @@ def columns(stored):
             for name, scores in next(iter(seeds)).items()}
 
 
+def cell(values, form=".2f"):
+    """Write the mean, the lowest and the highest of the seeds. -> str"""
+    low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
+    return low if low == high else f"{mean} ({low} to {high})"
+
+
 def difference(values):
     """Write the mean of the seeds, and its 95% interval. -> str"""
     mean, low, high = (f"{round(x, 2) + 0.0:+.2f}" for x in (values.mean(), *student(values)))
@@ -117,13 +123,14 @@ def text(stored):
     """Write the commands and two tables. -> Markdown"""
     x = columns(stored)
     commands = "\n".join(RUNS.values()).replace(" --init_from", " \\\n    --init_from")
-    rows = {}
+    rows = []
     for name, found in x.items():
         origin = start_of(name)
         gain = difference(found["pass@1"] - x[origin]["pass@1"]) if origin else ""
-        rows[name] = {"starts from": origin, "pass@1": found["pass@1"],
-                      "gain in pass@1 (95% interval)": gain, "tokens": found["tokens"],
-                      "format": found["format"], "steps in words": found["words"]}
+        rows.append([name, origin, cell(found["pass@1"]), gain, cell(found["tokens"], ".0f"),
+                     cell(found["format"]), cell(found["words"])])
+    heads = ["run", "starts from", "pass@1", "gain in pass@1 (95% interval)", "tokens", "format",
+             "steps in words"]
     costs = [[f"{without} / {name}", difference(x[name]["pass@1"] - x[without]["pass@1"]),
               difference(x[name]["words"] - x[without]["words"])] for without, name in PAIRS]
     seconds = sum(found["seconds"] for found in x.values())
@@ -133,11 +140,11 @@ def text(stored):
         "```", commands, "```\n",
         f"**Of R1's gain in pass@1, {means[-1] - means[0]:.2f}, the cold start adds "
         f"{cold_start:.2f}, RL {first_rl:.2f}, rejection sampling {rejection:.2f} and the last RL "
-        f"{last_rl:.2f}.**\n", "![chart](r1.svg)\n", numbers(rows, "run", ".2g"),
+        f"{last_rl:.2f}.**\n", "![chart](r1.svg)\n", table(heads, rows),
         table(["without / with the reward for language", "difference in pass@1 (95% interval)",
                "difference in steps in words"], costs),
         f"Means of seeds {', '.join(stored['seeds'])} (lowest to highest), each with its own base. "
-        f"The runs of a seed take {seconds.mean():.0f} s of one core; the machine has "
+        f"The runs of a seed take {cell(seconds, '.0f')} s of one core; the machine has "
         f"{stored['machine']}.\n"])
 
 
