@@ -1,9 +1,9 @@
 """Check the scripts and examples against the test vectors of vectors/, in float64 and in float32,
 and test the command that does this for everybody's functions."""
 import importlib
+import inspect
 import re
 
-import mutants
 import pytest
 import strangers
 import torch
@@ -11,7 +11,6 @@ from conftest import ROOT
 from small_vectors import OURS
 
 import vectors
-from learn.path import rungs
 from vectors import __main__ as command
 
 pytestmark = pytest.mark.quick
@@ -187,20 +186,25 @@ def test_a_convention_is_explained_and_what_a_function_lacks_is_skipped(answer):
 
 # ---- what strangers write --------------------------------------------------------------------
 
-LOSSES = {name: one for name, one in vars(strangers).items() if hasattr(one, "recipe")}
+LOSSES = [name for name, one in vars(strangers).items() if hasattr(one, "recipe")]
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_right_loss_of_a_stranger_passes_and_the_mistake_of_a_wrong_one_is_named(name, capsys):
-    one = LOSSES[name]
-    code = command.main([f"{ROOT}/tests/strangers.py:{name}", "--recipe", one.recipe])
+def test_a_right_loss_of_a_stranger_passes(name, capsys):
+    words = [f"{ROOT}/tests/strangers.py:{name}", "--recipe", getattr(strangers, name).recipe]
+    code = command.main(words)
     text = capsys.readouterr().out
-    if one.mistake:
-        sentences = FILES["preference_loss" if one.recipe == "dpo" else "policy_loss"]["mistakes"]
-        first = text.partition("likely: ")[2]
-        assert code == 1 and first.startswith(sentences[one.mistake]), text
-    else:
-        assert code == 0 and "likely: " not in text, text
+    assert code == 0 and "likely: " not in text, text
+
+
+@pytest.mark.parametrize("mistake, function, old, new", strangers.MISTAKES)
+def test_the_mistake_of_a_stranger_is_named(mistake, function, old, new, answer):
+    _, _, source = inspect.getsource(function).partition("\n")          # without its decorator
+    assert source.count(old) == 1
+    source = "import torch\nimport torch.nn.functional as F\n" + source.replace(old, new)
+    code, text = answer(source, f":{function.__name__}", "--recipe", function.recipe)
+    sentences = FILES["preference_loss" if function.recipe == "dpo" else "policy_loss"]["mistakes"]
+    assert code == 1 and text.partition("likely: ")[2].startswith(sentences[mistake]), text
 
 
 @pytest.mark.parametrize("target, recipe", [
@@ -215,19 +219,6 @@ def test_our_own_losses_pass_the_command(target, recipe, capsys):
     assert command.main([f"{ROOT}/{target}", "--recipe", recipe]) == 0, capsys.readouterr().out
     if not target.endswith(("surrogate_loss", "dpo_loss")):     # whose callers detach
         assert command.main([f"{ROOT}/{target}", "--recipe", recipe, "--detached"]) == 0
-
-
-@pytest.mark.parametrize("name, recipe", [("mean", "grpo"), ("gspo", "gspo"), ("nano", "")])
-def test_the_rungs_of_the_path_and_right_solutions_pass_the_command(name, recipe, answer):
-    sources = [rungs.script(name)] if recipe else []
-    nano = (ROOT / "nano.py").read_text("utf-8")
-    sources += [] if recipe else [
-        nano.replace("\n".join(one.old), "\n".join(one.new)) for one in mutants.parse(
-            (ROOT / "tests/solutions.txt").read_text("utf-8"))
-        if one.file == "nano.py" and one.words == "right" and "clamp" in "".join(one.old)]
-    for source in sources:
-        code, text = answer(source, ":surrogate_loss", "--recipe", recipe or "grpo")
-        assert code == 0, text
 
 
 JAX = """
