@@ -73,11 +73,6 @@ def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_lla
         assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
 
 
-def test_the_trainer_keeps_its_name_for_each_average():
-    lengths = ours.LOSS_TYPES.keys()
-    assert set(lengths) == set(ours.engines.AVERAGES)
-
-
 # ---- one gradient ----------------------------------------------------------------------------
 
 def inputs_of(trainer):

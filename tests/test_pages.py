@@ -134,23 +134,6 @@ def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
         assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
 
 
-IS_AMD = common.CPU.is_file() and "AuthenticAMD" in common.CPU.read_text()
-VERSION, *ARITHMETIC = common.ARITHMETIC
-IS_MEASURED = IS_AMD and VERSION.startswith("2.13.") and ARITHMETIC == ["AVX2", "AVX2"]
-
-
-@pytest.mark.skipif(not IS_MEASURED, reason="needs the processor and the torch of the example")
-def test_the_example_of_the_readme_is_what_a_run_prints(tmp_path):
-    words = [sys.executable, "grpo.py", "--max_steps", "1", "--device", "cpu", "--output_dir"]
-    printed = subprocess.run([*words, f"{tmp_path}/run"], cwd=ROOT, check=True, encoding="utf-8",
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
-    example = PAGES["README.md"].partition("seeds: example -->\n```\n")[2].split("\n")[:5]
-    without_time = [line.rpartition(" ")[0] if number == 2 else line
-                    for number, line in enumerate(example)]
-    for line in without_time:
-        assert line in printed
-
-
 # ---- tables ----------------------------------------------------------------------------------
 
 def test_the_tables_are_those_of_the_stored_numbers():
@@ -224,21 +207,6 @@ def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
     header = (ROOT / "learn/header.html").read_text("utf-8")
     tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
     assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
-
-
-def test_the_search_of_the_site_leaves_small_words_out_of_texts_and_questions():
-    separator = re.search("separator: '(.*)'", (ROOT / "mkdocs.yml").read_text("utf-8"))[1]
-    found = re.split(separator, "What is a clip? Beta, on-policy, is_clipped")
-    assert [word for word in found if word] == ["clip", "Beta", "on", "policy", "is", "clipped"]
-
-
-def test_what_is_gone_is_in_the_commit_that_the_changelog_names():
-    def git(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
-    if git("rev-parse", "--is-shallow-repository").stdout != "false\n":
-        pytest.skip("needs the history")
-    rows = re.findall("`([0-9a-f]{8}:.*?)`", (ROOT / "CHANGELOG.md").read_text("utf-8"))
-    assert rows and [row for row in rows if git("cat-file", "-e", row).returncode != 0] == []
 
 
 # ---- the notebook ----------------------------------------------------------------------------

@@ -47,22 +47,6 @@ def problems_of(task, *difficulties):
 
 # ---- the way from a text to a reward ---------------------------------------------------------
 
-@pytest.mark.parametrize("flags", [
-    {}, {"task": "arithmetic:3-7"}, {"task": "countdown"}, {"task": "gridworld,lookup"},
-    {"reward": "accuracy+format"}, {"task": "arithmetic:3-4,number", "curriculum": True}], ids=str)
-def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monkeypatch):
-    task = load(**flags)
-    assert task.judge.__func__ is common.Task.judge and task.scores.__func__ is common.Task.scores
-    if not flags.keys() - {"task"} and "," not in flags.get("task", ""):
-        assert isinstance(task, common.Task) and tasks.Task is common.Task
-    monkeypatch.setattr(common, "tasks", None)                  # as in a copy of three files
-    alone = load()
-    assert type(alone) is common.Arithmetic and type(alone).judge is common.Task.judge
-    if not flags:
-        assert type(task) is type(alone)
-        assert vars(task).keys() - vars(alone).keys() == {"machinery"}
-
-
 # ---- levels, and refused flags ---------------------------------------------------------------
 
 @pytest.mark.parametrize("name, checksum", [
