@@ -202,14 +202,6 @@ def test_a_reward_that_is_not_finite_or_none_ends_the_run_in_one_line(
 
 # ---- signals and threads ---------------------------------------------------------------------
 
-def test_sigterm_is_like_ctrl_c_with_its_own_exit_code(script, tmp_path, monkeypatch, capfd):
-    folder = tmp_path / "run"
-    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGTERM))
-    words = arguments(INSTANT | {"output_dir": folder})
-    assert children(lambda: script.main(words)) == [143]
-    assert f"--resume_from_checkpoint {folder}" in capfd.readouterr().err
-
-
 def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(
         script, tmp_path, monkeypatch, capfd):
     def again(*args, **options):
@@ -264,7 +256,7 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_ends(
-        number, tmp_path, monkeypatch):
+        number, tmp_path, monkeypatch, capsys):
     flags = INSTANT | {"max_steps": 4, "save_steps": 10}
     grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
     mean_metrics = grpo.common.mean_metrics
@@ -275,9 +267,11 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
         if len(updates) == 4:                           # the policy has moved, but has no log yet
             signal.raise_signal(number)
         return mean_metrics(history)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(grpo.common, "mean_metrics", interrupted)
         grpo.main(arguments(flags | {"output_dir": tmp_path / "run"}))
+    assert stop.value.code == 128 + number
+    assert f"--resume_from_checkpoint {tmp_path}/run" in capsys.readouterr().err
     assert load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))

@@ -198,15 +198,12 @@ def test_a_link_to_a_text_opens_its_page_in_site_and_without_site_a_note(name, b
     assert page.url == (tmp_path / "docs/lab.md").as_uri()
 
 
-def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
+def test_the_navigation_of_the_site_has_all_pages():
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("nav:")[1]
     named = {name for name in re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
              if not name.endswith(".ipynb.md")}
     pages = {*PAGES, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.html"))}
     assert named == pages - {"docs/path.md"} | {"CHANGELOG.md", "vectors/README.md"}
-    header = (ROOT / "learn/header.html").read_text("utf-8")
-    tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
-    assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
 
 
 # ---- the notebook ----------------------------------------------------------------------------

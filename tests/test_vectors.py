@@ -283,13 +283,8 @@ def test_what_does_not_fit_gets_an_adapter_and_an_error_is_printed_once(answer):
         assert "Loss(...)" in text
     code, text = answer(TRL.replace("old_logps", "before"), ":grpo_loss", "--recipe", "grpo")
     assert code == 2 and "before=..., advantages=advantages" in text
-    code, text = answer("def other():\n    pass\n", "")
-    assert code == 2 and "it has other" in text and "--recipe grpo" in text
     code, text = answer(TRL.replace("A = ", "A = nothing"), ":grpo_loss", "--recipe", "grpo")
     assert code == 1 and text.count("NameError") == 1 and "its gradient is not wrong" not in text
     code, text = answer(TRL.replace("A = ", "raise ValueError(mask.sum())\n    A = "), ":grpo_loss",
                         "--recipe", "grpo")
     assert code == 1 and text.count("ValueError") == 2 and "its gradient is not wrong" not in text
-    assert "this is the loss of grpo" in answer(
-        RIGHT.replace("(min(", "((min(").replace(".sum() / mask.sum()", ".sum(1) / mask.sum(1))"
-                                                 ".mean()"), ":grpo_loss", "--recipe", "dapo")[1]
