@@ -256,7 +256,7 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_ends(
-        number, tmp_path, monkeypatch, capsys):
+        number, tmp_path, monkeypatch, capfd):
     flags = INSTANT | {"max_steps": 4, "save_steps": 10}
     grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
     mean_metrics = grpo.common.mean_metrics
@@ -271,7 +271,7 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
         patch.setattr(grpo.common, "mean_metrics", interrupted)
         grpo.main(arguments(flags | {"output_dir": tmp_path / "run"}))
     assert stop.value.code == 128 + number
-    assert f"--resume_from_checkpoint {tmp_path}/run" in capsys.readouterr().err
+    assert f"--resume_from_checkpoint {tmp_path}/run" in capfd.readouterr().err
     assert load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
