@@ -43,6 +43,19 @@ def test_an_output_without_tokens_is_one_of_the_outputs(how, mean):
         assert script.aggregate(f64([[1, 1], [1, 1]]), f64([[1, 1], [0, 0]]), how) == mean
 
 
+def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():
+    log_rho = torch.linspace(-0.5, 0.5, 41).double().expand(3, -1)              # (3, 41)
+    A = f64([1.5, -2.0, 0.0])
+    logps = torch.full_like(log_rho, -1.0).requires_grad_()
+    loss = grpo.policy_loss(
+        logps, logps.detach() - log_rho, A, torch.ones_like(logps), epsilon=0.2, epsilon_high=0.28)
+    gradient = torch.autograd.grad(loss.sum(), logps)[0]
+    clipped = grpo.is_clipped(log_rho, A[:, None], 0.2, 0.28)
+    assert torch.equal(clipped[:2], gradient[:2] == 0)
+    assert clipped.any(dim=1).tolist() == [True, True, False]
+    assert (gspo.log_ratio(RAGGED, 0 * RAGGED, RAGGED)[RAGGED == 0] == 0).all()
+
+
 # ---- functions that other code calls ---------------------------------------------------------
 
 EVERYWHERE = {
