@@ -1,4 +1,4 @@
-"""Losses as strangers write them, for tests/test_vectors.py: eighteen that are right, and forty
+"""Losses as strangers write them, for tests/test_vectors.py: twenty that are right, and forty
 mistakes in them, which the command has to name.
 """
 import torch
@@ -21,6 +21,14 @@ def textbook(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     A = advantages[:, None]
     x = -torch.min(ratio * A, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * A)
     return ((x * mask).sum(1) / mask.sum(1)).mean()
+
+
+@recipe("grpo")
+def detached_textbook(logps, old_logps, advantages, mask, epsilon_low=0.2, epsilon_high=0.2):
+    ratio = (logps - old_logps.detach()).exp()
+    A = advantages.unsqueeze(-1)
+    x = torch.max(-ratio * A, -torch.clamp(ratio, 1 - epsilon_low, 1 + epsilon_high) * A)
+    return ((x * mask).sum(-1) / mask.sum(-1)).mean()
 
 
 @recipe("grpo")
@@ -100,6 +108,13 @@ def whole_outputs_as_tokens(logps, old_logps, advantages, mask, epsilon_low, eps
 def weighted(logps, old_logps, advantages, mask, epsilon_high):
     weight = (logps - old_logps).exp().clamp(max=1 + epsilon_high).detach()
     return -(weight * advantages[:, None] * logps * mask).sum() / mask.sum()
+
+
+@recipe("cispo")
+def weighted_no_grad(logps, old_logps, advantages, mask, epsilon_high):
+    with torch.no_grad():
+        weight = torch.exp(logps - old_logps).clamp(max=1 + epsilon_high)
+    return (-weight * advantages.unsqueeze(1) * logps * mask).sum() / mask.sum()
 
 
 @recipe("ppo")

@@ -221,8 +221,9 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
     mine = []
     signal.signal(signal.SIGTERM, lambda *_: mine.append(os.getpid()))
     grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "ends"}))
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     signal.raise_signal(signal.SIGTERM)
-    assert len(mine) == 1 and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert len(mine) == 1
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(grpo, "reward", lambda *_: 1 / 0)
         grpo.main(arguments(INSTANT | {"output_dir": tmp_path / "fails"}))
