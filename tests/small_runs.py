@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -163,15 +162,6 @@ def children(*functions):
     os.close(ready)
     os.close(go)
     return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
-
-
-def wait_until(holds):
-    """Wait until holds() is true, or ten minutes have passed. -> whether it is true"""
-    for _ in range(60_000):
-        if holds():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,13 @@ def token_losses(method, **given):
     return [] if method == "cispo" and given["epsilon_low"] < 1 else found
 
 
+def losses_of(case):
+    """List our functions that compute L_t of a case of policy_loss from log pi_old, too. PPO's
+    penalty is left out, because engines do not have its beta."""
+    given = {name: x for name, x in case["parameters"].items() if name not in ("how", "max_length")}
+    return [] if given["method"] in ("reinforce", "penalty") else token_losses(**given)
+
+
 def policy_loss(how, max_length=None, **given):
     return [lambda logps, old_logps, advantages, mask, loss=loss: grpo.aggregate(
         loss(logps, old_logps, advantages, mask), mask, how, max_length=max_length)

@@ -54,14 +54,11 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
 
 
 @pytest.mark.parametrize("file, old, new, is_same", [
-    ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
     ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
-    ("grpo.py", "# ---- 6. the policy ", "# ---- 6. my policy ", True),     # heading
     ("grpo.py", "A decoder layer: ", "A layer: ", True),                # docstring of Block
     ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
     ("grpo.py", "return torch.cat([left * cos", "return torch.cat([left + cos", False),   # rotate
-    ("common.py", "# ---- 1. the task ", "# ---- 1. a task ", True),
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
     ("common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
     ("common.py", "VOCAB_SIZE = 320 ", "VOCAB_SIZE = 384 ", False),
@@ -70,7 +67,6 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("plumbing.py", "held out:", "not seen:", True),
     ("plumbing.py", "# an orthogonal step", "# such a step", True),      # comment
     ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # a task of this test
-    ("tasks/countdown.py", "# bounds totals", "# limits totals", True),
     ("tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
         config, load_task, tmp_path, monkeypatch, file, old, new, is_same):

@@ -306,15 +306,6 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
 
 
-def test_report_is_left_alone_by_a_copied_script_without_the_tasks_that_it_needs(
-        empty_folder, monkeypatch):
-    (empty_folder / "report").mkdir()
-    (empty_folder / "report/observers.py").touch()
-    monkeypatch.setattr(common, "HERE", empty_folder)
-    monkeypatch.setattr(common, "importlib", None)          # imports nothing
-    common.optional("tasks.flags", "report.observers")
-
-
 @every_script
 def test_a_script_that_was_copied_alone_names_both_files_that_it_lacks(script, empty_folder):
     path = shutil.copy(script.__file__, empty_folder)
@@ -333,7 +324,8 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
         (empty_folder / "others" / name).mkdir(parents=True)
         (empty_folder / "others" / name / "__init__.py").write_text("raise OSError('imported')")
     own = empty_folder / "own"
-    own.mkdir()
+    (own / "report").mkdir(parents=True)                # of the user
+    (own / "report/observers.py").touch()
     scripts = ("ppo", "grpo", "dpo")
     for name in (*scripts, "common", "plumbing"):
         shutil.copy(ROOT / f"{name}.py", own)

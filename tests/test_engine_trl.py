@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import small_vectors
 import torch
 from conftest import ROOT
 from small_models import NEEDS
+from small_vectors import losses_of
 from torch.testing import assert_close as same
 
 import vectors
@@ -71,11 +71,6 @@ def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_lla
     assert len(found) == 4 and all(step["grad_norm"] > 1e-3 for step in found[1:])
     for one, other in zip(found, theirs):
         assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
-
-
-def test_the_trainer_keeps_its_name_for_each_average():
-    lengths = ours.LOSS_TYPES.keys()
-    assert set(lengths) == set(ours.engines.AVERAGES)
 
 
 # ---- one gradient ----------------------------------------------------------------------------
@@ -228,13 +223,6 @@ def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refuse
 # ---- the vectors ------------------------------------------------------------------------------
 
 CONTENT = vectors.read("policy_loss")
-OTHERS = ("reinforce", "penalty")       # without log pi_old, and PPO's penalty, which has beta
-
-
-def ours_of(case):
-    """Our functions that compute the loss of a case. -> list"""
-    given = {name: x for name, x in case["parameters"].items() if name not in ("how", "max_length")}
-    return [] if given["method"] in OTHERS else small_vectors.token_losses(**given)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +230,7 @@ def one_trainer(small_llama):
     return made(small_llama, "grpo")
 
 
-@pytest.mark.parametrize("case", filter(ours_of, CONTENT["cases"]), ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
 def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
     """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
     def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
@@ -259,7 +247,7 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
             "completion_mask": ones, "tool_mask": mask, "advantages": advantages,
             "old_per_token_logps": old_logps.detach(), "num_items_in_batch": mask.sum()})
 
-    for loss in ours_of(case):
+    for loss in losses_of(case):
         one_trainer.token_loss = loss
         outcome = vectors.check_case(inside, CONTENT, case, fixed=case["parameters"])
         assert not outcome.skipped and not outcome.errors, outcome.errors

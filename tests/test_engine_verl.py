@@ -6,10 +6,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import small_vectors
 import torch
 from conftest import ROOT
 from small_models import NEEDS
+from small_vectors import losses_of
 from torch.testing import assert_close as same
 
 import engines
@@ -24,14 +24,6 @@ from engines import verl as ours
 from lab.conform import theirs
 
 CONTENT = vectors.read("policy_loss")
-
-
-def losses_of(case):
-    """Our functions that compute the loss of a case. -> list"""
-    given = {name: x for name, x in case["parameters"].items() if name not in ("how", "max_length")}
-    if given["method"] in ("reinforce", "penalty"):
-        return []
-    return small_vectors.token_losses(**given)
 
 
 @pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])

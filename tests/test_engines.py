@@ -180,11 +180,6 @@ def test_real_py_hides_no_package_either(planted):
     assert python("real.py", "none", cwd=ROOT, env=environment) == f"{site}/kernels/__init__.py\n"
 
 
-def test_an_engine_that_is_run_by_its_path_says_how_it_is_run():
-    assert python("engines/trl.py", "grpo", cwd=ROOT) == (
-        "error: start it in the checkout as a module: python -m engines.trl\n")
-
-
 # ---- a run here ------------------------------------------------------------------------------
 
 def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):

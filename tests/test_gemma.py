@@ -104,15 +104,6 @@ def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     assert scores["samples"] == [["b", *texts[False][:4]]]
 
 
-def test_the_samples_that_are_shown_are_those_of_every_16th_problem(monkeypatch):
-    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, n, greedy=False: [
-        f"{prompt} {k}" for prompt in prompts for k in range(n)])
-    monkeypatch.setattr(gemma, "JOB", gemma.TWO._replace(K=5))
-    scores = gemma.evaluate("", [{"prompt": f"{i}", "answer": [1, 1]} for i in range(33)])
-    assert scores["samples"] == [
-        [f"{i}", *[f"{i} {k}" for k in range(4)]] for i in (0, 16, 32)]
-
-
 @pytest.mark.parametrize("text, is_right", [
     ("14 - 3", True), (" 14 - 3\n", True), ("3 - 14", False), ("14 - 3 = 11", False),
     ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False),

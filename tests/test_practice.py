@@ -7,9 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
-import equations
 import mutants
 import pytest
 from conftest import ROOT
@@ -190,14 +188,6 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
 
 
-def test_an_unknown_name_is_said_with_the_exercises_that_exist(run):
-    code, said = run("gpro", 1)
-    assert code == 2 and said.startswith("error: gpro: there is no exercise")
-    assert "the exercises are nano, reinforce, ppo, grpo, gspo, dpo, and" in said
-    code, said = run("check")
-    assert code == 2 and said.startswith("error: check: has too few or too many words after it")
-
-
 # ---- bug hunts -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", hunt.FLAGS)
@@ -247,51 +237,3 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     assert not wrong, "\n".join(wrong)
     count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in mistakes)
     assert [mistake for mistake, times in count.items() if times > 1] == []
-
-
-def test_practice_has_the_mistakes_that_it_recognizes_or_plants_and_no_others():
-    pages = "".join(path.read_text("utf-8") for path in ROOT.glob("docs/*.md"))
-    planted = {(file, name) for script in hunt.FLAGS for _, file, name in hunt.hunts_of(script)}
-    named = tuple(re.findall('learn.practice plant "(.*?)"', pages))
-    blanks = {exercise.script: [equations.FUNCTIONS[exercise.script][function]
-                                for function in exercise.blanks] for exercise in EXERCISES.values()}
-    for path in mutants.MISTAKES:
-        for one in mutants.parse((ROOT / path).read_text("utf-8")):
-            is_used = (one.file, one.name) in planted or one.name.startswith(named) or any(
-                "\n".join(one.old) in function for function in blanks.get(one.file, ()))
-            assert is_used == path.startswith("learn/"), (path, one.file, one.name)
-
-
-def test_an_equation_has_the_mistakes_in_the_lines_that_lead_to_its_tag(capsys):
-    def names(script, number):
-        return {mutant.name for mutant in equations.mistakes_in(f"{script}.py", number)}
-    assert "CISPO's weight is not detached" in names("grpo", 6) - names("grpo", 3)
-    assert "masked slots have a loss" in names("grpo", 7)           # behind the last tag
-    assert "k1 has the wrong sign" in names("gspo", 4)              # kl is that of grpo.py
-    assert "k1 has the wrong sign" not in names("reinforce", 4)
-    assert "the gradient of a clipped s of inf is nan" in names("gspo", 2) & names("gspo", 9)
-    equations.main(["gspo"])
-    said = capsys.readouterr().out
-    assert re.search(r"gspo.py \(9\)  s_t .*\n    in log_ratio, policy_loss; mistakes: \d+\n"
-                     r"     \d+ by tests/test_vectors.py::test_our_functions", said)
-
-
-def test_a_change_plants_what_it_touches_and_what_a_test_that_it_touches_killed_last(
-        tmp_path, monkeypatch):
-    """Of a test, all parameters run."""
-    head = "== grpo.py | test_a.py\n"
-    old, new = (mutants.parse(head + "\n".join(f"{name}\n- {name}\n+" for name in names))
-                for names in ("abcd", "abcdn"))
-    said = {"status": "", "rev-parse": "c0ffee\n", "diff": "tests/test_a.py\n", "ls-files": ""}
-    monkeypatch.setattr(mutants, "git", lambda word, *_: said[word])
-    monkeypatch.setattr(mutants, "read_mistakes", lambda _: old)
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    (tmp_path / "tests").mkdir()
-    tests = ("tests/test_a.py::test[x y]", "tests/test_b.py::test[1]", "tests/test_b.py::test", "")
-    mutants.write_killed(dict(zip(map(mutants.key, old), tests)))
-    commit, killed = mutants.read_killed()
-    assert commit == "c0ffee" and killed[mutants.key(old[1])] == "tests/test_b.py::test"
-    assert [one.name for one in mutants.choose(new)] == ["a", "d", "n"]     # d was never killed
-    items = [SimpleNamespace(nodeid=name) for name in (*tests[:3], "tests/test_b.py::other")]
-    mutants.Order(dict.fromkeys(killed.values(), 0)).pytest_collection_modifyitems(items)
-    assert [item.nodeid for item in items] == [*tests[:3]]

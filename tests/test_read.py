@@ -4,7 +4,6 @@ import re
 import pytest
 from conftest import ROOT
 
-from learn import look
 from learn.read import __main__ as read
 from learn.read import example, lesson
 
@@ -32,9 +31,3 @@ def test_the_pages_in_docs_are_what_the_scripts_give_today(pages):
             last = 10.0 ** -len(x.partition(".")[2])    # sums may differ there on other machines
             found, wanted = (float(number.replace("−", "-")) for number in (x, y))
             assert found == pytest.approx(wanted, abs=1.1 * last), f"{name}: run make read"
-
-
-@pytest.mark.parametrize("low, high, marks", [
-    (0.0, 1.0, [0, 0.25, 0.5, 0.75, 1]), (0.5, 4.4, [1, 2, 3, 4]), (-1.2, 2.9, [0, 2])])
-def test_ticks_are_round_numbers_within_the_range(low, high, marks):
-    assert look.ticks(low, high) == pytest.approx(marks)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from small_models import NEEDS, save_random
 from small_runs import handlers_restored
 from torch.testing import assert_close as same
@@ -283,19 +282,20 @@ def test_weights_are_trained_in_float32_and_the_copy_that_samples_is_rounded_but
 
 # ---- the tokenizer, and runs -----------------------------------------------------------------
 
-def test_a_chat_has_one_bos_and_its_generation_prompt(tmp_path):
+def test_a_prompt_has_no_end_and_its_beginning_once_and_a_chat_its_generation_prompt(tmp_path):
     from tokenizers import processors
-    real.load(random_model(tmp_path))
+    policy = real.load(random_model(tmp_path))
     tokenizer = real.TOKENIZER
     tokenizer.add_special_tokens({"bos_token": "<|bos|>"})
-    bos = tokenizer.bos_token_id
+    bos, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
-    assert real.encode(["12", "345"], 4).tolist() == [[-1, bos, 49, 50], [bos, 51, 52, 53]]
+        single="<|bos|> $A <|eos|>", special_tokens=[("<|bos|>", bos), ("<|eos|>", end)])
+    for text in ("345", "<|bos|>345"):
+        assert real.encode(["12", text], 4).tolist() == [[-1, bos, 49, 50], [bos, 51, 52, 53]]
+    assert policy.generation_config.eos_token_id == [end]
     tokenizer.chat_template = ("{{ bos_token }}{% for m in messages %}U:{{ m['content'] }}."
                                "{% endfor %}{% if add_generation_prompt %}A:{% endif %}")
     assert real.encode(["12", "345"], 9).tolist() == [[-1, bos, *b"U:12.A:"], [bos, *b"U:345.A:"]]
-    end = tokenizer.eos_token_id
     rows = torch.tensor([[55, end, -1, -1], [56, 57, 58, end]])
     assert real.decode(torch.nn.functional.pad(rows, (real.W, 0), value=-1)) == ["7", "89:"]
 
@@ -471,29 +471,6 @@ def test_a_model_whose_samples_are_not_its_own_ends_the_run_before_the_first_ste
         with pytest.raises(SystemExit, match="samples from other probabilities"):
             real.sample(policy, questions, greedy=True)
     assert is_fixed == real.IS_FIXED
-
-
-def test_a_prompt_has_no_end_and_its_beginning_once(tmp_path):
-    from tokenizers.processors import TemplateProcessing
-    policy = real.load(random_model(tmp_path))
-    real.TOKENIZER.bos_token = "<think>"
-    ids = {name: real.TOKENIZER.convert_tokens_to_ids(name) for name in ("<think>", "<|eos|>")}
-    real.TOKENIZER.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<think> $A <|eos|>", special_tokens=list(ids.items()))
-    for text in ("3+4=", "<think>3+4="):
-        row = real.encode([text], 8)[0].tolist()
-        assert row == [real.PAD] * 3 + [ids["<think>"], *map(ord, "3+4=")]
-    assert policy.generation_config.eos_token_id == [ids["<|eos|>"]]
-
-
-def test_steps_and_seed_are_constants_and_a_missing_package_is_one_line(tmp_path):
-    parameters = inspect.signature(real.main).parameters
-    assert (parameters["seed"].default, parameters["steps"].default) == (real.SEED, real.STEPS)
-    code = ("import importlib.util as util, sys\nfind = util.find_spec\n"
-            "util.find_spec = lambda name: None if name == 'transformers' else find(name)\n"
-            "import runpy; runpy.run_path('real.py')")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr == "real.py needs two packages: pip install torch transformers\n"
 
 
 def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, capsys):

@@ -63,6 +63,8 @@ def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monke
         assert vars(task).keys() - vars(alone).keys() == {"machinery"}
 
 
+# ---- the way from a text to a reward ---------------------------------------------------------
+
 # ---- levels, and refused flags ---------------------------------------------------------------
 
 @pytest.mark.parametrize("name, checksum", [
@@ -124,11 +126,8 @@ def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_wha
     assert abs(len(keyed) - 600) < 60
     assert all(problem.prompt.startswith(f"{problem.answer}|") for problem in keyed)
     assert abs(fmean("<think>" in problem.completion for problem in keyed) - share) < 0.06
-    assert all(len(problem.prompt) <= task.prompt_width for problem in drawn)
     assert not any("|" in problem.prompt for problem in common.sample_problems(task, 100, 0))
     assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
-    bare = common.sample_problems(load("arithmetic"), 500, 0)
-    assert [*map(task.is_held_out, bare)] == [False] * 500      # as in arithmetic
 
 
 def test_half_of_the_steps_of_examples_are_in_words_and_all_of_a_cold_start():
@@ -140,11 +139,6 @@ def test_half_of_the_steps_of_examples_are_in_words_and_all_of_a_cold_start():
         shares = [*map(task.share_in_words, thoughts)]
         assert abs(fmean(shares) - share) < (0.03 if share < 1 else 1e-9)
         assert (fmean(0 < part < 1 for part in shares) > 0.5) == (share < 1)    # mixed
-        plain = [re.sub("[0-9]+", "n", step) for text in thoughts
-                 for step in re.search("<think>(.*)</think>", text)[1].split(";")]
-        kinds = {"n plus n is n", "n minus n is n", "n times n is n", "n+n=n", "n-n=n", "n*n=n"}
-        assert {step.removeprefix("wait,") for step in plain} == (
-            kinds if share < 1 else {kind for kind in kinds if " " in kind})
     batch = batch_of(problems_of("notation", 4), [[0, 0, 0]])
     batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>", thoughts[0]]
     assert task.observe(batch, 0) == {"notation/words": 0.5}
