@@ -95,7 +95,7 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-replicate: $(READY)      ## make replicate A="kl seeds" SEED=1000: repeat claims on other seeds: lab.md
+replicate: $(READY)      ## make replicate A="kl masking" SEED=1000: repeat claims on other seeds: lab.md
 	$(PY) -m lab.replicate $(A) $(if $(SEED),--seed $(SEED))
 
 r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md
