@@ -13,12 +13,13 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--processes", type=int, default=os.cpu_count(),
                         help="number of processes at a time (default: one for each core)")
-    parser.add_argument("--draw", action="store_true",
-                        help="measure nothing: make pages and charts from the stored numbers")
-    parser.add_argument("--add", action="store_true",
-                        help="keep the stored numbers, and measure only what they lack")
-    parser.add_argument("--check", action="store_true",
-                        help="measure nothing: report the pages whose code now computes otherwise")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--draw", action="store_true",
+                       help="measure nothing: make pages and charts from the stored numbers")
+    modes.add_argument("--add", action="store_true",
+                       help="keep the stored numbers, and measure only what they lack")
+    modes.add_argument("--check", action="store_true",
+                       help="measure nothing: report the pages whose code now computes otherwise")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in bench.NAMES:

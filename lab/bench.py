@@ -205,60 +205,80 @@ def describe(processes):
 
 
 def make_pool(processes):
+    if processes < 1:
+        common.fail(f"--processes {processes}: must be at least 1")
     context = multiprocessing.get_context("spawn")              # a fork can hang with threads
     return concurrent.futures.ProcessPoolExecutor(processes, context)
 
 
 def kept(name):
-    """Look up what docs/lab/NAME.json contains of what is wanted now, to add seeds to it. -> list
-    of [case, seed, columns], the stored dict about the measurement. Exits if the code now computes
-    something else."""
+    """Look up what docs/lab/NAME.json contains, to add seeds to it. -> list of [case, seed,
+    columns], the stored dict about the measurement. Exits if the code now computes something else,
+    or if the rows of a case would have other seeds."""
+    stored, about = read(name)
     if not check(name):
         common.fail(f"{name}: its first steps are no longer the same; measure it without --add", 1)
-    one = module(name)
-    stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
-    about = stored.pop("about")
-    jobs = {*wanted(name, arrays(stored))}
+    jobs = wanted(name, arrays(stored))
     results = []
     for case, columns in stored.items():
-        tuning = () if case in getattr(one, "CASES", ()) else one.TUNING
-        for seed, *values in zip((*tuning, *seeds_of(one, case)), *columns.values()):
-            if (case, seed) in jobs:
-                results.append([case, seed, dict(zip(columns, values))])
+        before = about["seeds"][case]
+        now = [seed for job, seed in jobs if job == case]
+        if now and now[:len(before)] != before:
+            common.fail(f"{name}: {case} is stored with seeds {spans(before)}, and {name}.py now "
+                        f"has {spans(now)}; let the stored ones come first, or leave out --add")
+        for seed, *values in zip(before, *columns.values()):
+            results.append([case, seed, dict(zip(columns, values))])
     return results, about
+
+
+def missing(name, results):
+    """List what is wanted, and is not in the results. -> pairs of a case and a seed"""
+    done = {(case, seed) for case, seed, _ in results}
+    return [job for job in wanted(name, arrays(grouped(results))) if job not in done]
 
 
 def measure(name, processes, add=False):
     """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
     this is interrupted, the next call continues, unless the code was committed in between.
     add: keep what is stored there, and measure only what it lacks."""
+    tuning = {*getattr(module(name), "TUNING", ())}
+    if shared := tuning & {*module(name).SEEDS}:
+        common.fail(f"{name}: SEEDS and TUNING share {spans(sorted(shared))}; a rate must not "
+                    "be judged with the seeds that chose it")
     about = describe(processes)
     results, seconds = [], 0                                    # [case, seed, columns]
     if add:
         results, before = kept(name)
+        if not missing(name, results):
+            print(f"{name}: nothing is missing")
+            return
         seconds = before["seconds"]
-        judging = {seed for _, seed, _ in results} - {*getattr(module(name), "TUNING", ())}
-        about["before"] = f"seeds {spans(sorted(judging))} at commit {before['commit']}"
+        judging = {seed for _, seed, _ in results} - tuning
+        about["before"] = f"seeds {spans(sorted(judging))} at commit {before['commit']}" + (
+            f", of which {before['before']}" if "before" in before else "")
     path = ROOT / "runs" / f"lab-{name}.json"
     if path.exists():
         *interrupted, before = json.loads(path.read_text("utf-8"))
         if before == about:
             results, seconds = interrupted
+        else:
+            print(f"{path}: does not continue, because it began at commit {before['commit']} with "
+                  f"{before['processes']} processes, or without --add", flush=True)
     clock = time.perf_counter() - seconds
     with make_pool(processes) as pool:
-        while True:
-            done = {(case, seed) for case, seed, _ in results}
-            jobs = [job for job in wanted(name, arrays(grouped(results))) if job not in done]
-            if not jobs:
-                break
+        while jobs := missing(name, results):
             for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
+                if columns.keys() != grouped(results).get(job[0], columns).keys():
+                    common.fail(f"{name}: {job[0]} now has other columns than its stored seeds", 1)
                 results.append([*job, columns])
                 seconds = round(time.perf_counter() - clock)
                 plumbing.write(path, json.dumps([results, seconds, about]))
-    stored = {"about": {"seconds": seconds} | about | {"first steps": first_steps(name)}}
-    lines = json.dumps(stored | grouped(results)).replace("]], ", "]],\n").replace("}, ", "},\n")
+    seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
+    about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
+    stored = {"about": about} | grouped(results)
+    lines = json.dumps(stored).replace("]], ", "]],\n").replace("}, ", "},\n")
     plumbing.write(DOCS / f"lab/{name}.json", lines + "\n")
-    path.unlink()
+    path.unlink(missing_ok=True)
 
 
 def grouped(results):
@@ -271,11 +291,29 @@ def grouped(results):
     return found
 
 
+def read(name):
+    """Read docs/lab/NAME.json, or exit with one line. -> {case: {column: a list with an entry for
+    each seed}}, a dict about the measurement"""
+    path = DOCS / f"lab/{name}.json"
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        about = stored.pop("about")
+        is_whole = all(len(rows) == len(about["seeds"][case])
+                       for case, columns in stored.items() for rows in columns.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        common.fail(f"{path}: missing or damaged; restore it, or run: python -m lab {name}")
+    return stored, about
+
+
 def load(name):
-    """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
-    stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
-    about = stored.pop("about")
-    return arrays(stored), about
+    """Load the stored results, without cases that the experiment no longer has. -> {case: {column:
+    array}}, a dict about the measurement"""
+    stored, about = read(name)
+    x = arrays(stored)
+    cases = {case for case, _ in wanted(name, x)}
+    return {case: columns for case, columns in x.items() if case in cases}, about
 
 
 def arrays(stored):

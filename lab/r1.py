@@ -3,11 +3,9 @@
 Each run is a command that docs/pipelines.md shows. They are run in this order, for each seed from a
 base of its own. The numbers go to docs/r1.json, and from there into the page and docs/r1.svg.
 """
-import concurrent.futures
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import re
 import shlex
@@ -22,7 +20,7 @@ import common
 import grpo
 import reinforce
 from examples import coldstart
-from lab.bench import UNSCORED, student
+from lab.bench import UNSCORED, make_pool, student
 from lab.docs import DOCS, ROOT, put, record, table
 from report import chart, parser, start
 from report.ask import load_policy, read_run
@@ -180,8 +178,7 @@ def main(argv=None):
     if len({*args.seeds}) < 2:
         common.fail("an interval needs at least 2 different seeds")
     if not args.draw:
-        context = multiprocessing.get_context("spawn")          # a fork can hang with threads
-        with concurrent.futures.ProcessPoolExecutor(args.processes, context) as pool:
+        with make_pool(args.processes) as pool:
             record("r1", seeds=dict(zip(args.seeds, pool.map(measure, args.seeds))))
     publish()
 

@@ -4,7 +4,8 @@
 Each side runs at the learning rate that its page chose, without the search. There are as many seeds
 as on the page, from S on, and none that the page used. An experiment with one base keeps this base.
 The numbers go to docs/replication.json, and a table of verdicts to docs/lab.md. An experiment that
-is not named keeps what it has there."""
+is not named keeps what it has there. The table leaves it out if its page now has other cases or
+rates."""
 import argparse
 import itertools
 import json
@@ -50,6 +51,7 @@ def renewed(name, x, found):
 def replicate(name, first, processes):
     """Measure an experiment with new seeds, and store the results in docs/replication.json."""
     x, _ = bench.load(name)
+    stored = load()                                 # before the measurement, in case it is damaged
     todo = jobs(name, x, first)
     about = {"seeds": sorted({seed for _, seed in todo})} | bench.describe(processes)
     clock = time.perf_counter()
@@ -57,7 +59,7 @@ def replicate(name, first, processes):
         columns = pool.map(bench.perform, [name] * len(todo), *zip(*todo))
         found = bench.grouped([*job, values] for job, values in zip(todo, columns))
     about["seconds"] = round(time.perf_counter() - clock)
-    stored = load() | {name: {"about": about} | found}
+    stored |= {name: {"about": about} | found}
     lines = json.dumps(stored).replace("}}, ", "}},\n").replace("]], ", "]],\n")
     plumbing.write(bench.DOCS / "replication.json", lines + "\n")
 
@@ -65,7 +67,14 @@ def replicate(name, first, processes):
 def load():
     """Load the repeated measurements. -> {name: {"about": dict, case: {column: rows}}}"""
     path = bench.DOCS / "replication.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    try:
+        stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        is_whole = all("about" in found for found in stored.values())
+    except (ValueError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        common.fail(f"{path}: damaged; restore it with git, or delete it")
+    return stored
 
 
 def compared():
@@ -75,7 +84,10 @@ def compared():
     covered = []
     for name, found in load().items():
         about = found.pop("about")
-        x, _ = bench.load(name)
+        x = bench.load(name)[0] if name in bench.NAMES else None
+        if x is None or {case for case, _ in jobs(name, x, FIRST)} != found.keys():
+            print(f"{name}: left out, because the lab no longer has what was repeated", flush=True)
+            continue
         pairs = zip(*(bench.judged(name, numbers)[0] for numbers in (x, renewed(name, x, found))))
         for there, here in pairs:
             if not there.computed:
@@ -98,6 +110,8 @@ def main(argv=None):
     unknown = [name for name in args.names if name not in bench.NAMES]
     if unknown:
         common.fail(f"{unknown[0]}: unknown experiment; choose from {', '.join(bench.NAMES)}")
+    if args.seed < 0:
+        common.fail(f"--seed {args.seed}: must be at least 0")
     for name in args.names or bench.NAMES:
         replicate(name, args.seed, args.processes)
     text = compared()

@@ -20,11 +20,14 @@ def command(*words):
 
 
 def start(main):
-    """Run a command. If its output is cut off (| head -1), it ends without an error message, and
-    characters that the terminal lacks are escaped."""
+    """Run a command. If its output is cut off (| head -1), it ends without an error message, Ctrl-C
+    ends it with one line, and characters that the terminal lacks are escaped."""
     sys.excepthook = plumbing.end_quietly
     sys.stdout.reconfigure(errors="backslashreplace")
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        common.fail("interrupted", 130)
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ def test_steps_are_counted_to_where_the_mean_crosses_the_level():
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
 
-def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkeypatch):
+def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkeypatch, capsys):
     def run_once(flags, seed, metrics, scores):
         rate = float(re.fullmatch(f"grpo.py --learning_rate (.*) --base_seed {seed}", flags)[1])
         assert metrics == ["reward"] and scores == []
@@ -153,7 +153,8 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
         monkeypatch.setattr(where, name, value)
     for folder in ("lab", "runs"):
         (tmp_path / folder).mkdir()
-    interrupted = [[["x", 3, {"value": 99}]], 7, {"commit": "another"}]     # not to be mixed in
+    another = {"commit": "another", "processes": 2}
+    interrupted = [[["x", 3, {"value": 99}]], 7, another]                   # not to be mixed in
     (tmp_path / "runs/lab-made_up.json").write_text(json.dumps(interrupted))
     bench.measure("made_up", 2)
     stored, about = bench.load("made_up")
@@ -166,6 +167,10 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
     assert not about["commit"].endswith("-dirty")               # nothing has changed there
     one = sys.modules["lab.claims.made_up"]
     one.SEEDS, one.FEWER = (3, 4, 5), {}
+    one.measure = lambda case, seed: {"other": 0}
+    with pytest.raises(SystemExit):
+        bench.measure("made_up", 2, add=True)
+    assert "x now has other columns" in capsys.readouterr().err
     one.measure = lambda case, seed: {"value": -seed, "steps": [0.5]}
     bench.measure("made_up", 2, add=True)
     longer, about = bench.load("made_up")
@@ -173,9 +178,57 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkey
     assert longer["y"]["value"].tolist() == [6, -4, -5]
     assert len(longer["a, 0.001"]["reward"]) == 4 and len(longer["a, 0.002"]["reward"]) == 1
     assert about["before"].startswith("seeds 3 to 4 at commit ")
+    assert about["seeds"] == {"x": [3, 4, 5], "y": [3, 4, 5], "a, 0.0005": [8], "a, 0.002": [8],
+                              "a, 0.001": [8, 3, 4, 5]}
+
+    def add(**changes):
+        before = path.read_bytes()
+        for key, value in changes.items():
+            monkeypatch.setattr(one, key, value)
+        with contextlib.suppress(SystemExit):
+            bench.measure("made_up", 2, add=True)
+        return "unchanged" if path.read_bytes() == before else "written", capsys.readouterr()
+    path = tmp_path / "lab/made_up.json"
+    for changes, message in (
+            ({}, "made_up: nothing is missing"),
+            ({"SEEDS": (3, 4)}, "x is stored with seeds 3 to 5, and made_up.py now has 3 to 4"),
+            ({"SEEDS": (2, 3, 4, 5)}, "x is stored with seeds 3 to 5, and made_up.py now has 2 to"),
+            ({"SEEDS": (3, 4, 5), "TUNING": (9,)}, "a, 0.0005 is stored with seeds 8, and made_up"),
+            ({"SEEDS": (3, 4, 5, 8), "TUNING": (8,)}, "SEEDS and TUNING share 8")):
+        state, told = add(**changes)
+        assert state == "unchanged" and message in told.out + told.err
+    # a case that is taken out keeps its numbers, for when it returns
+    assert add(SEEDS=(3, 4, 5), CASES=["x"])[0] == "unchanged"
+    assert "y" not in bench.load("made_up")[0]
+    assert add(SEEDS=(3, 4, 5, 6))[0] == "written"
+    assert add(CASES=["x", "y"])[0] == "written"
+    longer, about = bench.load("made_up")
+    assert longer["y"]["value"].tolist() == [6, -4, -5, -6]
+    assert [part.split(" at ")[0] for part in about["before"].split(", of which ")] == [
+        "seeds 3 to 6", "seeds 3 to 5", "seeds 3 to 4"]
+    text = path.read_text("utf-8")
+    shorter = text.replace('"seeds": {"x": [3, ', '"seeds": {"x": [')
+    for damaged in ("", text[:-9], "[]", '{"x": {"value": [1]}}', shorter, None):
+        path.write_text(damaged or "", "utf-8")
+        if damaged is None:
+            path.unlink()
+        with pytest.raises(SystemExit):
+            bench.measure("made_up", 2, add=True)
+        assert "made_up.json: missing or damaged" in capsys.readouterr().err
+    path.write_text(text, "utf-8")
     monkeypatch.setattr(bench, "first_steps", lambda name: [0.2])
     with pytest.raises(SystemExit):                             # the code computes something else
         bench.measure("made_up", 2, add=True)
+    assert path.read_text("utf-8") == text
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("kl --draw --add", "not allowed with"), ("nope --add", "nope: unknown experiment"),
+    ("kl --processes 0", "--processes 0: must be at least 1")])
+def test_flags_that_contradict_or_make_no_sense_are_refused(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        lab.__main__.main(flags.split())
+    assert message in capsys.readouterr().err
 
 
 def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, capsys):
@@ -222,7 +275,8 @@ def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_
     assert bench.best_rates("made_up", x) == {("a", "up"): f"{best[3:]}, at an end"}
 
 
-def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(tmp_path, monkeypatch):
+def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
+        tmp_path, monkeypatch, capsys):
     def measure(case, seed):
         assert case in ("a, 0.002", "b")                        # the search is not repeated
         return {"up": [seed, 1 / 3][:1 + seed % 2], "in": 0.5}
@@ -240,11 +294,13 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(tmp_pa
               for rate, n, score in (("0.0005", 1, 0.1), ("0.001", 1, 0.2), ("0.002", 3, 0.4),
                                      ("0.004", 1, 0.3))}
     (tmp_path / "lab").mkdir()
+    seeds = {"b": [0, 1], "a, 0.002": [2, 0, 1]} | dict.fromkeys({*stored} - {"a, 0.002"}, [2])
     (tmp_path / "lab/made_up.json").write_text(json.dumps(
-        {"about": {}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}} | stored))
+        {"about": {"seeds": seeds}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}} | stored))
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: here)
     monkeypatch.setattr(bench, "DOCS", tmp_path)
+    monkeypatch.setattr(bench, "NAMES", ("made_up",))
     for first, seeds in ((1, [3, 4]), (4, [4, 6])):
         replicate.replicate("made_up", first, 1)
         found = replicate.load()["made_up"]
@@ -255,6 +311,19 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(tmp_pa
     assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
     assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
     assert "it follows" not in text
+    path = tmp_path / "replication.json"
+    found = json.loads(path.read_text("utf-8"))
+    elsewhere = {"made_up": {case.replace("0.002", "0.001"): rows
+                             for case, rows in found["made_up"].items()}}   # another best rate
+    for changed in ({"gone": found["made_up"]}, elsewhere):
+        path.write_text(json.dumps(changed), "utf-8")
+        assert "Repeated so far: none. 0 of 0 verdicts stay" in replicate.compared()
+        assert f"{[*changed][0]}: left out, because" in capsys.readouterr().out
+    path.write_text(json.dumps(found)[:-9], "utf-8")
+    monkeypatch.setattr(bench, "perform", None)                 # nothing is measured in vain
+    with pytest.raises(SystemExit):
+        replicate.replicate("made_up", 1, 1)
+    assert "replication.json: damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", bench.NAMES)

@@ -128,7 +128,7 @@ def call(monkeypatch, tmp_path, capsys):
     """call(*words): run a command in an empty folder, where a run takes no time. -> text"""
     monkeypatch.chdir(tmp_path)
     steps = [{"right": right, "text": ""} for right in (0.0, 0.25, 0.25, 0.4)]
-    monkeypatch.setattr(runs, "run", lambda source, seed, number=0, label=None: print(
+    monkeypatch.setattr(runs, "run", lambda source, seed, number=0, label=None, **_: print(
         f"{label}seed {seed}") or dict(steps=steps * (source != script(BASE)), seconds=0.0,
                                        accuracy=[0.5]))
 
@@ -159,6 +159,34 @@ def test_an_edited_script_has_the_seed_of_its_chapter(call):
     assert call("run", file) == (
         f"seed {seed}\nRight samples in the last three steps, with seed {seed}: 30%\n")
     assert "seed 7: 30%" in call("run", file, "--seed", 7)
+
+
+def test_a_file_that_cannot_be_run_gets_one_line(call, refused, stops):
+    call("write", "gspo")
+    file = path.FOLDER / CHAPTERS["gspo"].file.replace(".py", "_with.py")
+    source = file.read_text()
+    file.write_text("\ufeff" + source, "utf-8")         # as some editors save it
+    assert "Right samples" in call("run", file)
+    for content, message in ((b"x = (", f"{file}, line 1: '(' was never closed"),
+                             (b"# caf\xe9", f"{file}: is not the text of a script: 'utf-8' codec"),
+                             (source.replace("def sample(", "def draw(").encode(),
+                              "because it lacks the functions sample")):
+        file.write_bytes(content)
+        stops(message, call, "run", file)
+    refused("differs from the original", call, "write", "gspo")
+    file.unlink()
+    file.mkdir()
+    refused("is in the way", call, "write", "gspo")
+    refused("run: name a file", call, "run")
+    refused("--real: scripts for real models are only written", call, "gspo", "--real")
+    assert "_real.py" in call("write", "--real", "gspo")        # flags may come first
+
+
+def test_an_error_in_an_edited_script_names_its_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ZeroDivisionError) as error:
+        runs.run("1 / 0", 0, file="path/mine.py")
+    assert error.traceback[-1].frame.code.raw.co_filename == "path/mine.py"
 
 
 def test_the_list_has_a_number_for_each_rung_that_can_be_run_and_help_for_the_rest(call, refused):

@@ -1,14 +1,17 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
 reads it."""
 import dataclasses
+import io
 import json
 import re
 import shlex
+import sys
 
 import pytest
 
 import gspo
 import plumbing
+import report
 from report.logs import read_log
 from report.page import command, import_script, write_report
 
@@ -225,3 +228,11 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
     assert not faults
+
+
+def test_ctrl_c_ends_a_command_with_one_line(stops, monkeypatch):
+    def main():
+        raise KeyboardInterrupt
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    stops("interrupted", report.start, main, code=130)

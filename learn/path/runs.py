@@ -24,14 +24,15 @@ import plumbing
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
                "tool", "wrote", "hint")
+WATCHED = {"make_base", "sample", "logprobs", "decode", "verify", "main"}   # functions of a script
 
 
 class Watch:
     """Execute a script as a module; self.steps gets a dict of numbers for each step it prints."""
 
-    def __init__(self, source, seed, base_steps=1000, label=None):
+    def __init__(self, source, seed, base_steps=1000, label=None, file="rung.py"):
         self.module = types.ModuleType("rung")
-        exec(compile(source, "rung.py", "exec"), self.module.__dict__)
+        exec(compile(source, file, "exec"), self.module.__dict__)
         self.real = dict(self.module.__dict__)
         parts = [ast.dump(node) for node in ast.parse(source).body
                  if getattr(node, "name", "") in MAKE_A_BASE]
@@ -110,9 +111,10 @@ class Watch:
         return dict(steps=self.steps, seconds=seconds, accuracy=accuracy)
 
 
-def run(source, seed, steps=None, label=None):
-    """Run and watch a script, by default for as many steps as its main. -> dict of Watch.run"""
+def run(source, seed, steps=None, label=None, file="rung.py"):
+    """Run and watch a script, by default for as many steps as its main. file: its name, for errors.
+    -> dict of Watch.run"""
     torch.manual_seed(0)                # a script may draw numbers before its main sets the seed
     random.seed(0)
     sizes = {} if steps is None else dict(steps=steps)
-    return Watch(source, seed, label=label).run(seed, **sizes)
+    return Watch(source, seed, label=label, file=file).run(seed, **sizes)
