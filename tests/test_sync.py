@@ -22,7 +22,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
 # the change sees what it costs.
 MOST_OF_A_FOLDER = {".": 3990, "tasks": 1485, "kernels": 710, "examples": 1290, "vectors": 1390,
-                    "report": 1230, "engines": 1060, "learn": 3330, "lab": 3940, "tests": 12032}
+                    "report": 1230, "engines": 1060, "learn": 3360, "lab": 3660, "tests": 12100}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
