@@ -24,7 +24,6 @@ import plumbing
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
                "tool", "wrote", "hint")
-WATCHED = {"make_base", "sample", "logprobs", "decode", "verify", "main"}   # functions of a script
 
 
 class Watch:
@@ -112,8 +111,7 @@ class Watch:
 
 
 def run(source, seed, steps=None, label=None, file="rung.py"):
-    """Run and watch a script, by default for as many steps as its main. file: its name, for errors.
-    -> dict of Watch.run"""
+    """Run and watch a script, by default for as many steps as its main. -> dict of Watch.run"""
     torch.manual_seed(0)                # a script may draw numbers before its main sets the seed
     random.seed(0)
     sizes = {} if steps is None else dict(steps=steps)
