@@ -26,7 +26,7 @@ def read(path):
     path = Path(path)
     if path.is_dir() and (path / "metrics.jsonl").is_file():
         flags = SimpleNamespace(**read_config(path)[1])
-        return flags, read_log(path, "metrics"), read_log(path, "samples")
+        return flags, read_log(path, "metrics"), read_log(path, "samples", "completions")
     if path.is_dir():
         path = log_in(path)
     if not path.exists():

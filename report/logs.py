@@ -18,7 +18,8 @@ def read_log(folder, name, *keys):
 
 
 def records(folder, name, *keys):
-    """Yield what read_log lists, without reading the whole log at once."""
+    """Yield what read_log lists, without reading the whole log at once. A step has to be a number.
+    """
     path = Path(folder, f"{name}.jsonl")
     if not path.exists():
         return
@@ -26,7 +27,8 @@ def records(folder, name, *keys):
         for line in lines:
             with contextlib.suppress(ValueError):
                 record = loads(line)
-                if isinstance(record, dict) and record.keys() >= set(keys):
+                if (isinstance(record, dict) and record.keys() >= set(keys)
+                        and isinstance(record.get("step", 0), (int, float))):
                     yield record
 
 

@@ -12,6 +12,7 @@ import pytest
 import gspo
 import plumbing
 import report
+from report import formats
 from report.logs import read_log
 from report.page import command, import_script, write_report
 
@@ -77,6 +78,17 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     (folder / "summary.json").write_text(json.dumps(few))
     assert json.loads(data_of(folder))["runs"][0]["sentence"].startswith("Reward went from 0.5")
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
+
+
+def test_lines_of_a_log_that_are_no_records_are_left_out(run):
+    folder = run()
+    [before] = json.loads(data_of(folder))["runs"]
+    for name, line in (("metrics", {"step": "a", "reward": {}}), ("samples", {"step": 1})):
+        with open(folder / f"{name}.jsonl", "a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+    [shown] = json.loads(data_of(folder))["runs"]
+    assert shown["metrics"] == before["metrics"]
+    assert formats.read(folder)[2] == before["samples"]
 
 
 def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_the_old_one(
