@@ -357,7 +357,9 @@ def untrained(script, flags):
 
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
-    monkeypatch.setattr(module, "load_base", untrained)
+    given = []                                      # flags of the bases
+    monkeypatch.setattr(module, "load_base", lambda script, flags: (
+        given.append(flags) or untrained(script, flags)))
     monkeypatch.setattr(preferences, "BATCHES", 1)
     for constant, value in constants.items():
         monkeypatch.setattr(module, constant, value)
@@ -365,6 +367,8 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     monkeypatch.setattr(
         torch.optim, "AdamW", lambda *x, **y: rates.append(y["lr"]) or adamw(*x, **y))
     found = module.measure(case, 0)
+    has_own = not hasattr(module, "ONE_BASE")       # each seed has a base of its own
+    assert all(("--base_seed 0" in flags) == has_own for flags in given) and given
     stored, _ = bench.load(name)
     assert stored.keys() >= {*getattr(module, "CASES", ())}
     assert found.keys() == stored[case].keys()
