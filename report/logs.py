@@ -12,15 +12,15 @@ def read_summary(folder):
 
 
 def read_log(folder, name, *keys):
-    """Read the records of NAME.jsonl that have these keys. Lines that aren't JSON objects are
-    skipped: a killed run may end in half a line. -> list of dicts, empty if there is no such log"""
-    return list(records(folder, name, *keys))
+    """Read the records of NAME.jsonl that have these keys. -> list of dicts, empty if there is no
+    such log"""
+    return [*records(Path(folder, f"{name}.jsonl"), *keys)]
 
 
-def records(folder, name, *keys):
-    """Yield what read_log lists, without reading the whole log at once. A step has to be a number.
-    """
-    path = Path(folder, f"{name}.jsonl")
+def records(path, *keys):
+    """Yield the records of a log that have these keys, without reading the whole log at once. Lines
+    that aren't JSON objects are skipped: a killed run may end in half a line. A step has to be a
+    number."""
     if not path.exists():
         return
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
@@ -32,23 +32,15 @@ def records(folder, name, *keys):
                     yield record
 
 
-def thinned(found, most):
-    """Keep the records of at most 2 * most steps, evenly spaced, and those of the last step.
-    -> list of dicts, distance of the steps that are kept"""
-    kept, stride, number, step, last = [], 1, -1, None, []
-    for record in found:
-        if record["step"] != step:
-            step, last = record["step"], []
-            number += 1
-        last.append((number, record))
-        if number % stride == 0:
-            kept.append((number, record))
-            if number // stride >= 2 * most:
-                stride *= 2
-                kept = [(place, one) for place, one in kept if place % stride == 0]
-    if last and number % stride > 0:
-        kept += last
-    return [record for _, record in kept], stride
+def thinned(folder, name, most, *keys):
+    """Read at most `most` steps of NAME.jsonl, evenly spaced, besides the last step and those with
+    an evaluation. -> list of dicts, distance of the steps that are read"""
+    path = Path(folder, f"{name}.jsonl")
+    steps = [*dict.fromkeys(record["step"] for record in records(path, "step", *keys))]
+    stride = max(1, math.ceil(len(steps) / most))
+    kept = {*steps[::stride], *steps[-1:]}
+    return [record for record in records(path, "step", *keys)
+            if record["step"] in kept or any(key.startswith("eval/") for key in record)], stride
 
 
 def loads(text):

@@ -79,12 +79,9 @@ def sample_rows(batch, A):
     its G completions. -> list of lists"""
     G = batch.rewards.shape[1]
     group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
-    rows = []
-    for row in range(group * G, group * G + G):
-        reward = batch.rewards[group, row % G].item()
-        texts = [escape(batch.problems[row].prompt), escape(batch.texts[row])]
-        rows.append([round(reward, 3), round(A[row].item(), 3), *texts])
-    return rows
+    rewards = batch.rewards.flatten().tolist()
+    return [[round(rewards[row], 3), round(A[row].item(), 3), escape(batch.problems[row].prompt),
+             escape(batch.texts[row])] for row in range(group * G, group * G + G)]
 
 
 def end_of(text, size):
@@ -103,8 +100,7 @@ class Samples:
         for record in sample_records(run, batch, A):
             run.append("samples.jsonl", {"step": run.step} | record)
         rows = sample_rows(batch, A)
-        for best_or_worst in (max, min):
-            reward, advantage, prompt, text = best_or_worst(rows, key=lambda row: row[0])
+        for reward, advantage, prompt, text in (max(rows), min(rows)):
             prompt = end_of(prompt, max(20, 62 - len(text)))
             text = end_of(text, 62 - len(prompt))
             print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}", flush=True)
@@ -161,7 +157,7 @@ class Answers:
             run.state["greedy_step"] = step
 
     def finish(self, run, summary):
-        before = next(records(run.folder, "greedy"), {}).get("examples", [])
+        before = next(records(run.folder / "greedy.jsonl"), {}).get("examples", [])
         lines = []
         for base, trained in zip(before, self.examples or before):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
@@ -187,10 +183,6 @@ class Warnings:
         if run.step == 0 and scores.get("pass@1") == 0:
             self.print_once("warning: no sample of the base is right: try more --base_steps, or an "
                             "easier task")
-        most = run.cfg.num_eval_problems
-        if run.step == 0 and scores["problems"] < most:
-            print(f"{scores['problems']} different problems are held out, fewer than {most} "
-                  "(--num_eval_problems)", flush=True)
 
     def step(self, run, batch, advantages, metrics):
         if "clip" in run.columns and run.columns["clip"] not in metrics:
