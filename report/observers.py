@@ -174,22 +174,16 @@ class Warnings:
     def __init__(self):
         self.printed = set()
 
-    def print_once(self, message):
-        if message not in self.printed:
-            print(message, flush=True)
-            self.printed.add(message)
-
-    def evaluate(self, run, scores):
-        if run.step == 0 and scores.get("pass@1") == 0:
-            self.print_once("warning: no sample of the base is right: try more --base_steps, or an "
-                            "easier task")
-
     def step(self, run, batch, advantages, metrics):
+        found = ["warning: " + message.replace("(#", "(docs/why.md#")
+                 for message in warnings(metrics, run.cfg)]
         if "clip" in run.columns and run.columns["clip"] not in metrics:
-            self.print_once("clip is empty: it counts the tokens beyond the range of --epsilon, "
-                            "which this loss does not use")
-        for message in warnings(metrics, run.cfg):
-            self.print_once("warning: " + message.replace("(#", "(docs/why.md#"))
+            found.append("clip is empty: it counts the tokens beyond the range of --epsilon, which "
+                         "this loss does not use")
+        for message in found:
+            if message not in self.printed:
+                print(message, flush=True)
+                self.printed.add(message)
 
 
 class Report:

@@ -14,7 +14,6 @@ import plumbing
 from examples import coldstart
 from report import ask
 
-
 # ---- answers ---------------------------------------------------------------------------------
 
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run):

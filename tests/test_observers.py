@@ -76,12 +76,11 @@ def test_the_ends_of_the_best_and_the_worst_are_printed_without_control_characte
 def test_the_surprise_is_that_of_sampled_tokens_and_needs_an_entropy():
     batch = make_batch("a", "b", "c", "d")
     batch.logps[:, 0] = -7.0                                    # inserted
-    metrics = {}
-    observers.Metrics().step(FakeRun(), batch, None, metrics)
-    assert "sampling/surprise" not in metrics
-    batch.entropy = batch.mask
-    observers.Metrics().step(FakeRun(), batch, None, metrics)
-    assert metrics["sampling/surprise"] == -2.0
+    for entropy, surprise in ((batch.mask * 0, None), (batch.mask, -2.0)):
+        batch.entropy = entropy
+        metrics = {}
+        observers.Metrics().step(FakeRun(), batch, None, metrics)
+        assert metrics.get("sampling/surprise") == surprise
 
 
 GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1,
