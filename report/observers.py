@@ -100,7 +100,8 @@ class Samples:
         for record in sample_records(run, batch, A):
             run.append("samples.jsonl", {"step": run.step} | record)
         rows = sample_rows(batch, A)
-        for reward, advantage, prompt, text in (max(rows), min(rows)):
+        for best_or_worst in (max, min):
+            reward, advantage, prompt, text = best_or_worst(rows, key=lambda row: row[0])
             prompt = end_of(prompt, max(20, 62 - len(text)))
             text = end_of(text, 62 - len(prompt))
             print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}", flush=True)
