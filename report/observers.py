@@ -175,6 +175,17 @@ class Warnings:
     def __init__(self):
         self.printed = set()
 
+    def evaluate(self, run, scores):
+        if run.step > 0:
+            return
+        if scores.get("pass@1") == 0:
+            print("warning: no sample of the base is right: try more --base_steps, or an easier "
+                  "task", flush=True)
+        most = run.cfg.num_eval_problems
+        if scores["problems"] < most:
+            print(f"{scores['problems']} different problems are held out, fewer than {most} "
+                  "(--num_eval_problems)", flush=True)
+
     def step(self, run, batch, advantages, metrics):
         found = ["warning: " + message.replace("(#", "(docs/why.md#")
                  for message in warnings(metrics, run.cfg)]

@@ -103,6 +103,18 @@ def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsy
     assert printed.count("warning") == bool(said) and said in printed and "clip is" not in printed
 
 
+@pytest.mark.parametrize("step, right, problems, said", [
+    (0, 0.0, 512, "warning: no sample of the base is right"), (0, 0.1, 512, ""), (4, 0.0, 489, ""),
+    (0, 0.1, 489, "489 different problems are held out, fewer than 512")])
+def test_the_console_says_if_no_sample_of_the_base_is_right_or_few_problems_are_held_out(
+        step, right, problems, said, capsys):
+    run = FakeRun()
+    run.step = step
+    observers.Warnings().evaluate(run, {"pass@1": right, "problems": problems})
+    printed = capsys.readouterr().out
+    assert printed.startswith(said) and printed.count("\n") == bool(said)
+
+
 @pytest.mark.parametrize("loss, has_clip", [("clip_cov", True), ("dro", False), ("cispo", False)])
 def test_the_console_shows_the_clip_of_a_loss_with_a_range_and_else_says_once_why_not(
         tmp_path, capsys, loss, has_clip):
