@@ -26,7 +26,7 @@ def read(path):
     path = Path(path)
     if (path / "metrics.jsonl").is_file():
         flags = SimpleNamespace(**read_config(path)[1])
-        return flags, read_log(path, "metrics"), read_log(path, "samples", "completions")
+        return flags, read_log(path, "metrics", "step"), read_log(path, "samples", "completions")
     if path.is_dir():
         path = log_in(path)
     if not path.exists():
@@ -96,7 +96,7 @@ def renamed(record):
             plain[short.removeprefix("train/")] = value
     for name, others in OF_VERL.items():
         if plain.get(name) is None:
-            plain[name] = next((plain[other] for other in others if other in plain), None)
+            plain[name] = next((x for x in map(plain.get, others) if x is not None), None)
     scores = [value for name, value in plain.items() if name.startswith(VALIDATION)
               and isinstance(value, (int, float))]
     if scores:

@@ -19,12 +19,15 @@ from statistics import fmean
 import common
 import plumbing
 from report import parser, start
+from report.check import column
 from report.logs import read_log, read_summary, thinned
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-MOST_STEPS = 500        # a curve shows at most so many steps, besides the evaluations
+FEW = 20                # scores of fewer problems sum up no run
+MOST_STEPS = 500        # a curve shows at most so many steps, and so many evaluations
 MOST_SAMPLES = 20       # number of logged steps whose samples are shown, at most
-# The scores that sum up a run, as far as it has them: {name in summary.json: label}
+# The scores that sum up a run, as far as it has them, or else its reward: {name in summary.json:
+# label}
 SCORES = {"greedy": "greedy accuracy", "greedy_return": "greedy return",
           "think_share": "the share of samples that think"}
 SEEDS = ("seed", "base_seed")       # runs of a group differ only in these
@@ -117,37 +120,62 @@ def compared(groups):
     return rows
 
 
-def name_of(group, values):
-    """Name a group by its runs and the values of up to three flags in which the groups differ. The
-    names of runs that differ only in their seed are left out, if there are such flags. -> str"""
-    words = [f"{flag} {value}" if value != "" else f"no {flag}"
-             for flag, value in values.items() if value is not None]
-    flags = ", ".join(words) if len(words) <= 3 else ""
-    names = ", ".join(run["name"] for run in group)
-    if len(group) > 1:
-        return f"{flags or names} ({len(group)} seeds)"
-    return f"{names} ({flags})" if flags else names
+def labels(groups, rows):
+    """Name each group by up to three flags in which the groups differ, or by its runs if these
+    flags do not tell all groups apart. A run without other seeds keeps its name. -> list of str"""
+    flags = []
+    for i in range(len(groups)):
+        words = [f"{flag} {values[i]}" if values[i] != "" else f"no {flag}"
+                 for flag, differs, values in rows
+                 if differs and flag not in (*SEEDS, TEXT) and values[i] is not None]
+        flags.append(", ".join(words) if len(words) <= 3 else "")
+    if len(set(flags)) < len(flags):
+        flags = [""] * len(flags)
+    found = []
+    for group, text in zip(groups, flags):
+        names = ", ".join(run["name"] for run in group)
+        if len(group) > 1:
+            found.append(f"{text or names} ({len(group)} seeds)")
+        else:
+            found.append(f"{names} ({text})" if text else names)
+    return found
+
+
+def ends_of(run):
+    """Choose the scores that sum up a run. Without them, or with few problems, it is the reward.
+    -> {label: (value before training, value after it)}"""
+    base, trained = run["summary"]["base"], run["summary"]["trained"]
+    ends = {label: (base[name], trained[name]) for name, label in SCORES.items()
+            if base.get(name) is not None and trained.get(name) is not None}
+    if ends.get(SCORES["think_share"]) == (0, 0):       # of a task without thoughts
+        del ends[SCORES["think_share"]]
+    if not ends or trained.get("problems", FEW) < FEW:
+        rewards = column(run["metrics"], "reward")
+        return {"the mean reward of a step": (rewards[0], rewards[-1])} if rewards else {}
+    return ends
 
 
 def sum_up(group):
     """Sum up what happened in the runs of a group in a sentence or two. -> str"""
-    ended = [run["summary"] for run in group if run["summary"] is not None]
+    ended = [run for run in group if run["summary"] is not None]
     note = group[0]["note"]
     if not ended:
         last = max((line["step"] for run in group for line in run["metrics"]), default=0)
         return f"The training was stopped after step {last}, or it continues.{note}"
     changes = []
-    for name, label in SCORES.items():
-        before, after = ([one[end].get(name) for one in ended] for end in ("base", "trained"))
-        if None not in before + after:
-            changes.append(f"{label} went from {fmean(before):.3f} to {fmean(after):.3f}")
-    steps = " or ".join(map(str, sorted({one["steps"] for one in ended})))
-    if len(ended) == 1:
-        what = f"{ended[0]['seconds_total']:.0f} s"     # as in the last line of the run
+    found = [ends_of(run) for run in ended]
+    for label in found[0]:
+        if all(label in ends for ends in found):
+            before, after = (fmean(ends[label][i] for ends in found) for i in (0, 1))
+            changes.append(f"{label} went from {before:.3f} to {after:.3f}")
+    change = " and ".join(changes) or "there is no score to compare"
+    steps = " or ".join(map(str, sorted({run["summary"]["steps"] for run in ended})))
+    if len(ended) == 1:                                 # as in the last line of the run
+        what = f"{ended[0]['summary']['seconds_total']:.0f} s in all"
     else:
         what = f"mean of {len(ended)} seeds"
     lacking = f"{len(ended)} of {len(group)} runs have ended. " * (len(ended) < len(group))
-    return f"{lacking}In {steps} steps ({what}), {' and '.join(changes)}.{note}"
+    return f"{lacking}In {steps} steps ({what}), {change}.{note}"
 
 
 # ---- 3. report.html --------------------------------------------------------------------------
@@ -162,12 +190,8 @@ def write_report(folder, *others):
     path = folders[0] / ("comparison.html" if others else "report.html")
     groups = grouped(runs)
     rows = compared(groups)
-    shown = []
-    for i, group in enumerate(groups):
-        unequal = {flag: values[i] for flag, differs, values in rows
-                   if differs and flag not in (*SEEDS, TEXT)}
-        shown.append({"label": name_of(group, unequal), "sentence": sum_up(group),
-                      "runs": [runs.index(run) for run in group]})
+    shown = [{"label": label, "sentence": sum_up(group), "runs": [runs.index(run) for run in group]}
+             for group, label in zip(groups, labels(groups, rows))]
     data = json.dumps({"config": rows, "runs": runs, "groups": shown}, allow_nan=False)
     # without any character that could end the script element or begin a tag
     data = data.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})

@@ -1,6 +1,7 @@
 """report.check names what is wrong in a run, and nothing in a correct one, and reads anybody's log.
 tests/trainer is from a run of TRL 1.16 with a constant reward and a model of random weights."""
 import json
+import math
 import re
 import sys
 from types import SimpleNamespace
@@ -153,6 +154,14 @@ def test_the_name_of_trl_comes_first_then_verls_and_validation_is_an_evaluation(
     record = {"critic/score/mean": 2.0, "critic/rewards/mean": 3.0, "val-core/acc": 4.0}
     assert (renamed(record)["reward"], renamed(record)["eval_reward"]) == (2.0, 4.0)
     assert renamed(record | {"reward": 1.0})["reward"] == 1.0
+    assert renamed(record | {"critic/score/mean": None})["reward"] == 3.0
+
+
+def test_lines_without_a_number_as_their_step_are_steps_in_their_order(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": step, "reward": i}) + "\n"
+                           for i, step in enumerate((None, "b", math.nan, "b"))), "utf-8")
+    assert [one["reward"] for one in read(log)[1]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name, content", [
@@ -182,8 +191,9 @@ def test_a_job_that_watches_ends_with_1_for_what_it_asks_for_and_with_2_for_an_u
 
 
 def test_a_correct_run_gets_one_line_with_what_was_read_and_what_lacks():
-    found = summary([{"reward": one["reward"], "grad_norm": 1.0} for one in run_of()])
-    assert "looked at reward, grad_norm; the log lacks frac_reward_zero_std, entropy" in found
+    assert summary([{"reward": one["reward"], "grad_norm": 1.0} for one in run_of()]) == (
+        "steps: 20; nothing found; looked at reward, grad_norm; the log lacks "
+        "frac_reward_zero_std, entropy, kl, completions/clipped_ratio, sampling/surprise")
 
 
 def test_the_probe_of_the_page_runs(capsys):

@@ -12,8 +12,9 @@ import pytest
 import gspo
 import plumbing
 import report
+from report import formats
 from report.logs import read_log
-from report.page import command, import_script, write_report
+from report.page import command, import_script, main, write_report
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{DATA}} \ud800")
@@ -73,6 +74,26 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
 
 
+@pytest.mark.parametrize("scores, change", [
+    ({"greedy": 0.5, "problems": 20, "think_share": 0.0}, "greedy accuracy went from 0.500 to"),
+    ({"greedy": 0.5, "problems": 19}, "the mean reward of a step went from 0.500 to 0.750."),
+    ({"problems": 20}, "the mean reward of a step went from 0.500 to 0.750.")])
+def test_a_run_is_summed_up_by_its_reward_if_it_has_no_scores_of_twenty_problems(
+        run, scores, change):
+    folder = run()
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"base": scores, "trained": scores}))
+    [group] = shown_of(folder)["groups"]
+    assert group["sentence"].startswith(f"In 2 steps (3 s in all), {change}")
+    assert "think" not in group["sentence"]
+
+
+@pytest.mark.parametrize("text", ["", '{"base": {"greedy": 0.1}, "tra', "[1, 2]", '{"base": {}}'])
+def test_a_damaged_summary_gets_one_line_that_names_the_file(run, refused, text):
+    folder = run()
+    (folder / "summary.json").write_text(text)
+    refused(f"{folder / 'summary.json'}: is damaged; if you remove it", main, [str(folder)])
+
+
 def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_the_old_one(
         run, monkeypatch):
     first, second = run("a"), run("b")
@@ -100,30 +121,32 @@ def test_runs_that_differ_only_in_their_seed_are_one_group_whose_legend_names_wh
     assert groups[1]["sentence"] == (
         "In 2 steps (mean of 2 seeds), greedy accuracy went from 0.200 to 0.700.")
     assert shown_of(folders[2])["groups"][0]["sentence"] == (
-        "In 2 steps (3 s), greedy accuracy went from 0.300 to 0.500 and the share of samples that "
-        "think went from 0.000 to 1.000.")
+        "In 2 steps (3 s in all), greedy accuracy went from 0.300 to 0.500 and the share of "
+        "samples that think went from 0.000 to 1.000.")
     (folders[3] / "summary.json").unlink()
     assert shown_of(*folders)["groups"][1]["sentence"].startswith(
-        "1 of 2 runs have ended. In 2 steps (3 s), greedy accuracy went from 0.300 to")
+        "1 of 2 runs have ended. In 2 steps (3 s in all), greedy accuracy went from 0.300 to")
     (folders[3] / "grpo.py").write_text("an edited script")
     (folders[1] / "config.json").write_text((folders[0] / "config.json").read_text())
     assert [group["label"] for group in shown_of(*folders)["groups"]] == [
-        "grpo-0 (loss_type grpo)", "grpo-1 (loss_type grpo)",   # with the same seed
-        "cispo-0 (loss_type cispo)", "cispo-1 (loss_type cispo)"]       # with another script
+        "grpo-0", "grpo-1", "cispo-0", "cispo-1"]       # the same seed, or another script
+    del folders[1]
+    assert [group["label"] for group in shown_of(*folders[:2])["groups"]] == [
+        "grpo-0 (loss_type grpo)", "cispo-0 (loss_type cispo)"]
 
 
 def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
     folder = run()
     (folder / "summary.json").unlink()
     write_log(folder, "metrics", {"step": 0, "eval/greedy": 0.1}, *(
-        {"step": step, "reward": 0.5} | ({"eval/greedy": 0.2} if step % 77 == 0 else {})
+        {"step": step, "reward": 0.5} | ({"eval/greedy": 0.2} if step % 3 == 0 else {})
         for step in range(1, 2_010)))
     write_log(folder, "samples", *(GROUP | {"step": step} for step in range(1, 2_010, 10)
                                    for _ in range(4)))
     shown = shown_of(folder)
     [one] = shown["runs"]
     assert [line["step"] for line in one["metrics"]] == sorted(
-        {*range(0, 2_010, 5), *range(0, 2_010, 77), 2_009})
+        {*range(0, 2_010, 5), *range(0, 2_010, 6), 2_009})
     assert [group["step"] for group in one["samples"]] == [
         step for step in (*range(1, 2_010, 110), 2_001) for _ in range(4)]
     assert shown["groups"][0]["sentence"].endswith(
@@ -169,12 +192,15 @@ def test_hostile_texts_stay_texts(run):
     assert pages[0].count("<") == pages[1].count("<")
 
 
-def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(tmp_path):
+def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(run, tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_bytes(b'{"step": 1, "a": NaN, "b": [Infinity, -Infinity, 1e999, 0.5]}\n\xff\xfe\n\n'
                     b'[1]\n7\n{"other": 1}\n{"step": "a"}\n{"step": 2}\n{"step": 3, "rew')
     assert read_log(tmp_path, "metrics", "step") == [
         {"step": 1, "a": None, "b": [None, None, None, 0.5]}, {"step": 2}]
+    folder = run()
+    write_log(folder, "samples", {"step": 1}, GROUP)
+    assert shown_of(folder)["runs"][0]["samples"] == formats.read(folder)[2] == [GROUP]
 
 
 def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, browser):
