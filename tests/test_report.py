@@ -222,6 +222,8 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         "seed1, seed2, run (3 seeds)", "other (beta 0.5)"]
     [band] = page.locator("path[style]").evaluate_all("all => all.map(one => one.outerHTML)")
     assert "var(--one)" in band and band.count("L") == 3        # two steps, which all have logged
+    assert page.locator("small").first.text_content() == "0.900 to 0.900"       # of the seeds
+    assert page.get_by_text("seed1, seed2, run differ only in their seed; the command").count() == 1
     assert page.locator("h2", has_text="Greedy answers").count() == 1
     page.get_by_label("run of the answers").select_option("3")
     for folders in ([bare], [hostile_run(run)], [whole, bare], [whole]):
