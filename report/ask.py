@@ -43,16 +43,12 @@ def load_policy(folder, script, cfg, name="checkpoint.pt"):
     return policy
 
 
-def example(task):
-    """Draw the held-out problem that a run prints as an example at its end. -> Problem"""
-    return common.sample_problems(task, 1, "example", "test")[0]
-
-
 def problem_of(task, prompt):
     """Make a problem of a prompt. In a mix, it is a problem of the first task that has an
     environment, or else of the first task. -> Problem"""
-    if prompt == example(task).prompt:
-        return example(task)
+    [example] = common.sample_problems(task, 1, "example", "test")     # as a run prints at its end
+    if prompt == example.prompt:
+        return example
     parts = getattr(task, "parts", {task.name: task})
     with_calls = [name for name, part in parts.items() if part.call_tokens]
     return common.Problem(prompt, answer="", task=[*with_calls, *parts][0])
@@ -63,9 +59,9 @@ def answer(folder, prompt):
     script, cfg = read_run(folder)
     torch.set_num_threads(1)
     task = common.load_task(cfg, script.verify)
-    if not prompt.isascii() or len(prompt) > task.prompt_width:
+    if not prompt.isascii() or not 1 <= len(prompt) <= task.prompt_width:
         common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and have "
-                    f"at most {task.prompt_width} characters")
+                    f"1 to {task.prompt_width} characters")
     problem = problem_of(task, prompt)
     policy = load_policy(folder, script, cfg)
     return script.complete(policy, task, cfg, [problem]).texts[0]
@@ -76,8 +72,6 @@ def main(argv=None):
     arguments.add_argument("run", metavar="RUN", help="run folder")
     arguments.add_argument("prompt", metavar="PROMPT", help="a prompt of the run's task")
     args = arguments.parse_args(argv)
-    if not args.prompt:
-        common.fail("the prompt is empty; write one, such as '((3+4)*2)='")
     print(escape(answer(args.run, args.prompt)))
 
 

@@ -69,36 +69,28 @@ def mean(rows, scale):
     return numpy.exp(numpy.log(rows).mean(axis=0)) if scale == "log" else rows.mean(axis=0)
 
 
-def set_scales(axis, settings):
-    """Set whether the axes are logarithmic, which the means depend on."""
-    axis.set(**{name: value for name, value in settings.items() if name.endswith("scale")})
-
-
 def curves(axis, lines, x=None, **settings):
     """Draw {name: a row for each seed (S, T)}: the mean of the seeds, and each seed as a faint
     line. x: (T,), or {name: (T,)}; by default the steps 1, 2 ..."""
-    settings = {"xlabel": "step of training"} | settings
-    set_scales(axis, settings)
     for name, rows in lines.items():
         rows = numpy.asarray(rows, dtype=float)
         place = x[name] if isinstance(x, dict) else x
         place = range(1, 1 + rows.shape[1]) if place is None else place
         marker = "o" if rows.shape[1] < 9 else ""
-        [line] = axis.plot(place, mean(rows, axis.get_yscale()), marker=marker, linewidth=2,
+        [line] = axis.plot(place, mean(rows, settings.get("yscale")), marker=marker, linewidth=2,
                            label=name)
         axis.plot(place, rows.T, color=line.get_color(), alpha=0.3, linewidth=0.8, zorder=1.9)
-    axis.set(**settings)                                # limits, once the curves are there
+    axis.set(**{"xlabel": "step of training"} | settings)   # limits, once the curves are there
     axis.figure.legend(loc="outside upper left", ncols=2)
 
 
 def dots(axis, rows, end=None, **settings):
     """Draw {name: a number for each seed} as rows of dots, below their name and mean. end: where an
     arrow marks a number that is inf, because its run never got there."""
-    set_scales(axis, settings)
     for place, (name, values) in enumerate(rows.items()):
         values = numpy.ravel(values).astype(float)
         is_known = numpy.isfinite(values)
-        shown = f"{mean(values, axis.get_xscale()):.3g}" if is_known.all() else "not all arrive"
+        shown = f"{values.mean():.3g}" if is_known.all() else "not all arrive"
         shown = shown if is_known.any() else "never"
         apart = place + 0.25 * numpy.linspace(0, 1, len(values))
         axis.scatter(values[is_known], apart[is_known], 25, BLUE, linewidth=0)

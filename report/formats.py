@@ -1,13 +1,13 @@
 """Read the log of any trainer: a folder of ours, TRL's trainer_state.json, verl's file logger, JSON
 lines, CSV as W&B exports it, and TensorBoard's event files."""
+import contextlib
 import csv
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import common
 from plumbing import read_config
-from report.logs import finite, loads, read_log
+from report.logs import finite, loads, read_log, records
 
 # What verl calls the metrics for which the scripts have TRL's names. The first name that a record
 # has is taken, and validation scores are recognized by how they begin.
@@ -24,29 +24,17 @@ def read(path):
     """Read a run. -> flags of ours (empty for others), records of steps and evaluations, samples.
     Exits with one line if there is no log, or none that can be read"""
     path = Path(path)
-    if path.is_dir() and (path / "metrics.jsonl").is_file():
+    if (path / "metrics.jsonl").is_file():
         flags = SimpleNamespace(**read_config(path)[1])
-        return flags, read_log(path, "metrics"), read_log(path, "samples", "completions")
+        return flags, read_log(path, "metrics", "step"), read_log(path, "samples", "completions")
     if path.is_dir():
         path = log_in(path)
     if not path.exists():
         common.fail(f"{path}: does not exist")
     try:
-        if path.is_dir() or path.name.startswith("events.out.tfevents"):
-            found = of_tensorboard(path)
-        elif path.suffix == ".csv":
-            with open(path, encoding="utf-8-sig", newline="", errors="replace") as rows:
-                found = [of_strings(row) for row in csv.DictReader(rows)]
-        elif path.suffix == ".json":
-            content = loads(path.read_text("utf-8"))
-            found = content.get("log_history") if isinstance(content, dict) else content
-            if not isinstance(found, list):
-                raise ValueError("it has no list log_history")
-        else:
-            found = [*lines(path)]
-    except (OSError, ValueError, csv.Error) as error:
+        found = [renamed(one) for one in content_of(path) if isinstance(one, dict)]
+    except (OSError, TypeError, ValueError, csv.Error) as error:
         common.fail(f"{path}: is not a log that can be read: {str(error)[:100]!r}")
-    found = [renamed(one) for one in found if isinstance(one, dict)]
     if not any(isinstance(one.get("reward"), (int, float)) for one in found):
         common.fail(f"{path}: no line has a reward, under its name in TRL or verl")
     return SimpleNamespace(), merged(found), []
@@ -62,32 +50,27 @@ def log_in(folder):
     return states[-1] if states else events[-1].parent
 
 
-def lines(path):
-    """Yield the objects of JSON lines; verl's are {"step": 1, "data": {...}}. The last line may be
-    cut, because the run was killed or still writes."""
-    text = path.read_text("utf-8", errors="replace")
-    found = 0
-    for line in filter(str.strip, text.split("\n")):
-        try:
-            record = loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            found += 1
-            data = record.get("data")
-            yield {"step": record.get("step"), **data} if isinstance(data, dict) else record
-    if not found:
-        raise ValueError("no line is a JSON object")
+def content_of(path):
+    """List what a log contains. Its name shows the format. The lines of verl are {"step": 1,
+    "data": {...}}. -> list of dicts"""
+    if path.is_dir() or path.name.startswith("events.out.tfevents"):
+        return of_tensorboard(path)
+    if path.suffix == ".csv":
+        with open(path, encoding="utf-8-sig", newline="", errors="replace") as rows:
+            return [of_strings(row) for row in csv.DictReader(rows)]
+    if path.suffix == ".json":
+        content = loads(path.read_text("utf-8"))
+        return content.get("log_history", []) if isinstance(content, dict) else content
+    return [one | one["data"] if isinstance(one.get("data"), dict) else one
+            for one in records(path)]
 
 
 def of_strings(row):
     """Turn the cells of a CSV row into numbers; empty cells and texts are left out. -> dict"""
     numbers = {}
     for name, cell in row.items():
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             numbers[name] = finite(cell)
-        except (TypeError, ValueError):
-            continue
     return numbers
 
 
@@ -112,9 +95,8 @@ def renamed(record):
         if not short.endswith(("__MIN", "__MAX")):
             plain[short.removeprefix("train/")] = value
     for name, others in OF_VERL.items():
-        for other in others:
-            if other in plain and plain.get(name) is None:
-                plain[name] = plain[other]
+        if plain.get(name) is None:
+            plain[name] = next((x for x in map(plain.get, others) if x is not None), None)
     scores = [value for name, value in plain.items() if name.startswith(VALIDATION)
               and isinstance(value, (int, float))]
     if scores:
@@ -127,8 +109,7 @@ def merged(found):
     without a step stay as they are. -> list of dicts, in the order of the steps"""
     by_step = {}
     for place, record in enumerate(found):
-        step = record.get("step")
-        is_known = isinstance(step, (int, float)) and math.isfinite(step)
-        by_step.setdefault(step if is_known else (place,), {}).update(
+        step = record["step"] if isinstance(record.get("step"), (int, float)) else (place,)
+        by_step.setdefault(step, {}).update(
             {name: value for name, value in record.items() if value is not None})
     return [*by_step.values()]

@@ -4,23 +4,32 @@ import json
 import math
 from pathlib import Path
 
+SUMMARY = {"base", "trained", "steps", "seconds_total"}         # summary.json has at least these
+
 
 def read_summary(folder):
-    """Read the scores and times of a run. -> dict, or None if the run has not ended"""
+    """Read the scores and times of a run. ValueError if the file is damaged. -> dict, or None if
+    the run has not ended"""
     path = Path(folder, "summary.json")
-    return loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    with contextlib.suppress(ValueError):
+        summary = loads(path.read_text(encoding="utf-8"))
+        if isinstance(summary, dict) and summary.keys() >= SUMMARY:
+            return summary
+    raise ValueError(f"{path}: is damaged; if you remove it, the rest of the run can be shown")
 
 
 def read_log(folder, name, *keys):
-    """Read the records of NAME.jsonl that have these keys. Lines that aren't JSON objects are
-    skipped: a killed run may end in half a line. -> list of dicts, empty if there is no such log"""
-    return list(records(folder, name, *keys))
+    """Read the records of NAME.jsonl that have these keys. -> list of dicts, empty if there is no
+    such log"""
+    return [*records(Path(folder, f"{name}.jsonl"), *keys)]
 
 
-def records(folder, name, *keys):
-    """Yield what read_log lists, without reading the whole log at once. A step has to be a number.
-    """
-    path = Path(folder, f"{name}.jsonl")
+def records(path, *keys):
+    """Yield the records of a log that have these keys, without reading the whole log at once. Lines
+    that aren't JSON objects are skipped: a killed run may end in half a line. If a step is among
+    the keys, it has to be a number."""
     if not path.exists():
         return
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
@@ -28,27 +37,23 @@ def records(folder, name, *keys):
             with contextlib.suppress(ValueError):
                 record = loads(line)
                 if (isinstance(record, dict) and record.keys() >= set(keys)
-                        and isinstance(record.get("step", 0), (int, float))):
+                        and ("step" not in keys or isinstance(record["step"], (int, float)))):
                     yield record
 
 
-def thinned(found, most):
-    """Keep the records of at most 2 * most steps, evenly spaced, and those of the last step.
-    -> list of dicts, distance of the steps that are kept"""
-    kept, stride, number, step, last = [], 1, -1, None, []
-    for record in found:
-        if record["step"] != step:
-            step, last = record["step"], []
-            number += 1
-        last.append((number, record))
-        if number % stride == 0:
-            kept.append((number, record))
-            if number // stride >= 2 * most:
-                stride *= 2
-                kept = [(place, one) for place, one in kept if place % stride == 0]
-    if last and number % stride > 0:
-        kept += last
-    return [record for _, record in kept], stride
+def thinned(folder, name, most, *keys):
+    """Read at most `most` steps of NAME.jsonl, evenly spaced, at most `most` of those with an
+    evaluation, and the last step. -> list of dicts, distance of the steps that are read"""
+    path = Path(folder, f"{name}.jsonl")
+    has_scores = {}                             # for each step
+    for record in records(path, "step", *keys):
+        has_scores[record["step"]] = any(key.startswith("eval/") for key in record)
+    steps = [*has_scores]
+    evaluated = [step for step in steps if has_scores[step]]
+    stride, distance = (max(1, math.ceil(len(found) / most)) for found in (steps, evaluated))
+    kept = {*steps[::stride], *evaluated[::distance], *steps[-1:]}
+    found = [record for record in records(path, "step", *keys) if record["step"] in kept]
+    return found, stride
 
 
 def loads(text):

@@ -79,12 +79,9 @@ def sample_rows(batch, A):
     its G completions. -> list of lists"""
     G = batch.rewards.shape[1]
     group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
-    rows = []
-    for row in range(group * G, group * G + G):
-        reward = batch.rewards[group, row % G].item()
-        texts = [escape(batch.problems[row].prompt), escape(batch.texts[row])]
-        rows.append([round(reward, 3), round(A[row].item(), 3), *texts])
-    return rows
+    rewards = batch.rewards.flatten().tolist()
+    return [[round(rewards[row], 3), round(A[row].item(), 3), escape(batch.problems[row].prompt),
+             escape(batch.texts[row])] for row in range(group * G, group * G + G)]
 
 
 def end_of(text, size):
@@ -161,7 +158,7 @@ class Answers:
             run.state["greedy_step"] = step
 
     def finish(self, run, summary):
-        before = next(records(run.folder, "greedy"), {}).get("examples", [])
+        before = next(records(run.folder / "greedy.jsonl"), {}).get("examples", [])
         lines = []
         for base, trained in zip(before, self.examples or before):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
@@ -178,26 +175,27 @@ class Warnings:
     def __init__(self):
         self.printed = set()
 
-    def print_once(self, message):
-        if message not in self.printed:
-            print(message, flush=True)
-            self.printed.add(message)
-
     def evaluate(self, run, scores):
-        if run.step == 0 and scores.get("pass@1") == 0:
-            self.print_once("warning: no sample of the base is right: try more --base_steps, or an "
-                            "easier task")
+        if run.step > 0:
+            return
+        if scores.get("pass@1") == 0:
+            print("warning: no sample of the base is right: try more --base_steps, or an easier "
+                  "task", flush=True)
         most = run.cfg.num_eval_problems
-        if run.step == 0 and scores["problems"] < most:
+        if scores["problems"] < most:
             print(f"{scores['problems']} different problems are held out, fewer than {most} "
                   "(--num_eval_problems)", flush=True)
 
     def step(self, run, batch, advantages, metrics):
+        found = ["warning: " + message.replace("(#", "(docs/why.md#")
+                 for message in warnings(metrics, run.cfg)]
         if "clip" in run.columns and run.columns["clip"] not in metrics:
-            self.print_once("clip is empty: it counts the tokens beyond the range of --epsilon, "
-                            "which this loss does not use")
-        for message in warnings(metrics, run.cfg):
-            self.print_once("warning: " + message.replace("(#", "(docs/why.md#"))
+            found.append("clip is empty: it counts the tokens beyond the range of --epsilon, which "
+                         "this loss does not use")
+        for message in found:
+            if message not in self.printed:
+                print(message, flush=True)
+                self.printed.add(message)
 
 
 class Report:

@@ -9,11 +9,8 @@ samples.jsonl, evaluation.jsonl and summary.json. All of these but config.json m
 example because the run was killed.
 """
 import dataclasses
-import html
 import importlib
 import json
-import os
-import re
 import shlex
 import zlib
 from pathlib import Path
@@ -22,14 +19,17 @@ from statistics import fmean
 import common
 import plumbing
 from report import parser, start
-from report.logs import read_log, read_summary, records, thinned
+from report.check import column
+from report.logs import read_log, read_summary, thinned
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-# The score that sums up a run is the last of these that it has: {name in summary.json: label}.
 FEW = 20                # scores of fewer problems sum up no run
-MOST_STEPS = 500        # about half of the steps that a curve shows at most
-MOST_SAMPLES = 10       # about half of the steps whose samples are shown at most
-SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
+MOST_STEPS = 500        # a curve shows at most so many steps, and so many evaluations
+MOST_SAMPLES = 20       # number of logged steps whose samples are shown, at most
+# The scores that sum up a run, as far as it has them, or else its reward: {name in summary.json:
+# label}
+SCORES = {"greedy": "greedy accuracy", "greedy_return": "greedy return",
+          "think_share": "the share of samples that think"}
 SEEDS = ("seed", "base_seed")       # runs of a group differ only in these
 PLACES = ("output_dir", "resume_from_checkpoint")       # these do not change what a run computes
 TEXT = "checksum of the script"     # so that runs of an edited script are not seeds of one group
@@ -69,63 +69,24 @@ def read_run(folder):
     """Collect what the report shows of a run. Exits with one line if there is none. -> dict"""
     folder = Path(folder)
     script, flags = plumbing.read_config(folder)
-    summary = read_summary(folder)
-    steps, stride = thinned(records(folder, "metrics", "step", "reward"), MOST_STEPS)
-    scores = (line for line in records(folder, "metrics", "step")
-              if any(name.startswith("eval/") for name in line))
-    by_step = {line["step"]: line for line in (*thinned(scores, MOST_STEPS)[0], *steps)}
-    metrics = [by_step[step] for step in sorted(by_step)]
-    samples, shown = thinned(records(folder, "samples", "step", "prompt", "completions"),
-                             MOST_SAMPLES)
     text = folder / Path(str(script)).name
     checksum = f"{zlib.crc32(text.read_bytes()):08x}" if text.is_file() else None
-    notes = [f" {what} show one {step} in {count}."
-             for what, step, count in (("The curves", "step", stride),
-                                       ("The samples", "logged step", shown)) if count > 1]
+    metrics, one_step_in = thinned(folder, "metrics", MOST_STEPS)
+    samples, one_sample_in = thinned(folder, "samples", MOST_SAMPLES, "prompt", "completions")
+    note = ""
+    if one_step_in > 1:
+        note += f" The curves show one step in {one_step_in}."
+    if one_sample_in > 1:
+        note += f" The samples show one logged step in {one_sample_in}."
     return {
         "name": folder.resolve().name,
         "command": command(script, flags),
         "config": {"script": script, TEXT: checksum} | flags,
-        "sentence": sentence(summary, metrics) + "".join(notes),
-        "summary": summary,
+        "note": note,
+        "summary": read_summary(folder),
         "metrics": metrics,
         "samples": samples,
         "evaluation": read_log(folder, "evaluation", "prompt", "base", "trained")}
-
-
-def sentence(summary, metrics):
-    """Sum up what happened in a run in a sentence or two. -> str"""
-    last = max((line["step"] for line in metrics), default=0)
-    if summary is None:
-        return f"The run was stopped after step {last}, or it is still running."
-    if summary["steps"] == 0:
-        return "The run trained for 0 steps."
-    ends = [summary["base"], summary["trained"]]
-    subject, values = change_of(summary, metrics)
-    change = " to ".join(f"{value:.3f}" for value in values)
-    seconds = f"{summary['seconds_total']:.0f} s"       # as in the last line of the run
-    if summary["seconds_warm_start"] >= 0.5:
-        seconds += f", the base: {summary['seconds_warm_start']:.0f} s"
-    text = f"{subject.capitalize()} went from {change} in {summary['steps']} steps ({seconds})."
-    before, after = (f"{100 * end.get('think_share', 0):.3g}%" for end in ends)
-    if {before, after} != {"0%"}:
-        text += (f" The policy now thinks before it answers in {after} of its samples; the base "
-                 f"did so in {before}.")
-    return text
-
-
-def change_of(summary, metrics):
-    """Choose the score that sums up a run. -> its name, its first and its last value"""
-    ends = [summary["base"], summary["trained"]]
-    rewards = [line["reward"] for line in metrics if line.get("reward") is not None]
-    subject = "reward"
-    values = [*rewards[:1], *rewards[-1:]]
-    for name, label in SUBJECTS.items():
-        is_many = ends[1].get("problems", FEW) >= FEW
-        if ends[0].get(name) is not None and is_many:
-            subject = label
-            values = [end[name] for end in ends]
-    return subject, values
 
 
 # ---- 2. groups of runs -----------------------------------------------------------------------
@@ -159,71 +120,65 @@ def compared(groups):
     return rows
 
 
-def legend(groups, rows):
+def labels(groups, rows):
     """Name each group by up to three flags in which the groups differ, or by its runs if these
-    flags do not tell the groups apart. -> list of str"""
-    flags = [(flag, values) for flag, differs, values in rows
-             if differs and flag not in (*SEEDS, TEXT)]
-    texts = []
+    flags do not tell all groups apart. A run without other seeds keeps its name. -> list of str"""
+    flags = []
     for i in range(len(groups)):
         words = [f"{flag} {values[i]}" if values[i] != "" else f"no {flag}"
-                 for flag, values in flags if values[i] is not None]
-        texts.append(", ".join(words) if len(words) <= 3 else "")
-    is_told = len(set(texts)) == len(texts) > 1
-    names = []
-    for group, text in zip(groups, texts):
-        name = ", ".join(run["name"] for run in group)
+                 for flag, differs, values in rows
+                 if differs and flag not in (*SEEDS, TEXT) and values[i] is not None]
+        flags.append(", ".join(words) if len(words) <= 3 else "")
+    if len(set(flags)) < len(flags):
+        flags = [""] * len(flags)
+    found = []
+    for group, text in zip(groups, flags):
+        names = ", ".join(run["name"] for run in group)
         if len(group) > 1:
-            names.append(f"{text if is_told and text else name} ({len(group)} seeds)")
+            found.append(f"{text or names} ({len(group)} seeds)")
         else:
-            names.append(f"{name} ({text})" if is_told and text else name)
-    return names
+            found.append(f"{names} ({text})" if text else names)
+    return found
+
+
+def ends_of(run):
+    """Choose the scores that sum up a run. Without them, or with few problems, it is the reward.
+    -> {label: (value before training, value after it)}"""
+    base, trained = run["summary"]["base"], run["summary"]["trained"]
+    ends = {label: (base[name], trained[name]) for name, label in SCORES.items()
+            if base.get(name) is not None and trained.get(name) is not None}
+    if ends.get(SCORES["think_share"]) == (0, 0):       # of a task without thoughts
+        del ends[SCORES["think_share"]]
+    if not ends or trained.get("problems", FEW) < FEW:
+        rewards = column(run["metrics"], "reward")
+        return {"the mean reward of a step": (rewards[0], rewards[-1])} if rewards else {}
+    return ends
 
 
 def sum_up(group):
-    """Sum up what happened in the runs of a group. -> str"""
-    if len(group) == 1:
-        return group[0]["sentence"]
+    """Sum up what happened in the runs of a group in a sentence or two. -> str"""
     ended = [run for run in group if run["summary"] is not None]
-    changes = [change_of(run["summary"], run["metrics"]) for run in ended]
-    texts = [f"{len(ended)} of {len(group)} runs have ended."] * (len(ended) < len(group))
-    subjects = {subject for subject, values in changes if len(values) == 2}
-    if len(subjects) == 1 and all(len(values) == 2 for _, values in changes):
-        before, after = zip(*(values for _, values in changes))
-        steps = " or ".join(map(str, sorted({run["summary"]["steps"] for run in ended})))
-        texts.append(f"{subjects.pop().capitalize()} went from {fmean(before):.3f} to "
-                     f"{fmean(after):.3f} in {steps} steps, on average over {len(ended)} seeds, "
-                     f"which ended between {min(after):.3f} and {max(after):.3f}.")
-    return " ".join(texts)
+    note = group[0]["note"]
+    if not ended:
+        last = max((line["step"] for run in group for line in run["metrics"]), default=0)
+        return f"The training was stopped after step {last}, or it continues.{note}"
+    changes = []
+    found = [ends_of(run) for run in ended]
+    for label in found[0]:
+        if all(label in ends for ends in found):
+            before, after = (fmean(ends[label][i] for ends in found) for i in (0, 1))
+            changes.append(f"{label} went from {before:.3f} to {after:.3f}")
+    change = " and ".join(changes) or "there is no score to compare"
+    steps = " or ".join(map(str, sorted({run["summary"]["steps"] for run in ended})))
+    if len(ended) == 1:                                 # as in the last line of the run
+        what = f"{ended[0]['summary']['seconds_total']:.0f} s in all"
+    else:
+        what = f"mean of {len(ended)} seeds"
+    lacking = f"{len(ended)} of {len(group)} runs have ended. " * (len(ended) < len(group))
+    return f"{lacking}In {steps} steps ({what}), {change}.{note}"
 
 
 # ---- 3. report.html --------------------------------------------------------------------------
-
-def render(runs, metrics_page=None):
-    """Fill in the page about some runs, each a dict from read_run. `metrics_page` is the address of
-    the page that explains the metrics. -> HTML, str"""
-    groups = grouped(runs)
-    rows = compared(groups)
-    labels = legend(groups, rows)
-    title = html.escape(", ".join(labels))
-    shown = []
-    for i, (group, label) in enumerate(zip(groups, labels)):
-        flags = {flag: x for flag, x in group[0]["config"].items() if flag not in SEEDS + PLACES}
-        seeds = [f"--{flag} {values[i]}" for flag, _, values in rows
-                 if flag in SEEDS and values[i] != group[0]["config"].get(flag)]
-        shown.append({
-            "label": label, "sentence": sum_up(group), "seeds": " and ".join(seeds),
-            "command": command(flags["script"], flags) if seeds else group[0]["command"],
-            "runs": [runs.index(run) for run in group]})
-    data = json.dumps({"config": rows, "runs": runs, "groups": shown, "metricsPage": metrics_page},
-                      allow_nan=False)
-    # in ASCII, and without any character that could end the script element or begin a tag
-    parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
-             "DATA": data.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})}
-    # in one pass, because the title and the data may contain {{DATA}} themselves
-    template = TEMPLATE.read_text(encoding="utf-8")
-    return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
-
 
 def write_report(folder, *others):
     """Write the report on some runs to report.html in the folder of the first one. -> its path"""
@@ -233,12 +188,15 @@ def write_report(folder, *others):
         for path, run in zip(folders, runs):
             run["name"] = str(path)
     path = folders[0] / ("comparison.html" if others else "report.html")
-    built = common.HERE / "site/docs/metrics.html"      # by make site
-    page = built if built.exists() else common.HERE / "docs/metrics.md"
-    # from a run outside the checkout, the address would contain folders of this machine
-    is_near = page.exists() and path.resolve().is_relative_to(common.HERE)
-    address = os.path.relpath(page, path.parent.resolve()) if is_near else None
-    plumbing.write(path, render(runs, address))         # or a full disk would cut the old one off
+    groups = grouped(runs)
+    rows = compared(groups)
+    shown = [{"label": label, "sentence": sum_up(group), "runs": [runs.index(run) for run in group]}
+             for group, label in zip(groups, labels(groups, rows))]
+    data = json.dumps({"config": rows, "runs": runs, "groups": shown}, allow_nan=False)
+    # without any character that could end the script element or begin a tag
+    data = data.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
+    template = TEMPLATE.read_text(encoding="utf-8")
+    plumbing.write(path, template.replace("{{DATA}}", data))    # all of it, also on a full disk
     return path
 
 

@@ -14,21 +14,9 @@ import plumbing
 from examples import coldstart
 from report import ask
 
-
-@pytest.fixture
-def answer(capsys):
-    """answer(run, prompt): the line that report.ask prints, without its newline."""
-    def call(run, prompt):
-        ask.main([str(run), prompt])
-        printed = capsys.readouterr()
-        assert printed.err == "" and printed.out.endswith("\n")
-        return printed.out[:-1]
-    return call
-
-
 # ---- answers ---------------------------------------------------------------------------------
 
-def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer):
+def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run):
     for name in ("base.pt", "metrics.jsonl"):
         (run / name).unlink()                       # an answer needs neither file
     cfg = plumbing.parse_flags(grpo.Config, arguments(INSTANT))
@@ -38,15 +26,15 @@ def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer)
     for prompt in ("(3+4)=", "(1*9)=", "x"):
         problem = common.Problem(prompt, answer="")
         [text] = grpo.complete(policy, task, cfg, [problem]).texts
-        assert answer(run, prompt) == text.encode("unicode_escape").decode()
+        assert ask.answer(run, prompt) == text
 
 
-def test_no_control_character_reaches_the_terminal(finished, answer, monkeypatch):
+def test_no_control_character_reaches_the_terminal(finished, monkeypatch, capsys):
     hostile = "\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd"
     monkeypatch.setattr(grpo, "decode", lambda ids: hostile)
-    printed = answer(finished, "(3+4)=")
-    assert printed == r"\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd"
-    assert printed.isascii() and printed.isprintable()
+    ask.main([str(finished), "(3+4)="])
+    printed = capsys.readouterr().out
+    assert printed == r"\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd" + "\n"
 
 
 def test_a_run_on_a_gpu_is_asked_on_the_cpu(run):
@@ -67,7 +55,7 @@ def test_in_a_mix_a_prompt_is_of_the_first_task_with_an_environment_or_else_of_t
 # ---- bad input -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, said", [
-    ("", "empty"), ("(3+4)= ", "at most 6"), ("\udcff", r"\udcff"),
+    ("", "1 to 6"), ("(3+4)= ", "1 to 6"), ("\udcff", r"\udcff"),
     ("\x1b[2J(3+4)=", r"\x1b[2J"), ("\u0663=", r"\u0663")])
 def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])

@@ -76,12 +76,11 @@ def test_the_ends_of_the_best_and_the_worst_are_printed_without_control_characte
 def test_the_surprise_is_that_of_sampled_tokens_and_needs_an_entropy():
     batch = make_batch("a", "b", "c", "d")
     batch.logps[:, 0] = -7.0                                    # inserted
-    metrics = {}
-    observers.Metrics().step(FakeRun(), batch, None, metrics)
-    assert "sampling/surprise" not in metrics
-    batch.entropy = batch.mask
-    observers.Metrics().step(FakeRun(), batch, None, metrics)
-    assert metrics["sampling/surprise"] == -2.0
+    for entropy, surprise in ((batch.mask * 0, None), (batch.mask, -2.0)):
+        batch.entropy = entropy
+        metrics = {}
+        observers.Metrics().step(FakeRun(), batch, None, metrics)
+        assert metrics.get("sampling/surprise") == surprise
 
 
 GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1,
@@ -102,6 +101,18 @@ def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsy
         observer.step(FakeRun(), None, None, GOOD | metrics)
     printed = capsys.readouterr().out
     assert printed.count("warning") == bool(said) and said in printed and "clip is" not in printed
+
+
+@pytest.mark.parametrize("step, right, problems, said", [
+    (0, 0.0, 512, "warning: no sample of the base is right"), (0, 0.1, 512, ""), (4, 0.0, 489, ""),
+    (0, 0.1, 489, "489 different problems are held out, fewer than 512")])
+def test_the_console_says_if_no_sample_of_the_base_is_right_or_few_problems_are_held_out(
+        step, right, problems, said, capsys):
+    run = FakeRun()
+    run.step = step
+    observers.Warnings().evaluate(run, {"pass@1": right, "problems": problems})
+    printed = capsys.readouterr().out
+    assert printed.startswith(said) and printed.count("\n") == bool(said)
 
 
 @pytest.mark.parametrize("loss, has_clip", [("clip_cov", True), ("dro", False), ("cispo", False)])

@@ -14,10 +14,10 @@ import plumbing
 import report
 from report import formats
 from report.logs import read_log
-from report.page import command, import_script, write_report
+from report.page import command, import_script, main, write_report
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
-           " \u2028\u2029 {{TITLE}} \ud800")
+           " \u2028\u2029 {{DATA}} \ud800")
 SUMMARY = {"base": {"greedy": 0.1, "problems": 64}, "trained": {"greedy": 0.9, "problems": 64},
            "steps": 2, "seconds_warm_start": 1.0, "seconds_total": 3.0}
 COMPLETION = {"text": "<answer>2", "reward": 1.0, "advantage": 0.5, "length": 2.0,
@@ -57,38 +57,41 @@ def data_of(*folders):
     return re.search('json">(.*)</script>', write_report(*folders).read_text("utf-8"))[1]
 
 
+def shown_of(*folders):
+    """Write a report. -> what it shows: {"runs": ..., "groups": ..., "config": ...}"""
+    return json.loads(data_of(*folders))
+
+
 def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     folder = run("first")
-    [shown] = json.loads(data_of(folder))["runs"]
+    [shown] = shown_of(folder)["runs"]
     assert shown["name"] == "first" and shown["metrics"][1]["reward"] == 0.75
     assert (shown["summary"], shown["samples"], shown["evaluation"]) == (SUMMARY, [GROUP], [PAIR])
-    assert shown["sentence"] == ("Greedy accuracy went from 0.100 to 0.900 in 2 steps (3 s, the "
-                                 "base: 1 s).")
-    ends = {end: SUMMARY[end] | {"think_share": share}
-            for end, share in (("base", 0.25), ("trained", 0.985))}
-    (folder / "summary.json").write_text(json.dumps(SUMMARY | ends))
-    assert json.loads(data_of(folder))["runs"][0]["sentence"].endswith(
-        " thinks before it answers in 98.5% of its samples; the base did so in 25%.")
     for name in LOGS:
         (folder / name).unlink()
-        [shown] = json.loads(data_of(folder))["runs"]
-    assert shown["command"] and "stopped after step 0" in shown["sentence"]
-    few = {**SUMMARY, "trained": {"greedy": 0.9, "problems": 19}}
-    folder = run("few")
-    (folder / "summary.json").write_text(json.dumps(few))
-    assert json.loads(data_of(folder))["runs"][0]["sentence"].startswith("Reward went from 0.5")
+        [shown] = shown_of(folder)["runs"]
+    assert shown["command"] and "after step 0" in shown_of(folder)["groups"][0]["sentence"]
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
 
 
-def test_lines_of_a_log_that_are_no_records_are_left_out(run):
+@pytest.mark.parametrize("scores, change", [
+    ({"greedy": 0.5, "problems": 20, "think_share": 0.0}, "greedy accuracy went from 0.500 to"),
+    ({"greedy": 0.5, "problems": 19}, "the mean reward of a step went from 0.500 to 0.750."),
+    ({"problems": 20}, "the mean reward of a step went from 0.500 to 0.750.")])
+def test_a_run_is_summed_up_by_its_reward_if_it_has_no_scores_of_twenty_problems(
+        run, scores, change):
     folder = run()
-    [before] = json.loads(data_of(folder))["runs"]
-    for name, line in (("metrics", {"step": "a", "reward": {}}), ("samples", {"step": 1})):
-        with open(folder / f"{name}.jsonl", "a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
-    [shown] = json.loads(data_of(folder))["runs"]
-    assert shown["metrics"] == before["metrics"]
-    assert formats.read(folder)[2] == before["samples"]
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"base": scores, "trained": scores}))
+    [group] = shown_of(folder)["groups"]
+    assert group["sentence"].startswith(f"In 2 steps (3 s in all), {change}")
+    assert "think" not in group["sentence"]
+
+
+@pytest.mark.parametrize("text", ["", '{"base": {"greedy": 0.1}, "tra', "[1, 2]", '{"base": {}}'])
+def test_a_damaged_summary_gets_one_line_that_names_the_file(run, refused, text):
+    folder = run()
+    (folder / "summary.json").write_text(text)
+    refused(f"{folder / 'summary.json'}: is damaged; if you remove it", main, [str(folder)])
 
 
 def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_the_old_one(
@@ -104,55 +107,51 @@ def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_
     assert report.read_text() == before and not list(first.glob("*.tmp"))
 
 
-def with_ends(folder, before, after):
-    ends = {"base": SUMMARY["base"] | {"greedy": before}, "trained": SUMMARY["trained"] | {
-        "greedy": after}}
-    (folder / "summary.json").write_text(json.dumps(SUMMARY | ends))
-    return folder
-
-
 def test_runs_that_differ_only_in_their_seed_are_one_group_whose_legend_names_what_differs(run):
-    folders = [with_ends(run(name, loss_type=name[:-2], seed=seed, output_dir=name, beta=0.1),
-                         0.1, 0.5 + 0.2 * seed)
+    folders = [run(name, loss_type=name[:-2], seed=seed, output_dir=name, beta=0.1)
                for name, seed in (("grpo-0", 0), ("grpo-1", 1), ("cispo-0", 0), ("cispo-1", 1))]
-    shown = json.loads(data_of(*folders))
+    (folders[2] / "summary.json").write_text(json.dumps(SUMMARY | {
+        "base": {"greedy": 0.3, "think_share": 0.0}, "trained": {"greedy": 0.5, "think_share": 1}}))
+    shown = shown_of(*folders)
     groups = shown["groups"]
     assert [group["label"] for group in groups] == ["loss_type grpo (2 seeds)",
                                                     "loss_type cispo (2 seeds)"]
     assert [group["runs"] for group in groups] == [[0, 1], [2, 3]]
     assert [flag for flag, differs, _ in shown["config"] if differs] == ["loss_type"]
     assert groups[1]["sentence"] == (
-        "Greedy accuracy went from 0.100 to 0.600 in 2 steps, on average over 2 seeds, which ended "
-        "between 0.500 and 0.700.")
-    assert groups[1]["command"] == "python grpo.py --loss_type cispo --beta 0.1"
-    assert groups[1]["seeds"] == "--seed 0, 1"
+        "In 2 steps (mean of 2 seeds), greedy accuracy went from 0.200 to 0.700.")
+    assert shown_of(folders[2])["groups"][0]["sentence"] == (
+        "In 2 steps (3 s in all), greedy accuracy went from 0.300 to 0.500 and the share of "
+        "samples that think went from 0.000 to 1.000.")
     (folders[3] / "summary.json").unlink()
-    assert json.loads(data_of(*folders))["groups"][1]["sentence"].startswith(
-        "1 of 2 runs have ended. Greedy accuracy went from 0.100 to 0.500 in")
+    assert shown_of(*folders)["groups"][1]["sentence"].startswith(
+        "1 of 2 runs have ended. In 2 steps (3 s in all), greedy accuracy went from 0.300 to")
     (folders[3] / "grpo.py").write_text("an edited script")
     (folders[1] / "config.json").write_text((folders[0] / "config.json").read_text())
-    assert [group["label"] for group in json.loads(data_of(*folders))["groups"]] == [
+    assert [group["label"] for group in shown_of(*folders)["groups"]] == [
         "grpo-0", "grpo-1", "cispo-0", "cispo-1"]       # the same seed, or another script
     del folders[1]
-    assert json.loads(data_of(*folders[:2]))["groups"][1]["label"] == "cispo-0 (loss_type cispo)"
+    assert [group["label"] for group in shown_of(*folders[:2])["groups"]] == [
+        "grpo-0 (loss_type grpo)", "cispo-0 (loss_type cispo)"]
 
 
 def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
     folder = run()
+    (folder / "summary.json").unlink()
     write_log(folder, "metrics", {"step": 0, "eval/greedy": 0.1}, *(
-        {"step": step, "reward": 0.5} | ({"eval/greedy": 0.2} if step % 10 == 0 else {})
-        for step in range(1, 20_001)))
-    write_log(folder, "samples", *(GROUP | {"step": step} for step in range(10, 20_001, 10)
+        {"step": step, "reward": 0.5} | ({"eval/greedy": 0.2} if step % 3 == 0 else {})
+        for step in range(1, 2_010)))
+    write_log(folder, "samples", *(GROUP | {"step": step} for step in range(1, 2_010, 10)
                                    for _ in range(4)))
-    [shown] = json.loads(data_of(folder))["runs"]
-    steps = [line["step"] for line in shown["metrics"]]
-    assert steps == sorted(steps) and steps[0] == 0 and steps[-1] == 20_000
-    assert 500 < len(steps) < 2_200
-    assert 250 < sum("eval/greedy" in line for line in shown["metrics"]) < 1_200
-    groups = [group["step"] for group in shown["samples"]]
-    assert 40 <= len(groups) <= 88 and groups[:4] == [10] * 4 and groups[-4:] == [20_000] * 4
-    assert "The curves show one step in 32." in shown["sentence"]
-    assert "The samples show one logged step in 128." in shown["sentence"]
+    shown = shown_of(folder)
+    [one] = shown["runs"]
+    assert [line["step"] for line in one["metrics"]] == sorted(
+        {*range(0, 2_010, 5), *range(0, 2_010, 6), 2_009})
+    assert [group["step"] for group in one["samples"]] == [
+        step for step in (*range(1, 2_010, 110), 2_001) for _ in range(4)]
+    assert shown["groups"][0]["sentence"].endswith(
+        "after step 2009, or it continues. The curves show one step in 5. The samples show one "
+        "logged step in 11.")
 
 
 def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
@@ -164,20 +163,6 @@ def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
         assert command(name, {}) == ""
         with pytest.raises(ValueError, match="is not a script of this repository"):
             import_script(name)
-
-
-def test_the_report_links_the_page_on_metrics_unless_the_run_is_outside_the_checkout(
-        run, tmp_path, monkeypatch):
-    folder = run()
-    for here, address in ((tmp_path, "../docs/metrics.md"), (tmp_path / "checkout", None)):
-        monkeypatch.setattr("common.HERE", here)
-        (here / "docs").mkdir(parents=True)
-        (here / "docs/metrics.md").touch()
-        assert json.loads(data_of(folder))["metricsPage"] == address
-    (tmp_path / "site/docs").mkdir(parents=True)
-    (tmp_path / "site/docs/metrics.html").touch()
-    monkeypatch.setattr("common.HERE", tmp_path)
-    assert json.loads(data_of(folder))["metricsPage"] == "../site/docs/metrics.html"
 
 
 def test_the_command_starts_the_same_run_again():
@@ -207,12 +192,15 @@ def test_hostile_texts_stay_texts(run):
     assert pages[0].count("<") == pages[1].count("<")
 
 
-def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(tmp_path):
+def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(run, tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_bytes(b'{"step": 1, "a": NaN, "b": [Infinity, -Infinity, 1e999, 0.5]}\n\xff\xfe\n\n'
-                    b'[1]\n7\n{"other": 1}\n{"step": 2}\n{"step": 3, "rew')
+                    b'[1]\n7\n{"other": 1}\n{"step": "a"}\n{"step": 2}\n{"step": 3, "rew')
     assert read_log(tmp_path, "metrics", "step") == [
         {"step": 1, "a": None, "b": [None, None, None, 0.5]}, {"step": 2}]
+    folder = run()
+    write_log(folder, "samples", {"step": 1}, GROUP)
+    assert shown_of(folder)["runs"][0]["samples"] == formats.read(folder)[2] == [GROUP]
 
 
 def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, browser):
@@ -234,6 +222,8 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         "seed1, seed2, run (3 seeds)", "other (beta 0.5)"]
     [band] = page.locator("path[style]").evaluate_all("all => all.map(one => one.outerHTML)")
     assert "var(--one)" in band and band.count("L") == 3        # two steps, which all have logged
+    assert page.locator("small").first.text_content() == "0.900 to 0.900"       # of the seeds
+    assert page.get_by_text("seed1, seed2, run differ only in their seed; the command").count() == 1
     assert page.locator("h2", has_text="Greedy answers").count() == 1
     page.get_by_label("run of the answers").select_option("3")
     for folders in ([bare], [hostile_run(run)], [whole, bare], [whole]):
