@@ -2,7 +2,6 @@
 a blank is graded WRONG and named. A learner's work is never overwritten. Every bug hunt can be
 won."""
 import ast
-import copy
 import re
 import subprocess
 import sys
@@ -30,7 +29,7 @@ SAID = {
     "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
     "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
     "GSPO-token is GSPO": [
-        "the first column of the result with respect to logps at [0, 0] is 0.25, should"]}
+        "the result with random weights with respect to logps at [0, 0] is 0.37125, should"]}
 every_name = pytest.mark.parametrize("name", BLANKS)
 
 
@@ -49,7 +48,7 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
     exercise = EXERCISES[name]
     assert set(states(exercise, exercise.source).values()) == {"right"}
     for function in exercise.blanks:            # a case without results would compare nothing
-        cases = [*copy.copy(grades.ask_script(exercise, exercise.source, function))]
+        cases = [*grades.cases(exercise, function, grades.load_script(exercise.source))]
         assert cases and all(case.results and not case.error for case in cases)
     text = exercise.text([])
     ast.parse(text)

@@ -50,12 +50,9 @@ def check(word):
     """Print the grades of a file and, if all is right, the command that trains with it."""
     path = Path(word)
     name = path.stem.partition("_")[0]
-    if not path.is_file():
-        common.fail(f"{word}: there is no such file; to write an exercise, run: "
-                    f"{command('learn.practice', 'nano')}")
-    if name not in NAMES or path.suffix != ".py":
-        common.fail(f"{word}: the name of an exercise is that of a script, and may continue "
-                    "after _, for example practice/grpo_2.py")
+    if name not in NAMES or not path.is_file():
+        common.fail(f"{word}: there is no such exercise (its name begins with that of a script); "
+                    f"to write practice/grpo.py, run: {command('learn.practice', 'grpo')}")
     exercise = Exercise(f"{name}.py")
     try:
         graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
@@ -66,8 +63,6 @@ def check(word):
         common.fail(f"{word}, {place}: {escape(str(error))}", 1)
     for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
-        if state == "WRONG" and len(numbers) == 1:      # the line may have raised an error
-            marks = {numbers[0]: "is wrong"}
         wrong = min(marks, default=0)           # the equations after it may depend on it
         others = ["is not graded yet", "is right so far"] if marks else ["", ""]
         shown = (f"({number}) {marks.get(number, others[number < wrong])}".strip()
@@ -101,13 +96,10 @@ def main():
             hunt.answer(word, *guess)
         case ["plant", name, *flags]:
             hunt.run(name, *flags)
-        case [word, *_] if word not in ("check", "hunt", "answer", "plant"):
-            common.fail(f"{word}: there is no exercise and no command of this name; the exercises "
+        case words:
+            common.fail(f"{' '.join(words)}: there is no such command or exercise; the exercises "
                         f"are {', '.join(NAMES)}, and {command('learn.practice', '--help')} lists "
                         "the commands")
-        case [word, *_]:
-            common.fail(f"{word}: has too few or too many words after it; for the list of commands "
-                        f"run: {command('learn.practice', '--help')}")
 
 
 if __name__ == "__main__":
