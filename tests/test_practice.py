@@ -37,10 +37,6 @@ def states(exercise, text):
     return {function: state for function, state, *_ in grades.grades(exercise, text)}
 
 
-def mistake(name, words):
-    return next(one for one in mutants_of(f"{name}.py") if one.name == words)
-
-
 # ---- grades ----------------------------------------------------------------------------------
 
 @every_name
@@ -77,29 +73,20 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     assert count["right"] >= 6 and count["wrong"] >= 12
 
 
-def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_the_scripts():
-    exercise = EXERCISES["nano"]
-    text = exercise.text([1, 3])
-    assert states(exercise, text) == {"advantages": "open", "surrogate_loss": "open"}
-    wrong = text.replace("(logps - old_logps).clamp", "(old_logps - logps).clamp")
-    _, (_, state, said, marks) = grades.grades(exercise, wrong)
-    line = wrong[:wrong.index("ratio = log_rho")].count("\n") + 1
+def test_of_several_blanks_the_first_wrong_one_is_named_with_its_line():
+    text = EXERCISES["nano"].text([1, 3]).replace(
+        "(logps - old_logps).clamp", "(old_logps - logps).clamp")
+    _, (_, state, said, marks) = grades.grades(EXERCISES["nano"], text)
+    line = text[:text.index("ratio = log_rho")].count("\n") + 1
     assert state == "WRONG" and marks == {2: "is wrong", 3: "is open"}
     assert f"line {line}: ratio at [0, 1] is 0.90484, should be 1.1052" in said
-    known = mistake("nano", "nothing is clipped")
-    _, (_, state, said, marks) = grades.grades(
-        exercise, exercise.text([5]).replace(*known.old, *known.new))
-    assert state == "WRONG" and marks == {3: "is wrong", 5: "is open"}
-    assert known.name in " ".join(said)
-    exercise = EXERCISES["grpo"]                        # three branches set token_loss
-    known = mistake("grpo", "CISPO's weight is not detached")
-    marks = [marks for *_, marks in grades.grades(
-        exercise, exercise.source.replace(*known.old, *known.new))]
-    assert [mark for mark in marks if mark] == [{6: "is wrong"}]
+
+
+def test_a_function_that_calls_an_open_or_wrong_one_gets_the_scripts():
     exercise = EXERCISES["gspo"]
-    text = exercise.source.replace("log_s = log_rho.sum(", "log_s = 2 * log_rho.sum(")
-    for one, state in ((exercise.text([2]), "open"), (text, "WRONG")):
-        found = states(exercise, one)                   # policy_loss calls log_ratio
+    wrong = exercise.source.replace("log_s = log_rho.sum(", "log_s = 2 * log_rho.sum(")
+    for text, state in ((exercise.text([2]), "open"), (wrong, "WRONG")):
+        found = states(exercise, text)                  # policy_loss calls log_ratio
         assert found.pop("log_ratio") == state and set(found.values()) == {"right"}
 
 
@@ -113,22 +100,19 @@ def test_an_open_blank_marks_no_other_equation_even_of_the_same_variable(name):
 
 
 @pytest.mark.parametrize("name, left, words, number", [
+    ("nano", 5, "nothing is clipped", 3),
     ("grpo", 7, "the clip takes the max instead of the min", 3),
+    ("grpo", 7, "CISPO's weight is not detached", 6),       # one of three branches
     ("dpo", 8, "IPO's target for the margin is 1 / beta", 5)])
-def test_a_wrong_equation_is_graded_while_another_is_open(name, left, words, number):
-    known = mistake(name, words)
+def test_a_known_mistake_is_named_while_another_equation_is_open(name, left, words, number):
+    [known] = [one for one in mutants_of(f"{name}.py") if one.name == words]
     text = EXERCISES[name].text([left]).replace(*known.old, *known.new)
-    marks = [marks for *_, marks in grades.grades(EXERCISES[name], text) if marks]
-    assert marks == [{left: "is open", number: "is wrong"}]
+    marked = [(said, marks) for *_, said, marks in grades.grades(EXERCISES[name], text) if marks]
+    [(said, marks)] = marked
+    assert words in " ".join(said) and marks == {left: "is open", number: "is wrong"}
     without_comments = re.sub(r"(\.\.\.) *# .*", r"\1", text)
     others = [marks for *_, marks in grades.grades(EXERCISES[name], without_comments) if marks]
-    assert marks[0].items() <= others[0].items()
-
-
-def test_a_number_that_is_wrong_in_the_fourth_digit_is_wrong():
-    exercise = EXERCISES["nano"]
-    text = exercise.source.replace("return A / (rewards.std", "return 1.001 * A / (rewards.std")
-    assert states(exercise, text)["advantages"] == "WRONG"
+    assert marks.items() <= others[0].items()
 
 
 # ---- the commands ----------------------------------------------------------------------------
