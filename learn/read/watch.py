@@ -61,7 +61,8 @@ class Watch:
     the gradient with respect to it."""
 
     def __init__(self, path, functions, statements, losses, gradient):
-        self.functions = {(str(path), first_line(node), node.name): node for node in functions}
+        self.path = str(path)
+        self.functions = {node.name: node for node in functions}
         self.statements, self.losses, self.gradient = statements, losses, gradient
         self.calls, self.stack = [], []
 
@@ -76,8 +77,8 @@ class Watch:
     def enter(self, frame, _event, _arg):
         """Called by Python when a function begins. -> the function for its lines, or None"""
         code = frame.f_code
-        node = self.functions.get((code.co_filename, code.co_firstlineno, code.co_name))
-        if node is None:
+        node = self.functions.get(code.co_name)
+        if node is None or code.co_filename != self.path:
             return None
         call = Call(node)
         if self.stack:
@@ -98,7 +99,8 @@ class Watch:
             call.current = statement
             call.ran.add(statement.lineno)
             if isinstance(statement, ast.Expr) and ast.unparse(statement).endswith(".backward()"):
-                self.note_gradient(call, "L", look_up(statement.value.func.value, frame))
+                loss = ast.unparse(statement.value.func.value)
+                self.note_gradient(call, "L", eval(loss, frame.f_globals, frame.f_locals))
         elif event == "return":
             self.complete(call, frame)
             if isinstance(call.current, ast.Return):
@@ -107,15 +109,12 @@ class Watch:
         return self.step
 
     def complete(self, call, frame):
-        """Record what the current statement assigned: x and x.y, and x itself for x[i]."""
-        statement = call.current
-        nodes = [getattr(statement, "target", None), *getattr(statement, "targets", ())]
-        for node in nodes if isinstance(statement, (ast.Assign, ast.AugAssign)) else ():
-            for target in getattr(node, "elts", [node] if node else []):
-                target = target.value if isinstance(target, ast.Subscript) else target
-                name = ast.unparse(target)
-                if name != "_":
-                    self.note(call, name, look_up(target, frame), frame.f_locals.get("t"))
+        """Record what the current statement assigned, with x itself for x[i]."""
+        if isinstance(call.current, (ast.Assign, ast.AugAssign)):
+            targets = getattr(call.current, "targets", None) or [call.current.target]
+            for node in (node for target in targets for node in ast.walk(target)):
+                if isinstance(node, ast.Name) and node.id != "_":
+                    self.note(call, node.id, frame.f_locals[node.id], frame.f_locals.get("t"))
 
     def note(self, call, name, value, t=None):
         """Keep a value that the current statement assigned or returned and, if it holds the losses
@@ -128,8 +127,3 @@ class Watch:
     def note_gradient(self, call, loss, value):
         symbol, gradient = self.gradient(value)
         call.note(call.current.end_lineno, f"∂{loss}/∂{symbol}", gradient)
-
-
-def look_up(expression, frame):
-    """Evaluate an expression in the current state of a function."""
-    return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
