@@ -53,17 +53,15 @@ class Call:
 
 
 class Watch:
-    """A context that records the calls of some functions of a file, in self.calls.
+    """A context that records the calls of the functions of a lesson, in self.calls.
 
-    functions: AST nodes; statements: line -> statement; losses: last line of a statement -> name of
-    the losses of tokens or pairs that it computes. Their gradients are recorded, too, as is the
-    gradient of any value on which .backward() is called. gradient: function that returns a name and
-    the gradient with respect to it."""
+    The gradients of its losses are recorded, too, as is the gradient of any value on which
+    .backward() is called. gradient: function that returns a name and the gradient with respect to
+    it."""
 
-    def __init__(self, path, functions, statements, losses, gradient):
-        self.path = str(path)
-        self.functions = {node.name: node for node in functions}
-        self.statements, self.losses, self.gradient = statements, losses, gradient
+    def __init__(self, lesson, gradient):
+        self.lesson = lesson
+        self.gradient = gradient
         self.calls, self.stack = [], []
 
     def __enter__(self):
@@ -77,8 +75,8 @@ class Watch:
     def enter(self, frame, _event, _arg):
         """Called by Python when a function begins. -> the function for its lines, or None"""
         code = frame.f_code
-        node = self.functions.get(code.co_name)
-        if node is None or code.co_filename != self.path:
+        node = self.lesson.functions.get(code.co_name)
+        if node is None or code.co_filename != self.lesson.script.__file__:
             return None
         call = Call(node)
         if self.stack:
@@ -93,7 +91,7 @@ class Watch:
     def step(self, frame, event, arg):
         """Called by Python before a line, and when the function returns."""
         call = self.stack[-1]
-        statement = self.statements.get(frame.f_lineno)
+        statement = self.lesson.statements.get(frame.f_lineno)
         if event == "line" and statement is not call.current:
             self.complete(call, frame)
             call.current = statement
@@ -121,8 +119,9 @@ class Watch:
         of tokens or pairs, its gradient."""
         last = call.current.end_lineno
         call.note(last, name, value, t)
-        if last in self.losses and getattr(value, "requires_grad", False) and value.numel() > 1:
-            self.note_gradient(call, self.losses[last], value)
+        loss = self.lesson.losses.get(last)
+        if loss and getattr(value, "requires_grad", False) and value.numel() > 1:
+            self.note_gradient(call, loss, value)
 
     def note_gradient(self, call, loss, value):
         symbol, gradient = self.gradient(value)
