@@ -40,7 +40,7 @@ MISTAKES = ("learn/practice/mistakes.txt", "tests/mistakes.txt")
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
-SKIPPED = 5                             # the exit code of pytest if no test runs
+NONE, SKIPPED = 4, 5                    # exit codes of pytest if there is no test, or none runs
 WORDS = {0: "SURVIVED", 1: "killed", SKIPPED: "skipped"}    # exit code -> result; else BROKEN
 # Packages that tests import are imported once, before the forks. Our own modules are not, because
 # each fork imports those of its copy of the repository.
@@ -53,29 +53,20 @@ SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 
 class Outcome:
-    """A plugin of pytest. It runs only the tests in `only`, without their [parameters], or all if
-    this is empty. It records the first test that fails, and whether any test ran."""
+    """A plugin of pytest, which records the first test that fails, and whether any test ran."""
 
-    def __init__(self, only):
-        self.only = only
+    def __init__(self):
         self.failed = ""
-        self.has_run = False
-        self.is_skipped = False         # a whole file
+        self.has_run = self.is_skipped = False
 
     def pytest_collectreport(self, report):
-        self.is_skipped = self.is_skipped or report.skipped
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
-        if not items and not self.is_skipped:
-            raise pytest.UsageError("no test has these words")
-        if self.only:
-            items[:] = [item for item in items if without_parameters(item.nodeid) in self.only]
+        self.is_skipped |= report.skipped               # a whole file
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self.failed = self.failed or report.nodeid
-        self.has_run = self.has_run or not report.skipped and report.when == "call"
+        self.is_skipped |= report.skipped
+        self.has_run |= report.when == "call" and not report.skipped
 
 
 def without_parameters(test):
@@ -95,26 +86,28 @@ def start(scratch):
     gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
-def run_tests(files, words, only, sender):
+def run_tests(tests, words, sender):
     """Run tests, and send pytest's exit code, and the test that failed."""
     os.setsid()                         # so that the processes that tests start can be ended, too
-    if files != [INTERPRETED]:
+    if {*map(file_of, tests)} != {INTERPRETED}:
         os.environ.pop("TRITON_INTERPRET", None)
     output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    outcome = Outcome(only)
+    outcome = Outcome()
     temporary = f"../{Path.cwd().name}-tmp"     # outside: a test copies the repository there
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp",
-                        temporary, *files, "-k", words], plugins=[outcome])
-    is_skipped = code == 0 and not outcome.has_run
-    sender.send((SKIPPED if is_skipped else int(code), outcome.failed))
+                        temporary, *tests, "-k", words], plugins=[outcome])
+    if code in (0, SKIPPED) and not outcome.has_run:
+        code = SKIPPED if outcome.is_skipped else NONE
+    sender.send((int(code), outcome.failed or "no test ran" * (code == NONE)))
 
 
-def ask(files, words="", only=(), seconds=SECONDS):
-    """Run tests in a fork. -> pytest's exit code, and the test that failed or the reason"""
+def ask(tests, words="", seconds=SECONDS):
+    """Run files of tests, or single tests, in a fork. -> pytest's exit code, and the test that
+    failed or the reason"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(files, words, only, sender))
+    process = FORK.Process(target=run_tests, args=(tests, words, sender))
     process.start()
     sender.close()
     try:
@@ -137,20 +130,18 @@ def plant(mutant, number, killer):
         return 2, f"the old text occurs {source.count(old)} times"
     path.write_text(source.replace(old, "\n".join(mutant.new)))
     os.utime(path, (number, number))    # a new time makes Python compile the file again
-    file = file_of(killer)
-    code, failed = ask([file], only=[killer]) if file and Path(file).is_file() else (0, "")
+    code, failed = ask([killer]) if killer else (0, "")
     if WORDS.get(code) != "killed":
         code, failed = ask(mutant.files, mutant.words)
     path.write_text(source)
     return code, failed
 
 
-def run_correct(file, tests):
-    """Run tests of a file without a mistake, and print what they print if one fails. -> whether
-    they pass"""
-    code, failed = ask([file], only=tests, seconds=10 * SECONDS)
+def run_correct(tests):
+    """Run tests without a mistake, and print what they print if one fails. -> whether they pass"""
+    code, failed = ask(sorted(tests), seconds=10 * SECONDS)
     if code != 0:
-        print(f"{Path('output.txt').read_text()}\nwithout a mistake: {failed or file}", flush=True)
+        print(f"{Path('output.txt').read_text()}\nwithout a mistake: {failed}", flush=True)
     return code == 0
 
 
@@ -244,7 +235,7 @@ def main(words):
                 tests.setdefault(file_of(failed), set()).add(without_parameters(failed))
             print(f"{count.total()} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
                   f"[{failed.split('::')[-1]}]", flush=True)
-        is_correct = all(list(pool.map(run_correct, tests.keys(), tests.values())))
+        is_correct = all(list(pool.map(run_correct, tests.values())))
     print(f"{dict(count)}, {time.perf_counter() - clock:.0f} s")
     is_empty = not mutants and "--changed" not in words     # a change may touch none
     if not is_correct or count["killed"] + count["skipped"] < len(mutants) or is_empty:
