@@ -122,8 +122,12 @@ class Case:
         self.given = [name for name in inspect.signature(code).parameters if name in known]
         self.words = words | {name: numbers(known[name]) for name in self.given
                               if isinstance(known[name], float)}
-        self.scope, self.lines, self.values, self.results = {}, {}, {}, {}
-        self.loss = self.error = ""
+        self.scope = {}
+        self.lines = {}
+        self.values = {}
+        self.results = {}
+        self.loss = ""
+        self.error = ""
         tensors = {name: known[name] for name in sorted(self.given) if torch.is_tensor(known[name])}
         try:
             sys.settrace(self.trace)
@@ -270,9 +274,9 @@ def grade(exercise, mine, function, left=()):
         if not isinstance(wrong, Wrong):
             return "open", [], marks
     blanks = concerned(exercise.blanks[function], wrong)
-    numbers = {blank.number for blank in blanks}
-    if isinstance(wrong, Wrong) or len(numbers) == 1:   # an error has no number to go by
-        marks |= dict.fromkeys(numbers, "is wrong")
+    equations = {blank.number for blank in blanks}
+    if isinstance(wrong, Wrong) or len(equations) == 1:     # an error may come from any of them
+        marks |= dict.fromkeys(equations, "is wrong")
     known = (f"a known mistake gives the same numbers: {mutant.name}"
              for mutant, its in planted(exercise, exercise.nodes[function])
              if difference(ask(its), ask(mine), bool(left)) is None)
