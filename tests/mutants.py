@@ -5,11 +5,12 @@ whose file it touches, or the file with the test that killed them last time; and
 what all tests share. tests/all-killed.txt names the last commit at which all mistakes were killed,
 and lists, after each test, the mistakes that it killed (see `key`).
 
-Each mistake is planted alone, in a copy of the repository. The test that killed it last time then
-runs and, unless it fails, the tests that are named with the mistake, until one of them fails: the
-mistake is killed. A mistake that survives shows that a test is missing. A mistake whose tests are
-all skipped here, for example because transformers is not installed, counts as skipped. In the end,
-the tests that failed run without a mistake, and have to pass.
+Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
+run, first the one that killed it last time, until one of them fails: the mistake is killed. A
+mistake that survives shows that a test is missing. A mistake whose tests are all skipped here, for
+example because transformers is not installed, counts as skipped. At the end, the tests that failed
+run without a mistake, and have to pass. If no single test failed, because the tests hung, died or
+could not be imported, all tests of the mistake have to pass.
 """
 import contextlib
 import gc
@@ -53,7 +54,8 @@ SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 
 class Outcome:
-    """A plugin of pytest, which records the first test that fails, and whether any test ran."""
+    """A plugin of pytest, which records the first test or file that fails, and whether any test
+    ran."""
 
     def __init__(self):
         self.failed = ""
@@ -61,6 +63,8 @@ class Outcome:
 
     def pytest_collectreport(self, report):
         self.is_skipped |= report.skipped               # a whole file
+        if report.failed:
+            self.failed = self.failed or report.nodeid
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -122,7 +126,7 @@ def ask(tests, words="", seconds=SECONDS):
 
 def plant(mutant, number, killer):
     """Plant a mistake, and run the test that killed it last time, "" if none did, and then all of
-    its tests. -> what ask() returns"""
+    its tests. A killer that is no longer one of these does not run. -> what ask() returns"""
     path = Path(mutant.file)
     source = path.read_text("utf-8") if path.is_file() else ""
     old = "\n".join(mutant.old)
@@ -130,16 +134,18 @@ def plant(mutant, number, killer):
         return 2, f"the old text occurs {source.count(old)} times"
     path.write_text(source.replace(old, "\n".join(mutant.new)))
     os.utime(path, (number, number))    # a new time makes Python compile the file again
-    code, failed = ask([killer]) if killer else (0, "")
+    code, failed = 0, ""
+    if file_of(killer) in mutant.files:
+        code, failed = ask([killer], mutant.words)
     if WORDS.get(code) != "killed":
         code, failed = ask(mutant.files, mutant.words)
     path.write_text(source)
     return code, failed
 
 
-def run_correct(tests):
+def run_correct(tests, words):
     """Run tests without a mistake, and print what they print if one fails. -> whether they pass"""
-    code, failed = ask(sorted(tests), seconds=10 * SECONDS)
+    code, failed = ask(sorted(tests), words, 10 * SECONDS)
     if code != 0:
         print(f"{Path('output.txt').read_text()}\nwithout a mistake: {failed}", flush=True)
     return code == 0
@@ -223,19 +229,24 @@ def main(words):
     known = [killers.get(key(mutant), "") for mutant in mutants]
     count = Counter()
     killed = {}
-    tests = {}                              # file -> the tests that failed
+    tests = {}                          # (file, words) -> the tests that have to pass at the end
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
-        results = pool.map(plant, mutants, range(len(mutants)), known)
-        for mutant, (code, failed) in zip(mutants, results):
+        # No variable may hold what map returns: it cancels the rest when it is freed, at Ctrl-C.
+        for mutant, (code, failed) in zip(
+                mutants, pool.map(plant, mutants, range(len(mutants)), known)):
             word = WORDS.get(code, "BROKEN")
             count[word] += 1
             killed[key(mutant)] = failed
-            if word == "killed" and "::" in failed:
-                tests.setdefault(file_of(failed), set()).add(without_parameters(failed))
+            place, names = (file_of(failed), ""), [without_parameters(failed)]
+            if "::" not in failed:
+                place, names = (mutant.files[0], mutant.words), mutant.files
+            if word in ("killed", "BROKEN"):
+                tests.setdefault(place, set()).update(names)
             print(f"{count.total()} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
                   f"[{failed.split('::')[-1]}]", flush=True)
-        is_correct = all(list(pool.map(run_correct, tests.values())))
+        words_of = [its_words for _, its_words in tests]
+        is_correct = all(list(pool.map(run_correct, tests.values(), words_of)))
     print(f"{dict(count)}, {time.perf_counter() - clock:.0f} s")
     is_empty = not mutants and "--changed" not in words     # a change may touch none
     if not is_correct or count["killed"] + count["skipped"] < len(mutants) or is_empty:
