@@ -102,6 +102,12 @@ def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
     assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
 
 
+@pytest.mark.parametrize("page", [*PAGES, "vectors/README.md"])
+def test_no_product_is_read_as_italics(page):
+    text = LANGUAGE_BLOCK.sub("", (ROOT / page).read_text("utf-8"))
+    assert re.findall(r"[\w)]\*[\w(].*", re.sub("`.*?`", "", text)) == []
+
+
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
     blocks = LANGUAGE_BLOCK.findall(PAGES["docs/nano.md"])
     shown = [block for language, block in blocks if language == "python"]
@@ -215,18 +221,45 @@ def test_a_link_to_a_text_opens_its_page_in_site_and_without_site_a_note(name, b
     assert page.url == (tmp_path / "docs/lab.md").as_uri()
 
 
-def test_the_navigation_of_the_site_has_all_pages():
+def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("nav:")[1]
     named = {name for name in re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
              if not name.endswith(".ipynb.md")}
     pages = {*PAGES, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.html"))}
     assert named == pages - {"docs/path.md"} | {"CHANGELOG.md", "vectors/README.md"}
+    header = (ROOT / "learn/header.html").read_text("utf-8")
+    tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
+    assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]
+
+
+def test_a_phone_wraps_a_command_between_flags_and_names_the_numbers_of_a_table(browser):
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.set_content("<article class=md-typeset><pre><code>python grpo.py --learning_rate 0.05 "
+                     "--max_steps 8 --output_dir runs/why</code></pre><table><tr><th>processor"
+                     "<th>seconds<tr><td>Intel Xeon<td>91, of which the base took 54; right after "
+                     "the installation, 98</table></article>")
+    page.add_style_tag(path=ROOT / "learn/site/site.css")
+    page.add_script_tag(path=ROOT / "learn/site/site.js")
+    lines = "flags => flags.map((flag) => flag.getClientRects().length)"
+    assert page.eval_on_selector_all("pre span", lines) == [1, 1, 1]
+    assert page.eval_on_selector("pre", "x => x.scrollWidth <= x.clientWidth")
+    names = "cells => cells.map((cell) => cell.dataset.name ?? '')"
+    assert page.eval_on_selector_all("td", names) == ["", "seconds"]
 
 
 def test_the_search_of_the_site_leaves_small_words_out_of_texts_and_questions():
     separator = re.search("separator: '(.*)'", (ROOT / "mkdocs.yml").read_text("utf-8"))[1]
     found = re.split(separator, "What is a clip? Beta, on-policy, is_clipped")
     assert [word for word in found if word] == ["clip", "Beta", "on", "policy", "is", "clipped"]
+
+
+def test_what_is_gone_is_in_the_commit_that_the_changelog_names():
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
+    if git("rev-parse", "--is-shallow-repository").stdout != "false\n":
+        pytest.skip("needs the history")
+    rows = re.findall("`([0-9a-f]{8}:.*?)`", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    assert rows and [row for row in rows if git("cat-file", "-e", row).returncode != 0] == []
 
 
 # ---- the notebook ----------------------------------------------------------------------------
