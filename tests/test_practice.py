@@ -171,6 +171,17 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
 
 
+@pytest.mark.parametrize("words, message", [
+    ("gpro", "gpro: there is no exercise and no command of this name"),
+    ("check", "check: has too few or too many words"),
+    ("check practice/grpo.py", "practice/grpo.py: there is no such file"),
+    (f"check {ROOT / 'common.py'}", "common.py: the name of an exercise is that of a script"),
+    (f"check {ROOT / 'docs/nano.md'}", "nano.md: the name of an exercise is that of a script")])
+def test_a_command_that_cannot_run_says_why(run, words, message):
+    code, said = run(*words.split())
+    assert code == 2 and message in said
+
+
 # ---- bug hunts -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", hunt.FLAGS)

@@ -50,9 +50,12 @@ def check(word):
     """Print the grades of a file and, if all is right, the command that trains with it."""
     path = Path(word)
     name = path.stem.partition("_")[0]
-    if name not in NAMES or not path.is_file():
-        common.fail(f"{word}: there is no such exercise (its name begins with that of a script); "
-                    f"to write practice/grpo.py, run: {command('learn.practice', 'grpo')}")
+    if not path.is_file():
+        common.fail(f"{word}: there is no such file; to write an exercise, run: "
+                    f"{command('learn.practice', 'nano')}")
+    if name not in NAMES or path.suffix != ".py":
+        common.fail(f"{word}: the name of an exercise is that of a script, and may continue "
+                    "after _, for example practice/grpo_2.py")
     exercise = Exercise(f"{name}.py")
     try:
         graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
@@ -96,8 +99,11 @@ def main():
             hunt.answer(word, *guess)
         case ["plant", name, *flags]:
             hunt.run(name, *flags)
-        case words:
-            common.fail(f"{' '.join(words)}: there is no such command or exercise; the exercises "
+        case ["check" | "hunt" | "answer" | "plant" as word, *_]:
+            common.fail(f"{word}: has too few or too many words after it; for the list of commands "
+                        f"run: {command('learn.practice', '--help')}")
+        case [word, *_]:
+            common.fail(f"{word}: there is no exercise and no command of this name; the exercises "
                         f"are {', '.join(NAMES)}, and {command('learn.practice', '--help')} lists "
                         "the commands")
 
