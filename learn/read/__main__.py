@@ -1,6 +1,7 @@
 """python -m learn.read (make read): write docs/read/, the reading pages of all scripts."""
 import torch
 
+import common
 import plumbing
 from learn.read import page
 from learn.read.lesson import ROOT, Lesson
@@ -10,15 +11,19 @@ NAMES = ("reinforce", "grpo", "gspo", "ppo", "dpo")         # in the order in wh
 
 
 def all_pages():
-    """Make the pages. -> {file: text}"""
+    """Make the pages. ValueError if a script and its text file disagree. -> {file: text}"""
     return {f"{name}.html": page.lesson_page(Lesson(name), NAMES) for name in NAMES}
 
 
 def main(argv=None):
-    """Write the pages."""
+    """Write the pages. Exits with one line and code 2 if a page cannot be made."""
     parser(__doc__).parse_args(argv)
     torch.set_num_threads(1)                            # the same order of sums on every machine
-    for name, text in all_pages().items():
+    try:
+        pages = all_pages()
+    except ValueError as error:
+        common.fail(error)
+    for name, text in pages.items():
         plumbing.write(ROOT / "docs/read" / name, text)
         print(f"{len(text.encode()) // 1000:4d} kB  docs/read/{name}")
 

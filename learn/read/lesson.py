@@ -109,19 +109,24 @@ class Lesson:
                 for row, values in zip(gradients, A)]
 
     def read_words(self):
-        """Read the text file, in which each function of the script has to have a section."""
+        """Read the text file. ValueError if it names a function that does not exist, or leaves out
+        a function of the script."""
         self.sections = {section.names[0]: section for section in words.read(self.name)}
         explained = {name for section in self.sections.values() for name in section.names}
         explained -= {"algorithm", "map", "numbers", "flags", "next", self.name}
-        wrong = (explained - self.by_name.keys()) | (self.functions.keys() - explained - {"main"})
-        if wrong:
-            raise ValueError(f"{self.name}.txt has a section too few or too many: {wrong}")
+        for name in explained - self.by_name.keys():
+            raise ValueError(f"{self.name}.txt: {self.name}.py has no function {name}")
+        for name in self.functions.keys() - explained - {"main"}:
+            raise ValueError(f"{self.name}.txt: no section explains {name}; add one")
 
     def line_of(self, word):
         """The last visible line of main that calls `word`, or loops while it is below a number."""
         pattern = re.compile(rf"\b{word}(\(| < )")
-        return max(line for line in span(self.by_name["main"])
-                   if line not in self.folded and pattern.search(self.lines[line - 1]))
+        lines = [line for line in span(self.by_name["main"])
+                 if line not in self.folded and pattern.search(self.lines[line - 1])]
+        if not lines:
+            raise ValueError(f"{self.name}.txt: main has no {word}")
+        return lines[-1]
 
 
 def best_calls(calls):

@@ -107,12 +107,15 @@ class Watch:
         return self.step
 
     def complete(self, call, frame):
-        """Record what the current statement assigned, with x itself for x[i]."""
-        if isinstance(call.current, (ast.Assign, ast.AugAssign)):
-            targets = getattr(call.current, "targets", None) or [call.current.target]
-            for node in (node for target in targets for node in ast.walk(target)):
-                if isinstance(node, ast.Name) and node.id != "_":
-                    self.note(call, node.id, frame.f_locals[node.id], frame.f_locals.get("t"))
+        """Record what the current statement assigned: x and x.y, and x itself for x[i]."""
+        if not isinstance(call.current, (ast.Assign, ast.AugAssign)):
+            return
+        targets = getattr(call.current, "targets", None) or [call.current.target]
+        for node in (node for target in targets for node in getattr(target, "elts", [target])):
+            name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
+            if name != "_":
+                value = eval(name, frame.f_globals, frame.f_locals)
+                self.note(call, name, value, frame.f_locals.get("t"))
 
     def note(self, call, name, value, t=None):
         """Keep a value that the current statement assigned or returned and, if it holds the losses
