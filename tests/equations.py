@@ -6,7 +6,6 @@ The lines of an equation are those of a function down to its tag, `eq. (n)` or `
 tag before it; the last tag also has the lines behind it. If several scripts have a function with
 the same text, its mistakes count in each of them.
 """
-import functools
 import re
 import sys
 from collections import Counter
@@ -24,37 +23,29 @@ FUNCTIONS = {name: {function: "\n".join(script.lines[node.lineno - 1:node.end_li
              for name, script in SCRIPTS.items()}
 
 
-@functools.cache
-def places():
-    """Find the mistakes in equations. -> list of (Mutant, text of its function, number)"""
-    found = []
-    for mutant in mutants.read_mistakes():
-        old = "\n".join(mutant.old)
-        for text in FUNCTIONS.get(mutant.file, {}).values():
-            above, is_here, below = text.partition(old)
-            lines = (old + below).split("\n") + above.split("\n")[::-1]
-            numbers = next(filter(None, map(TAG.findall, lines)), []) if is_here else []
-            found += [(mutant, text, number) for number in numbers]
-    return found
-
-
-def mistakes_in(script, number):
-    """-> the Mutants in an equation of a script"""
-    return [mutant for mutant, text, its_number in places()
-            if its_number == str(number) and text in FUNCTIONS[script].values()]
+def numbers_of(mutant, text):
+    """Find the equation in which a mistake is, in the text of a function. -> list of str"""
+    old = "\n".join(mutant.old)
+    above, is_here, below = text.partition(old)
+    lines = (old + below).split("\n") + above.split("\n")[::-1]
+    return next(filter(None, map(TAG.findall, lines)), []) if is_here else []
 
 
 def main(names):
     _, killers = mutants.read_killed()
+    mistakes = mutants.read_mistakes()
     for script in [f"{name.removesuffix('.py')}.py" for name in names] or SCRIPTS:
-        for number, text in SCRIPTS[script].equations.items():
-            planted = mistakes_in(script, number)
-            homes = [name for name, code in FUNCTIONS[script].items()
-                     if str(number) in TAG.findall(code)]
-            print(f"{script} ({number})  {text}\n    in {', '.join(homes)}; mistakes: "
-                  f"{len(planted)}")
+        functions = FUNCTIONS[script]
+        planted = [(number, mutant) for mutant in mistakes for text in functions.values()
+                   if text in FUNCTIONS.get(mutant.file, {}).values()
+                   for number in numbers_of(mutant, text)]
+        for number, equation in SCRIPTS[script].equations.items():
+            its_mistakes = [mutant for one, mutant in planted if one == str(number)]
+            homes = [name for name, text in functions.items() if str(number) in TAG.findall(text)]
+            print(f"{script} ({number})  {equation}\n    in {', '.join(homes)}; mistakes: "
+                  f"{len(its_mistakes)}")
             tests = (killers.get(mutants.key(one)) or f"{' '.join(one.files)} {one.words}"
-                     for one in planted)
+                     for one in its_mistakes)
             for test, count in Counter(tests).most_common():
                 print(f"    {count:2} by {test}")
 

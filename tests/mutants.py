@@ -6,10 +6,11 @@ what all tests share. tests/all-killed.txt names the last commit at which all mi
 and lists, after each test, the mistakes that it killed (see `key`).
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
-run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
-and quick tests before slow ones. A mistake that survives shows that a test is missing. All tests
-run once without a mistake before that, and a mistake whose tests are skipped here, for example
-because transformers is not installed, counts as skipped.
+run, first the one that killed it last time, until one of them fails: the mistake is killed. A
+mistake that survives shows that a test is missing. A mistake whose tests are all skipped here, for
+example because transformers is not installed, counts as skipped. At the end, the tests that failed
+run without a mistake, and have to pass. If no single test failed, because the tests hung, died or
+could not be imported, all tests of the mistake have to pass.
 """
 import contextlib
 import gc
@@ -24,7 +25,8 @@ import sys
 import tempfile
 import time
 import zlib
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,8 @@ MISTAKES = ("learn/practice/mistakes.txt", "tests/mistakes.txt")
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
-WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> result; else BROKEN
+NONE, SKIPPED = 4, 5                    # exit codes of pytest if there is no test, or none runs
+WORDS = {0: "SURVIVED", 1: "killed", SKIPPED: "skipped"}    # exit code -> result; else BROKEN
 # Packages that tests import are imported once, before the forks. Our own modules are not, because
 # each fork imports those of its copy of the repository.
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
@@ -50,38 +53,32 @@ KILLED = "tests/all-killed.txt"
 SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 
-class Order:
-    """A plugin of pytest. It runs only the tests in `only`, {test: seconds}, the shortest first, or
-    all tests if only is None. A test without [parameters] means all of its parameters. It records
-    the seconds of each test, and the first that fails."""
+class Outcome:
+    """A plugin of pytest, which records the first test or file that fails, and whether any test
+    ran."""
 
-    def __init__(self, only):
-        self.only = only
-        self.seconds = {}
+    def __init__(self):
         self.failed = ""
-        self.is_skipped = False         # a whole file
+        self.has_run = self.is_skipped = False
 
     def pytest_collectreport(self, report):
-        self.is_skipped = self.is_skipped or report.skipped
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
-        if not items and not self.is_skipped:
-            raise pytest.UsageError("no test has these words")
-        if self.only is not None:
-            items[:] = [item for item in items
-                        if self.only.keys() & {item.nodeid, without_parameters(item.nodeid)}]
-            items.sort(key=lambda item: self.only.get(item.nodeid, 0))
+        self.is_skipped |= report.skipped               # a whole file
+        if report.failed:
+            self.failed = self.failed or report.nodeid
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self.failed = self.failed or report.nodeid
-        elif report.when == "call" and report.passed:
-            self.seconds[report.nodeid] = report.duration
+        self.is_skipped |= report.skipped
+        self.has_run |= report.when == "call" and not report.skipped
 
 
 def without_parameters(test):
     return test.partition("[")[0]
+
+
+def file_of(test):
+    return test.partition("::")[0]
 
 
 def start(scratch):
@@ -93,92 +90,65 @@ def start(scratch):
     gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
-def run_tests(files, words, only, sender):
-    """Run tests, and send pytest's exit code, the test that failed, and the seconds of each."""
+def run_tests(tests, words, sender):
+    """Run tests, and send pytest's exit code, and the test that failed."""
     os.setsid()                         # so that the processes that tests start can be ended, too
-    if files != [INTERPRETED]:
+    if {*map(file_of, tests)} != {INTERPRETED}:
         os.environ.pop("TRITON_INTERPRET", None)
     output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    order = Order(only)
+    outcome = Outcome()
     temporary = f"../{Path.cwd().name}-tmp"     # outside: a test copies the repository there
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp",
-                        temporary, *files, "-k", words], plugins=[order])
-    sender.send((int(code), order.failed, order.seconds))
+                        temporary, *tests, "-k", words], plugins=[outcome])
+    if code in (0, SKIPPED) and not outcome.has_run:
+        code = SKIPPED if outcome.is_skipped else NONE
+    sender.send((int(code), outcome.failed or "no test ran" * (code == NONE)))
 
 
-def ask(files, words, only=None, is_correct=True):
-    """Run tests in a fork. -> pytest's exit code, the test that failed or the reason, and the
-    seconds of each test"""
+def ask(tests, words="", seconds=SECONDS):
+    """Run files of tests, or single tests, in a fork. -> pytest's exit code, and the test that
+    failed or the reason"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(files, words, only, sender))
+    process = FORK.Process(target=run_tests, args=(tests, words, sender))
     process.start()
     sender.close()
     try:
-        seconds = 10 * SECONDS if is_correct else SECONDS
-        result = receiver.recv() if receiver.poll(seconds) else (1, f"no end in {seconds} s", {})
+        result = receiver.recv() if receiver.poll(seconds) else (1, f"no end in {seconds} s")
     except EOFError:
-        result = (1, "the process died", {})
+        result = (1, "the process died")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    if is_correct and result[0] not in (0, 5):
-        print(Path("output.txt").read_text(), flush=True)
     return result
 
 
-def ask_with(mutant, number, only):
-    """Plant a mistake, and run those of its tests that are in `only`. -> what ask() returns"""
+def plant(mutant, number, killer):
+    """Plant a mistake, and run the test that killed it last time, "" if none did, and then all of
+    its tests. A killer that is no longer one of these does not run. -> what ask() returns"""
     path = Path(mutant.file)
     source = path.read_text("utf-8") if path.is_file() else ""
     old = "\n".join(mutant.old)
     if source.count(old) != 1 or mutant.old == mutant.new:
-        return 2, f"the old text occurs {source.count(old)} times", {}
+        return 2, f"the old text occurs {source.count(old)} times"
     path.write_text(source.replace(old, "\n".join(mutant.new)))
     os.utime(path, (number, number))    # a new time makes Python compile the file again
-    result = ask(mutant.files, mutant.words, only, is_correct=False)
+    code, failed = 0, ""
+    if file_of(killer) in mutant.files:
+        code, failed = ask([killer], mutant.words)
+    if WORDS.get(code) != "killed":
+        code, failed = ask(mutant.files, mutant.words)
     path.write_text(source)
-    return result
+    return code, failed
 
 
-def run_all(pool, function, *lists):
-    """Call a function as map does. -> iterator of (first argument, result) in the order in which
-    the calls end"""
-    running = {pool.submit(function, *args): args[0] for args in zip(*lists)}
-    try:
-        for call in as_completed(running):
-            yield running[call], call.result()
-    finally:
-        for call in running:
-            call.cancel()
-
-
-def run_correct(pool, tests, only=None):
-    """Run tests, {file: words}, without a mistake. -> the seconds of each. SystemExit if one fails
-    """
-    known = {}
-    files = [[file] for file in tests]
-    for _, (code, failed, seconds) in run_all(
-            pool, ask, files, tests.values(), [only] * len(files)):
-        known |= seconds
-        if code not in (0, 5):
-            print(f"without a mistake: {failed or 'no such test'}", flush=True)
-            raise SystemExit(1)
-    return known
-
-
-def plant(pool, mutants, tests, only=None):
-    """Run the tests of mistakes, {file: words}, without a mistake and then with each of them.
-    only: for each mistake, a test to run, without its parameters; by default, all tests that
-    passed without it.
-    -> iterator of (mistake, what ask() returns). SystemExit if a test fails without a mistake"""
-    known = run_correct(pool, tests, only if only is None else dict.fromkeys(only, 0))
-    chosen = [known] * len(mutants)
-    if only is not None:
-        chosen = [{test: seconds for test, seconds in known.items()
-                   if without_parameters(test) == one} for one in only]
-    return run_all(pool, ask_with, mutants, range(len(mutants)), chosen)
+def run_correct(tests, words):
+    """Run tests without a mistake, and print what they print if one fails. -> whether they pass"""
+    code, failed = ask(sorted(tests), words, 10 * SECONDS)
+    if code != 0:
+        print(f"{Path('output.txt').read_text()}\nwithout a mistake: {failed}", flush=True)
+    return code == 0
 
 
 def git(*words):
@@ -199,7 +169,7 @@ def key(mutant):
 
 def read_killed():
     """Read tests/all-killed.txt. -> the commit, {key of a mistake: the test that killed it}"""
-    commit, *rows = (ROOT / KILLED).read_text().splitlines() if (ROOT / KILLED).exists() else [""]
+    commit, *rows = (ROOT / KILLED).read_text().splitlines()
     return commit, {one: test for test, *keys in map(str.split, rows) for one in keys}
 
 
@@ -220,22 +190,22 @@ def choose(mutants):
     """Choose the mistakes that the change since a commit could hide, and print how many. The commit
     is that of BASE or of tests/all-killed.txt. -> list"""
     commit, killed = read_killed()
-    name = os.environ.get("BASE") or commit
-    base = (name and git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
-    if not base:
+    base = os.environ.get("BASE") or commit
+    changed = git("diff", "--name-only", "--no-renames", base, "--")
+    if changed is None:
         print(f"all {len(mutants)} mistakes are planted, because the history lacks the commit")
         return mutants
-    changed = set(git("diff", "--name-only", "--no-renames", base, "--").splitlines())
-    changed |= set(git("ls-files", "--others", "--exclude-standard").splitlines())
+    changed = {*changed.splitlines(),
+               *git("ls-files", "--others", "--exclude-standard").splitlines()}
     old = [] if any(map(SHARED.fullmatch, changed)) else read_mistakes(
         lambda path: git("show", f"{base}:{path}") or "")
     chosen = []
     for mutant in mutants:
-        killer, _, _ = killed.get(key(mutant), "").partition("::")
+        killer = file_of(killed.get(key(mutant), ""))
         of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
         if mutant not in old or changed & of_mutant:
             chosen.append(mutant)
-    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base[:9]}",
+    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base}",
           flush=True)
     return chosen
 
@@ -250,44 +220,36 @@ def main(words):
                       for word in words if word != "--changed")]
     if "--changed" in words:
         mutants = choose(mutants)
-    _, killers = read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
     for name in PRELOAD:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    count = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)
+    _, killers = read_killed()
+    known = [killers.get(key(mutant), "") for mutant in mutants]
+    count = Counter()
     killed = {}
-
-    def tell(mutant, code, failed):
-        word = WORDS.get(code, "BROKEN")
-        count[word] += 1
-        killed[key(mutant)] = failed
-        print(f"{sum(count.values())} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
-              f"[{failed.split('::')[-1]}]", flush=True)
-
+    tests = {}                          # (file, words) -> the tests that have to pass at the end
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
-        # First the test that killed a mistake last time; if it does not, all tests of the mistake.
-        only = [killers.get(key(mutant), "") for mutant in mutants]
-        tests = {test.partition("::")[0]: "" for test in only}
-        tests = {file: "" for file in tests if Path(file).is_file()}        # some may be gone
-        left = []
-        for mutant, (code, failed, _) in plant(pool, mutants, tests, only):
-            if WORDS.get(code) == "killed":
-                tell(mutant, code, failed)
-            else:
-                left.append(mutant)
-        tests = {}                      # file of tests -> the words of its mistakes
-        for mutant in left:
-            for file in mutant.files:
-                tests.setdefault(file, {})[f"({mutant.words or 'test'})"] = 0
-        tests = {file: " or ".join(expressions) for file, expressions in tests.items()}
-        for mutant, (code, failed, _) in plant(pool, left, tests):
-            tell(mutant, code, failed)
-    print(f"{count}, {time.perf_counter() - clock:.0f} s")
+        # No variable may hold what map returns: it cancels the rest when it is freed, at Ctrl-C.
+        for mutant, (code, failed) in zip(
+                mutants, pool.map(plant, mutants, range(len(mutants)), known)):
+            word = WORDS.get(code, "BROKEN")
+            count[word] += 1
+            killed[key(mutant)] = failed
+            place, names = (file_of(failed), ""), [without_parameters(failed)]
+            if "::" not in failed:
+                place, names = (mutant.files[0], mutant.words), mutant.files
+            if word in ("killed", "BROKEN"):
+                tests.setdefault(place, set()).update(names)
+            print(f"{count.total()} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
+                  f"[{failed.split('::')[-1]}]", flush=True)
+        words_of = [its_words for _, its_words in tests]
+        is_correct = all(list(pool.map(run_correct, tests.values(), words_of)))
+    print(f"{dict(count)}, {time.perf_counter() - clock:.0f} s")
     is_empty = not mutants and "--changed" not in words     # a change may touch none
-    if count["killed"] + count["skipped"] < len(mutants) or is_empty:
+    if not is_correct or count["killed"] + count["skipped"] < len(mutants) or is_empty:
         return 1
     if not words:
         write_killed(killed)

@@ -66,8 +66,6 @@ def check(word):
         common.fail(f"{word}, {place}: {escape(str(error))}", 1)
     for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
-        if state == "WRONG" and len(numbers) == 1:      # the line may have raised an error
-            marks = {numbers[0]: "is wrong"}
         wrong = min(marks, default=0)           # the equations after it may depend on it
         others = ["is not graded yet", "is right so far"] if marks else ["", ""]
         shown = (f"({number}) {marks.get(number, others[number < wrong])}".strip()
@@ -101,13 +99,13 @@ def main():
             hunt.answer(word, *guess)
         case ["plant", name, *flags]:
             hunt.run(name, *flags)
-        case [word, *_] if word not in ("check", "hunt", "answer", "plant"):
+        case ["check" | "hunt" | "answer" | "plant" as word, *_]:
+            common.fail(f"{word}: has too few or too many words after it; for the list of commands "
+                        f"run: {command('learn.practice', '--help')}")
+        case [word, *_]:
             common.fail(f"{word}: there is no exercise and no command of this name; the exercises "
                         f"are {', '.join(NAMES)}, and {command('learn.practice', '--help')} lists "
                         "the commands")
-        case [word, *_]:
-            common.fail(f"{word}: has too few or too many words after it; for the list of commands "
-                        f"run: {command('learn.practice', '--help')}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import ast
 import functools
 import keyword
 import re
+import sys
+from types import ModuleType
 from typing import NamedTuple
 
 from common import HERE as ROOT
@@ -93,6 +95,14 @@ class Exercise:
 def mutants(script):
     """Read the mistakes of a script from mistakes.txt. -> list of Mutant"""
     return [one for one in parse(MISTAKES.read_text("utf-8")) if one.file == script]
+
+
+def load(text, path="practised"):
+    """Run the text of a script. -> module"""
+    module = sys.modules["practised"] = ModuleType("practised")         # dataclasses look there
+    module.__file__ = str(path)
+    exec(compile(text, path, "exec"), vars(module))
+    return module
 
 
 def statements(function):

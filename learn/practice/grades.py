@@ -9,7 +9,6 @@ is named. The right numbers are computed from the batches of numbers.txt; no res
 """
 import ast
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -18,17 +17,18 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import NamedTuple, get_args
 
 import torch
 
-from learn.practice.exercise import TAG, mutants, set_by
+from learn.practice.exercise import TAG, load, mutants, set_by
 from report import escape
 
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
 # Arguments that have gradients (the values that gae gets do not).
 LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
+load_script = functools.cache(load)     # for the script, and for its texts with a planted mistake
 
 
 # ---- 1. a function, called -------------------------------------------------------------------
@@ -86,16 +86,9 @@ def line_of(error, module):
     return ([0] + [line for frame, line in frames if frame.f_globals is vars(module)])[-1]
 
 
-def load(text):
-    """Run a text. -> module"""
-    module = sys.modules["practised"] = ModuleType("practised")         # dataclasses look there
-    exec(compile(text, "practised", "exec"), vars(module))
-    return module
-
-
-def ask(exercise, module, function):
+def cases(exercise, function, module):
     """Call a function of a module with each batch and each value of parameters such as loss_type,
-    the script's own value first. Yields cases, as `call` returns them"""
+    the script's own value first. -> iterator of Case"""
     options = [("sequence_mean", "token_mean", "sequence_sum", "constant")]
     if hasattr(module, "Config"):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
@@ -107,97 +100,99 @@ def ask(exercise, module, function):
             if isinstance(usual, str) and usual in words:
                 chosen[word] = sorted(words, key=lambda word: word != usual)
     for batch, words in itertools.product(batches(), itertools.product(*chosen.values())):
-        yield call(exercise, module, function, batch, dict(zip(chosen, words)))
+        yield Case(exercise, function, module, batch, dict(zip(chosen, words)))
 
 
-@functools.lru_cache(maxsize=512)
-def ask_script(exercise, text, function):
-    """Call `ask` with the script, or with its text after a mistake was planted. A copy of what this
-    returns yields the cases; only those that a comparison needs are computed, and only once."""
-    return itertools.tee(ask(exercise, load(text), function), 1)[0]
+class Case:
+    """A call of a function.
 
+    words: the options and single numbers that it gets; given: the names of its arguments
+    scope: its variables at the end; lines: name -> the line that set it last; "" -> the last line
+    values: of its blanks, up to the first open one; results (both name -> tensor)
+    loss: the name of the result that is a loss, or ""; error: a message, or ""
+    """
 
-def call(exercise, module, function, batch, words):
-    """Call a function. -> a case: words (the options and single numbers that it gets), given (the
-    names of its arguments), scope (its variables at the end), lines (name -> the line that set it
-    last; "" -> the last line), values (of its blanks, up to the first open one) and results (both
-    name -> tensor), loss (the name of the result that is a loss, or ""), and error (a message, or
-    "")"""
-    known = arguments(module, function, exercise.script, batch) | words
-    leaves = {leaf: known[leaf] for leaf in LEAVES
-              if leaf in known and known[leaf].requires_grad}
-    case = SimpleNamespace(words=dict(words), given=[], scope={}, lines={}, values={}, results={},
-                           loss="", error="")
-    code = getattr(module, function)
-    own_code = inspect.unwrap(code).__code__
+    def __init__(self, exercise, function, module, batch, words):
+        known = arguments(module, function, exercise.script, batch) | words
+        code = getattr(module, function)
+        self.code = inspect.unwrap(code).__code__
+        self.is_loss = function.endswith("loss")
+        self.leaves = {leaf: known[leaf] for leaf in LEAVES
+                       if leaf in known and known[leaf].requires_grad}
+        self.given = [name for name in inspect.signature(code).parameters if name in known]
+        self.words = words | {name: numbers(known[name]) for name in self.given
+                              if isinstance(known[name], float)}
+        self.scope = {}
+        self.lines = {}
+        self.values = {}
+        self.results = {}
+        self.loss = ""
+        self.error = ""
+        tensors = {name: known[name] for name in sorted(self.given) if torch.is_tensor(known[name])}
+        try:
+            sys.settrace(self.trace)
+            self.keep(code(**{name: known[name] for name in self.given}))
+            self.results |= {f"{name} after the call": tensor.detach()
+                             for name, tensor in tensors.items()}
+        except (Exception, SystemExit) as raised:       # a learner's line may raise anything
+            first = str(raised).partition("\n")[0]
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+            self.error = escape(f"{type(raised).__name__}: {first}  (shapes: {shapes})")
+            self.lines[""] = line_of(raised, module) or self.lines.get("", 0)
+        finally:
+            sys.settrace(None)
+        with contextlib.suppress(Exception):            # a blank is open
+            self.keep_values(blank.name for blank in exercise.blanks[function])
 
-    def keep(frame, event, _):
-        if frame.f_code is not own_code:
+    def trace(self, frame, event, _):
+        """Called by Python at each line: keep the variables, and the lines that set them."""
+        if frame.f_code is not self.code:
             return None
         for name, value in frame.f_locals.items():
-            if value is not case.scope.get(name):
-                case.lines[name] = case.lines.get("", 0)
-        case.scope.update(frame.f_locals)
-        case.lines[""] = frame.f_lineno
-        return keep
+            if value is not self.scope.get(name):
+                self.lines[name] = self.lines.get("", 0)
+        self.scope.update(frame.f_locals)
+        self.lines[""] = frame.f_lineno
+        return self.trace
 
-    def note(what, value):
-        """Store a result and its gradients in the case."""
-        value = torch.tensor([*value.values()]) if isinstance(value, dict) else value
-        value = torch.as_tensor(value)
-        case.results |= {what: value.detach().double()} | gradients(what, value)
-        if value.dim() == 2 and not function.endswith("loss"):      # sums hide some mistakes
-            case.results |= gradients(f"the first column of {what}", value[:, 0])
-
-    def gradients(what, value):
-        """Compute the gradients of the sum of a value in all leaves; of a loss, also those of the
-        sum with fixed random weights. -> {name: gradient}"""
-        sums = {what: value.sum()}
-        if function.endswith("loss") and value.dim() > 0:
-            weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(0))
-            sums[f"{what} with random weights"] = (weights * value).sum()
-        result = {}
-        for name, total in sums.items():
-            found = map(torch.zeros_like, leaves.values())
-            if value.requires_grad:
-                found = torch.autograd.grad(
-                    total, list(leaves.values()), retain_graph=True, materialize_grads=True)
-            result |= {f"the gradient of {name} with respect to {leaf}": gradient
-                       for leaf, gradient in zip(leaves, found)}
-        return result
-
-    try:
-        case.given = [name for name in inspect.signature(code).parameters if name in known]
-        case.words |= {name: numbers(known[name]) for name in case.given
-                       if isinstance(known[name], float)}
-        sys.settrace(keep)
-        result = code(**{name: known[name] for name in case.given})
+    def keep(self, result):
+        """Keep what the function returned, with gradients."""
         if result is None:
             raise TypeError("the function returns nothing: is its return line missing?")
         parts = result if isinstance(result, tuple) else [result]
-        for number, part in enumerate(parts, start=1):
-            note(f"result {number}" if len(parts) > 1 else "the result", part)
-        case.loss = next(iter(case.results)) if function.endswith("loss") else ""
-        case.results |= {f"{word} after the call": known[word].detach()
-                         for word in sorted(case.given) if torch.is_tensor(known[word])}
-    except (Exception, SystemExit) as raised:           # a learner's line may raise anything
-        first = str(raised).partition("\n")[0]
-        shapes = [f"{name} {tuple(known[name].shape)}" for name in case.given
-                  if torch.is_tensor(known[name])]
-        case.error = escape(f"{type(raised).__name__}: {first}  (shapes: {', '.join(shapes)})")
-        case.lines[""] = line_of(raised, module) or case.lines.get("", 0)
-    finally:
-        sys.settrace(None)
-    mask = case.scope.get("mask")
-    with contextlib.suppress(Exception):                # a blank is open
-        for name in dict.fromkeys(blank.name for blank in exercise.blanks[function]
-                                  if blank.name in case.scope):
-            value = torch.as_tensor(case.scope[name])
+        names = [f"result {number + 1}" for number in range(len(parts))]
+        for name, part in zip(names if len(parts) > 1 else ["the result"], parts):
+            part = torch.tensor([*part.values()]) if isinstance(part, dict) else part
+            part = torch.as_tensor(part)
+            self.results |= {name: part.detach().double()} | self.gradients(name, part)
+        self.loss = next(iter(self.results)) if self.is_loss else ""
+
+    def keep_values(self, names):
+        """Keep the values of blanks; of a loss, its gradients."""
+        mask = self.scope.get("mask")
+        for name in dict.fromkeys(name for name in names if name in self.scope):
+            value = torch.as_tensor(self.scope[name])
             if torch.is_tensor(mask) and mask.shape == value.shape:
                 value = torch.where(mask > 0, value, 0.0)
-            case.values |= (gradients(name, value) if name.endswith("loss")
+            self.values |= (self.gradients(name, value) if name.endswith("loss")
                             else {name: value.detach().double()})
-    return case
+
+    def gradients(self, what, value):
+        """Compute the gradients in all leaves of the sum of a value, and of its sum with fixed
+        random weights. -> {name: gradient}"""
+        weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(0))
+        totals = {what: value.sum()}
+        if value.dim() > 0:
+            totals[f"{what} with random weights"] = (weights * value).sum()
+        result = {}
+        for name, total in totals.items():
+            found = map(torch.zeros_like, self.leaves.values())
+            if value.requires_grad:
+                found = torch.autograd.grad(total, list(self.leaves.values()), retain_graph=True,
+                                            materialize_grads=True)
+            result |= {f"the gradient of {name} with respect to {leaf}": gradient
+                       for leaf, gradient in zip(self.leaves, found)}
+        return result
 
 
 # ---- 2. the grades ---------------------------------------------------------------------------
@@ -225,7 +220,7 @@ def difference(right, mine, is_open=False):
                 return Wrong(own, what, found, should, case.lines)
         return None
 
-    for case, own in zip(copy.copy(right), copy.copy(mine)):
+    for case, own in zip(right, mine):
         wrong = (f"line {own.lines.get('')}: {own.error}" if own.error != case.error
                  else compare(case, own, "results"))
         if is_open:
@@ -238,19 +233,19 @@ def difference(right, mine, is_open=False):
 
 def grades(exercise, source):
     """Grade a learner's text. Raises SyntaxError, and what the text itself raises when it runs.
-    -> list of (function, "right" or "WRONG" or "open", sentences, {number: "is wrong"})"""
+    -> list of (function, *what `grade` returns)"""
     tree = ast.parse(source)
-    right = load(exercise.source)
+    right = load_script(exercise.source)
     mine = load(source)
     own = dict(vars(mine))
     graded = []
-    for function in exercise.blanks:
+    for function, blanks in exercise.blanks.items():
         vars(mine).update({name: getattr(right, name) for name in exercise.blanks} | {
             function: own.get(function)})
         left = [number for part in tree.body if getattr(part, "name", "") == function
                 for node in ast.walk(part) if isinstance(node, (ast.Assign, ast.Return))
                 and isinstance(node.value, ast.Constant) and node.value.value is ...
-                for number in numbers_of(exercise.blanks[function], node, source.split("\n"))]
+                for number in numbers_of(blanks, node, source.split("\n"))]
         graded.append((function, *grade(exercise, mine, function, left)))
     return graded
 
@@ -264,24 +259,28 @@ def numbers_of(blanks, node, lines):
 
 def grade(exercise, mine, function, left=()):
     """Grade a function of a module. left: the numbers of the equations that are still open.
-    -> "right" or "WRONG" or "open", sentences, {number of an equation: its mark}"""
+    -> "right" or "WRONG" or "open", sentences, {number of an equation: "is wrong" or "is open"}"""
     if not inspect.isfunction(getattr(mine, function)):
         return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
                          "and write its equations yourself"], {}
-    [cases] = itertools.tee(ask(exercise, mine, function), 1)
-    right = ask_script(exercise, exercise.source, function)
-    wrong = difference(right, cases)
+    ask = functools.partial(cases, exercise, function)
+    right = load_script(exercise.source)
+    wrong = difference(ask(right), ask(mine))
     if wrong is None:
         return "right", [], {}
     marks = dict.fromkeys(left, "is open")
     if left:
-        wrong = difference(right, cases, is_open=True)
+        wrong = difference(ask(right), ask(mine), is_open=True)
         if not isinstance(wrong, Wrong):
             return "open", [], marks
     blanks = concerned(exercise.blanks[function], wrong)
-    marks |= {blank.number: "is wrong" for blank in blanks} if isinstance(wrong, Wrong) else {}
-    return "WRONG", explain(blanks, wrong) + known_mistakes(
-        exercise, function, cases, bool(left)), marks
+    equations = {blank.number for blank in blanks}
+    if isinstance(wrong, Wrong) or len(equations) == 1:     # an error may come from any of them
+        marks |= dict.fromkeys(equations, "is wrong")
+    known = (f"a known mistake gives the same numbers: {mutant.name}"
+             for mutant, its in planted(exercise, exercise.nodes[function])
+             if difference(ask(its), ask(mine), bool(left)) is None)
+    return "WRONG", [*explain(blanks, wrong), *itertools.islice(known, 2)], marks
 
 
 def concerned(blanks, wrong):
@@ -295,20 +294,14 @@ def concerned(blanks, wrong):
     return ran or blanks
 
 
-def known_mistakes(exercise, function, cases, is_open):
-    """Find planted mistakes that give the learner's numbers. -> list of sentences"""
-    node = exercise.nodes[function]
-    found = []
+def planted(exercise, node):
+    """Plant each known mistake that is in a function. -> iterator of (Mutant, module)"""
     for mutant in mutants(exercise.script):
         old = "\n".join(mutant.old)
         line = exercise.source.partition(old)[0].count("\n") + 1
         if node.lineno <= line <= node.end_lineno:
             text = exercise.source.replace(old, "\n".join(mutant.new))
-            its = ask_script(exercise, text, function)
-            if (difference(its, cases, is_open) is None
-                    and not all(case.error for case in copy.copy(its))):
-                found.append(f"a known mistake gives the same numbers: {mutant.name}")
-    return found[:2]
+            yield mutant, load_script(text)
 
 
 def explain(blanks, wrong):

@@ -4,15 +4,13 @@ import contextlib
 import importlib
 import io
 import re
-import sys
 import tempfile
-import types
 from pathlib import Path
 
 import common
 import plumbing
 from common import HERE as ROOT
-from learn.practice.exercise import mutants
+from learn.practice.exercise import load, mutants
 from learn.practice.mistakes import MISTAKES, parse
 from report import command
 from report.logs import read_log
@@ -63,15 +61,12 @@ def metrics_of(folder):
 def run_text(file, text, flags, base=None, look=metrics_of):
     """Run the text of a script, in which a mistake may be planted, without printing. base: a policy
     to begin with. -> what look(folder of the run) returns, by default a dict for each step"""
-    script = sys.modules["planted"] = types.ModuleType("planted")
-    script.__file__ = str(ROOT / file)
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
             contextlib.redirect_stderr(io.StringIO()):
         if base is not None:
             plumbing.write(Path(work, "checkpoint.pt"), {"policy": base.state_dict()})
             flags = f"{flags} --init_from {work}"
-        exec(compile(text, file, "exec"), vars(script))
-        script.main([*flags.split(), "--output_dir", f"{work}/run"])
+        load(text, ROOT / file).main([*flags.split(), "--output_dir", f"{work}/run"])
         return look(f"{work}/run")
 
 
@@ -101,10 +96,7 @@ def run(name, *flags):
         file, text = "grpo.py", (ROOT / "grpo.py").read_text("utf-8")
     path = Path("hunt/planted", file)
     plumbing.write(path, text)              # the run copies its script into its folder
-    script = sys.modules["planted"] = types.ModuleType("planted")
-    script.__file__ = str(path)
-    exec(compile(text, path, "exec"), vars(script))
-    script.main(list(flags))
+    load(text, path).main(list(flags))
 
 
 def begin(name="grpo", level="1"):

@@ -16,15 +16,16 @@ def all_pages():
 
 
 def main(argv=None):
-    """Write the pages. Exits with one line and code 2 if a page cannot be made or written."""
+    """Write the pages. Exits with one line and code 2 if a page cannot be made."""
     parser(__doc__).parse_args(argv)
     torch.set_num_threads(1)                            # the same order of sums on every machine
     try:
-        for name, text in all_pages().items():
-            plumbing.write(ROOT / "docs/read" / name, text)
-            print(f"{len(text.encode()) // 1000:4d} kB  docs/read/{name}")
+        pages = all_pages()
     except ValueError as error:
         common.fail(error)
+    for name, text in pages.items():
+        plumbing.write(ROOT / "docs/read" / name, text)
+        print(f"{len(text.encode()) // 1000:4d} kB  docs/read/{name}")
 
 
 if __name__ == "__main__":

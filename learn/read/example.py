@@ -100,9 +100,10 @@ def config(name, flags=""):
     return plumbing.parse_flags(importlib.import_module(name).Config, args)
 
 
-def run(name, flags, *watched):
-    """Call main of a script on the example. watched: as in Watch. -> the calls of its functions"""
-    script = importlib.import_module(name)
+def run(lesson, flags):
+    """Call main of a script on the example, with extra flags. -> list of watch.Call"""
+    name = lesson.name
+    script = lesson.script
     start, then = OLD_LOGPS, OLD_LOGPS + MOVED
     if name == "dpo":                                   # where the policy starts as the base
         start, then = REF_LOGPS, PREFERRED
@@ -132,6 +133,6 @@ def run(name, flags, *watched):
     used = {name: value for name, value in stand_ins.items() if hasattr(script, name)}
     with (replaced(script, **used), replaced(common, load_task=lambda *_: task),
           replaced(plumbing, AdamW=Step, Run=lambda *_: run, parse_flags=lambda *_: cfg),
-          Watch(script.__file__, *watched, gradient) as watch):
+          Watch(lesson, gradient) as watch):
         script.main([])
     return watch.calls

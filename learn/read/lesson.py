@@ -23,6 +23,7 @@ class Lesson:
     equations: number -> text; where: number -> line; first: line -> the first number on it
     by_name: name -> AST node of a function or a class, including the machinery
     functions: name -> AST node; statements: line -> AST node
+    losses: last line of a statement -> name of the losses of tokens or pairs that it computes
     ran: first lines of the statements that run with the flags of the page
     calls: extra flags -> function name -> the watch.Call whose values are shown
     notes: last line of a statement, or of a function's head -> values by name
@@ -56,13 +57,9 @@ class Lesson:
         self.run_example()
         self.read_words()
 
-    def run(self, flags):
-        """Run the example with extra flags. -> list of watch.Call"""
-        return example.run(self.name, flags, self.functions.values(), self.statements, self.losses)
-
     def run_example(self):
         """Run the example, and find which lines run, what they compute, and which are folded."""
-        calls = self.run("")
+        calls = example.run(self, "")
         self.calls = {"": best_calls(calls)}
         self.notes = {line: values for call in self.calls[""].values()
                       for line, values in call.values.items()}
@@ -90,7 +87,7 @@ class Lesson:
         """Find a value that a function assigned, with extra flags for a variant, and its line.
         -> a tensor or a number, int"""
         if flags not in self.calls:
-            self.calls[flags] = best_calls(self.run(flags))
+            self.calls[flags] = best_calls(example.run(self, flags))
         if function in self.calls[flags]:
             for line, values in sorted(self.calls[flags][function].values.items()):
                 for label, value in values.items():
@@ -116,12 +113,11 @@ class Lesson:
         a function of the script."""
         self.sections = {section.names[0]: section for section in words.read(self.name)}
         explained = {name for section in self.sections.values() for name in section.names}
-        for name in explained - {"algorithm", "map", "numbers", "flags", "next", self.name}:
-            if not hasattr(self.script, name):
-                raise ValueError(f"{self.name}.txt: {self.name}.py has no {name}")
-        for name in self.functions:
-            if name not in explained | {"main"}:
-                raise ValueError(f"{self.name}.txt: no section explains {name}; add one")
+        explained -= {"algorithm", "map", "numbers", "flags", "next", self.name}
+        for name in explained - self.by_name.keys():
+            raise ValueError(f"{self.name}.txt: {self.name}.py has no function {name}")
+        for name in self.functions.keys() - explained - {"main"}:
+            raise ValueError(f"{self.name}.txt: no section explains {name}; add one")
 
     def line_of(self, word):
         """The last visible line of main that calls `word`, or loops while it is below a number."""

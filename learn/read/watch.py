@@ -53,16 +53,15 @@ class Call:
 
 
 class Watch:
-    """A context that records the calls of some functions of a file, in self.calls.
+    """A context that records the calls of the functions of a lesson, in self.calls.
 
-    functions: AST nodes; statements: line -> statement; losses: last line of a statement -> name of
-    the losses of tokens or pairs that it computes. Their gradients are recorded, too, as is the
-    gradient of any value on which .backward() is called. gradient: function that returns a name and
-    the gradient with respect to it."""
+    The gradients of its losses are recorded, too, as is the gradient of any value on which
+    .backward() is called. gradient: function that returns a name and the gradient with respect to
+    it."""
 
-    def __init__(self, path, functions, statements, losses, gradient):
-        self.functions = {(str(path), first_line(node), node.name): node for node in functions}
-        self.statements, self.losses, self.gradient = statements, losses, gradient
+    def __init__(self, lesson, gradient):
+        self.lesson = lesson
+        self.gradient = gradient
         self.calls, self.stack = [], []
 
     def __enter__(self):
@@ -76,8 +75,8 @@ class Watch:
     def enter(self, frame, _event, _arg):
         """Called by Python when a function begins. -> the function for its lines, or None"""
         code = frame.f_code
-        node = self.functions.get((code.co_filename, code.co_firstlineno, code.co_name))
-        if node is None:
+        node = self.lesson.functions.get(code.co_name)
+        if node is None or code.co_filename != self.lesson.script.__file__:
             return None
         call = Call(node)
         if self.stack:
@@ -92,13 +91,14 @@ class Watch:
     def step(self, frame, event, arg):
         """Called by Python before a line, and when the function returns."""
         call = self.stack[-1]
-        statement = self.statements.get(frame.f_lineno)
+        statement = self.lesson.statements.get(frame.f_lineno)
         if event == "line" and statement is not call.current:
             self.complete(call, frame)
             call.current = statement
             call.ran.add(statement.lineno)
             if isinstance(statement, ast.Expr) and ast.unparse(statement).endswith(".backward()"):
-                self.note_gradient(call, "L", look_up(statement.value.func.value, frame))
+                loss = ast.unparse(statement.value.func.value)
+                self.note_gradient(call, "L", eval(loss, frame.f_globals, frame.f_locals))
         elif event == "return":
             self.complete(call, frame)
             if isinstance(call.current, ast.Return):
@@ -108,28 +108,24 @@ class Watch:
 
     def complete(self, call, frame):
         """Record what the current statement assigned: x and x.y, and x itself for x[i]."""
-        statement = call.current
-        nodes = [getattr(statement, "target", None), *getattr(statement, "targets", ())]
-        for node in nodes if isinstance(statement, (ast.Assign, ast.AugAssign)) else ():
-            for target in getattr(node, "elts", [node] if node else []):
-                target = target.value if isinstance(target, ast.Subscript) else target
-                name = ast.unparse(target)
-                if name != "_":
-                    self.note(call, name, look_up(target, frame), frame.f_locals.get("t"))
+        if not isinstance(call.current, (ast.Assign, ast.AugAssign)):
+            return
+        targets = getattr(call.current, "targets", None) or [call.current.target]
+        for node in (node for target in targets for node in getattr(target, "elts", [target])):
+            name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
+            if name != "_":
+                value = eval(name, frame.f_globals, frame.f_locals)
+                self.note(call, name, value, frame.f_locals.get("t"))
 
     def note(self, call, name, value, t=None):
         """Keep a value that the current statement assigned or returned and, if it holds the losses
         of tokens or pairs, its gradient."""
         last = call.current.end_lineno
         call.note(last, name, value, t)
-        if last in self.losses and getattr(value, "requires_grad", False) and value.numel() > 1:
-            self.note_gradient(call, self.losses[last], value)
+        loss = self.lesson.losses.get(last)
+        if loss and getattr(value, "requires_grad", False) and value.numel() > 1:
+            self.note_gradient(call, loss, value)
 
     def note_gradient(self, call, loss, value):
         symbol, gradient = self.gradient(value)
         call.note(call.current.end_lineno, f"∂{loss}/∂{symbol}", gradient)
-
-
-def look_up(expression, frame):
-    """Evaluate an expression in the current state of a function."""
-    return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
