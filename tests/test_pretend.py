@@ -97,17 +97,6 @@ def test_a_run_has_the_numbers_of_the_cpu(words, base):
     assert Path("cuda/greedy.jsonl").read_text() == Path("cpu/greedy.jsonl").read_text()
 
 
-def test_a_program_that_begins_there_finds_it():
-    code = ("import sys\nsys.path.append('tests')\nimport pretend\nwith pretend.cuda():\n"
-            "    import common\n    assert common.HAS_CUDA")
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_a_base_is_made_there():
-    train("cuda", "grpo --task arithmetic:2,lookup --max_steps 1", "cuda")
-    assert len(steps("cuda")) == 1
-
-
 @pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
 def test_a_run_by_triton_goes_on_without_a_gpu(refused):
     train("cuda", "grpo --kernel triton --max_steps 1", "one")
