@@ -57,10 +57,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import shutil
-import sysconfig
-from pathlib import Path
 
 import torch
 
@@ -299,10 +295,13 @@ def tile(V, width, step):
     return {"ROWS": THREADS // lanes, "LANES": lanes, "VEC": width, "LINE": LINE, "STEP": step}
 
 
-def launch(kernel, logits, others, strides, temperature, **constants):
+def launch(kernel, logits, others, temperature, **constants):
     """Run a kernel on all rows of logits (B, T, V). `others` are the kernel's other tensors, in the
-    order of its arguments; `strides` those of the logits, and of the gradient if there is one."""
+    order of its arguments: (N,) each, except for the gradient (B, T, V), which is the last one."""
     B, T, V = logits.shape
+    if B * T == 0:
+        return
+    strides = [stride for x in (logits, *others) if x.dim() == 3 for stride in x.stride()[:2]]
     size = logits.element_size()
     width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size      # up to 128 bits
     step = math.gcd(LINE * width, V, *strides)
@@ -315,29 +314,6 @@ def launch(kernel, logits, others, strides, temperature, **constants):
             logits, *others, B * T, T, *sizes, scale, **constants, **shape, **OPTIONS)
 
 
-def run_forward(logits, tokens, old_logps, temperature):
-    """Compute logps, ratio, entropy, m and S, (N,) each, from logits (B, T, V) and tokens (N,)."""
-    N = len(tokens)
-    logps, ratio, entropy, m, S = (logits.new_empty(N, dtype=torch.float32) for _ in range(5))
-    on_policy = old_logps is None
-    if on_policy:
-        old_logps = logps                       # the kernel does not read it
-    if N > 0:
-        others = (tokens, old_logps, logps, ratio, entropy, m, S)
-        strides = logits.stride()[:2]
-        launch(forward_kernel, logits, others, strides, temperature, ON_POLICY=on_policy)
-    return logps, ratio, entropy, m, S
-
-
-def run_backward(logits, others, grad, temperature):
-    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). `others` are the
-    arguments (N,) of backward_kernel, from the tokens to g_entropy."""
-    if grad.numel() > 0:
-        strides = (*logits.stride()[:2], *grad.stride()[:2])
-        launch(backward_kernel, logits, (*others, grad), strides, temperature,
-               ALIKE=strides[:2] == strides[2:])
-
-
 class LogProb(torch.autograd.Function):
     """The kernels as a function that autograd can differentiate. Its outputs are logps, ratio and
     entropy, (N,) each. Its inputs are logits (B, T, V) with last stride 1, and tokens (N,) and
@@ -345,7 +321,14 @@ class LogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, tokens, old_logps, temperature):
-        logps, ratio, entropy, m, S = run_forward(logits, tokens, old_logps, temperature)
+        N = len(tokens)
+        outputs = [logits.new_empty(N, dtype=torch.float32) for _ in range(5)]
+        logps, ratio, entropy, m, S = outputs
+        on_policy = old_logps is None
+        if on_policy:
+            old_logps = logps                   # the kernel does not read it
+        launch(forward_kernel, logits, (tokens, old_logps, *outputs), temperature,
+               ON_POLICY=on_policy)
         ctx.temperature = temperature
         ctx.save_for_backward(logits, tokens, ratio, entropy, m, S)
         return logps, ratio, entropy
@@ -356,7 +339,8 @@ class LogProb(torch.autograd.Function):
         logits, *saved = ctx.saved_tensors
         gradients = [g.contiguous() for g in gradients]
         grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        run_backward(logits, (*saved, *gradients), grad, ctx.temperature)
+        launch(backward_kernel, logits, (*saved, *gradients, grad), ctx.temperature,
+               ALIKE=logits.stride() == grad.stride())
         return grad, None, None, None
 
 
@@ -364,14 +348,6 @@ class LogProb(torch.autograd.Function):
 
 MIN_VOCAB = 1024    # below, Triton saves less time than its compiling takes; see docs/speed.md
 NEEDS = "triton, a GPU of compute capability 8.0, a C compiler and Python.h"
-
-
-@functools.cache
-def can_compile():
-    """Whether this machine has what Triton needs to compile its launchers. -> bool"""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
-    return bool(compiler) and header.is_file()
 
 
 def can_run(device):
@@ -382,7 +358,7 @@ def can_run(device):
         return True
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0) and can_compile()
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def logprob(logits, tokens, old_logps=None, temperature=1.0):

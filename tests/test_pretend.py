@@ -78,22 +78,15 @@ def base(tmp_path_factory):
     return f" --init_from {folder}/base"
 
 
-def assert_same_steps(*others):
-    """Check that the folders cuda and cpu have the same metrics, except for others, and that
-    gradients are not 0."""
-    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
-        for name in ("step_time", *others):
-            del ours[name], expected[name]
-        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
-
-
 # ---- 1. runs ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words", RUNS)
 def test_a_run_has_the_numbers_of_the_cpu(words, base):
     for device in ("cpu", "cuda"):
         train(device, words + base, device)
-    assert_same_steps()
+    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
+        del ours["step_time"], expected["step_time"]
+        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
     assert Path("cuda/greedy.jsonl").read_text() == Path("cpu/greedy.jsonl").read_text()
 
 
@@ -131,21 +124,6 @@ def test_nano_prints_the_same_on_cuda():
 
 
 # ---- 2. missing tools and changed defaults ---------------------------------------------------
-
-def test_without_a_c_compiler_triton_cannot_run(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
-    can_compile = logprob.can_compile.__wrapped__
-    assert not can_compile()
-    monkeypatch.setenv("CC", "cc")                      # a compiler without headers
-    monkeypatch.setattr(logprob.sysconfig, "get_path", lambda *_: "nowhere")
-    assert not can_compile()
-    monkeypatch.setattr(logprob.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(logprob.torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for answer in (False, True):
-        monkeypatch.setattr(logprob, "can_compile", lambda answer=answer: answer)
-        assert logprob.triton is None or logprob.can_run("cuda") == answer
-
 
 def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):
     monkeypatch.setattr(logprob, "can_run", lambda device: True)

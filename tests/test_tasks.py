@@ -5,13 +5,13 @@ import re
 import sys
 import zlib
 from collections import Counter
-from statistics import fmean
 
 import pytest
 import torch
 from conftest import count_work, scripts
 from conftest import load_named as load
 from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
+from update_scenes import made_batch
 
 import common
 import grpo
@@ -31,39 +31,18 @@ def levels(problems):
 
 def batch_of(problems, is_correct):
     """Make a batch of P problems, with is_correct (P, G) and empty texts."""
-    is_correct = torch.tensor(is_correct).bool()
-    P, G = is_correct.shape
+    rewards = torch.tensor(is_correct).float()
+    P, G = rewards.shape
     zeros = torch.zeros(P * G, 3)
-    return common.Batch(
-        zeros.long(), zeros, zeros, zeros, zeros[:, 0].long(), zeros[:, 0].bool(),
-        problems=[problem for problem in problems for _ in range(G)], texts=[""] * (P * G),
-        verified=[0.0] * (P * G), is_correct=is_correct, rewards=is_correct.float())
+    batch = made_batch(grpo, [[1]] * (P * G), [[0] * 3] * (P * G), zeros, zeros, G, rewards)
+    batch.problems = [problem for problem in problems for _ in range(G)]
+    return batch
 
 
 def problems_of(task, *difficulties):
     """Make one problem of each difficulty."""
     return [Problem(f"{i}=", "", difficulty=n, task=task) for i, n in enumerate(difficulties)]
 
-
-# ---- the way from a text to a reward ---------------------------------------------------------
-
-@pytest.mark.parametrize("flags", [
-    {}, {"task": "arithmetic:3-7"}, {"task": "countdown"}, {"task": "gridworld,lookup"},
-    {"reward": "accuracy+format"}, {"task": "arithmetic:3-4,number", "curriculum": True}], ids=str)
-def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monkeypatch):
-    task = load(**flags)
-    assert task.judge.__func__ is common.Task.judge and task.scores.__func__ is common.Task.scores
-    if not flags.keys() - {"task"} and "," not in flags.get("task", ""):
-        assert isinstance(task, common.Task) and tasks.Task is common.Task
-    monkeypatch.setattr(common, "tasks", None)                  # as in a copy of three files
-    alone = load()
-    assert type(alone) is common.Arithmetic and type(alone).judge is common.Task.judge
-    if not flags:
-        assert type(task) is type(alone)
-        assert vars(task).keys() - vars(alone).keys() == {"machinery"}
-
-
-# ---- the way from a text to a reward ---------------------------------------------------------
 
 # ---- levels, and refused flags ---------------------------------------------------------------
 
@@ -88,8 +67,7 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     *(({"task": f"{name}:3"}, f"{name} has no levels") for name in ("lookup", "gridworld")),
     *(({"task": name}, "the tasks are arithmetic, ")
       for name in ("chess", "", "arithmetic,", "../common")),
-    *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
-      for name in ("mix", "__init__")),
+    ({"task": "arithmetic,mix"}, "mix.py does not define one subclass"),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
     ({"curriculum": True}, "have one difficulty"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
@@ -117,31 +95,20 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     assert common.held_out_problems(load(name), 200) == problems
 
 
-@pytest.mark.parametrize("level, share", [("work", 1), ("half", 0.5), ("answer", 0)])
-def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_what_follows(
-        level, share):
-    task = load(f"key:{level}")
-    drawn = common.sample_problems(task, 2000, 0, phase="textbook")
-    keyed = [problem for problem in drawn if "|" in problem.prompt]
-    assert abs(len(keyed) - 600) < 60
-    assert all(problem.prompt.startswith(f"{problem.answer}|") for problem in keyed)
-    assert abs(fmean("<think>" in problem.completion for problem in keyed) - share) < 0.06
-    assert not any("|" in problem.prompt for problem in common.sample_problems(task, 100, 0))
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "key", "lookup", "notation:4"])
+def test_what_a_base_learns_from_at_a_cold_start_is_right(name):
+    task = load(name)
+    drawn = common.sample_problems(task, 500, 0, phase="cold_start")
     assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
+    if "notation" in name:
+        assert all(task.share_in_words(problem.completion) == 1 for problem in drawn)
 
 
-def test_half_of_the_steps_of_examples_are_in_words_and_all_of_a_cold_start():
-    task = load("notation:4")
-    for phase, share in (("textbook", 0.5), ("forum", 0.5), ("cold_start", 1)):
-        drawn = common.sample_problems(task, 2000, 0, phase=phase)
-        assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
-        thoughts = [one.completion for one in drawn if "<think>" in one.completion]
-        shares = [*map(task.share_in_words, thoughts)]
-        assert abs(fmean(shares) - share) < (0.03 if share < 1 else 1e-9)
-        assert (fmean(0 < part < 1 for part in shares) > 0.5) == (share < 1)    # mixed
+def test_the_metric_of_notation_is_a_mean_over_all_completions():
     batch = batch_of(problems_of("notation", 4), [[0, 0, 0]])
-    batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>", thoughts[0]]
-    assert task.observe(batch, 0) == {"notation/words": 0.5}
+    batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>",
+                   "<think>3 plus 4 is 7</think>"]
+    assert load("notation").observe(batch, 0) == {"notation/words": 0.5}
 
 
 def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
@@ -241,14 +208,16 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     assert len(steps("run")) == 3
 
 
-@pytest.mark.parametrize("source, words", [
-    (TASK.replace("def verify(", "def other("), "does not define verify"),
-    (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "does not define one subclass"),
-    ("", "does not define one subclass")], ids=range(3))
-def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
-        put, refused, source, words):
+@pytest.mark.parametrize("source", [TASK + "\n\nclass Crow(Parrot):\n    pass\n", ""],
+                         ids=["two", "none"])
+def test_a_file_without_one_task_is_refused(put, refused, source):
     put(source)
-    refused(words, load, "parrot")
+    refused("does not define one subclass", load, "parrot")
+
+
+def test_a_task_without_variety_is_refused(put, refused):
+    put(TASK.replace("rng.randint(0, 9)", "7").replace(", 'cry', 'sob'", ""))
+    refused("problems; it needs variety", load, "parrot")
 
 
 # ---- several tasks ---------------------------------------------------------------------------
