@@ -17,6 +17,7 @@ import sys
 from unittest import mock
 
 import torch
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -94,12 +95,6 @@ def tensor(data, *, device=None, tensor=torch.tensor, **options):
     return tensor(data, device=CPU, **options).to(device or torch.empty(0).device)
 
 
-def numpy(self, numpy=torch.Tensor.numpy):
-    if is_marked(self):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy")
-    return numpy(self)
-
-
 def clone_storage(self, clone=torch.UntypedStorage.clone):
     """Let copy.deepcopy keep the mark."""
     copied = clone(self)
@@ -132,7 +127,7 @@ STAND_INS = [
     (torch._C, {"_group_tensors_by_device_and_dtype": group}),
     (torch.UntypedStorage, {"clone": clone_storage}),
     (torch.Tensor, {
-        "to": to, "numpy": numpy, "cpu": lambda self: self.to(CPU),
+        "to": to, "cpu": lambda self: self.to(CPU),
         "is_cuda": property(is_marked), "is_cpu": property(lambda x: not is_marked(x)),
         "device": property(lambda x: CUDA if is_marked(x) else CPU)})]
 
@@ -140,6 +135,7 @@ STAND_INS = [
 @contextlib.contextmanager
 def cuda():
     """Add the simulated device to torch."""
+    _device_constructors()              # keeps torch.tensor before it is replaced
     with contextlib.ExitStack() as stack:
         for owner, values in STAND_INS:
             for name, value in values.items():

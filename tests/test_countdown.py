@@ -1,9 +1,6 @@
-"""The countdown task: the verifier with correct and hostile answers, and the form in which maj@k
-counts votes."""
-import functools
-
-import pytest
-from conftest import count_work, load_named
+"""The countdown task: the verifier with right and wrong answers, and the form in which maj@k counts
+votes."""
+from conftest import load_named
 
 from common import Problem
 
@@ -43,17 +40,6 @@ def test_only_an_expression_of_the_given_numbers_that_hits_the_target_is_right()
     assert answered("5+5+7", TWINS) == answered("(7+5)+5", TWINS) == 1
     assert answered("5+5+5+2", TWINS) == answered("7+7+3", TWINS) == 0
     assert answered("5+5+5", TWINS._replace(prompt="5 5 7>15:")) == 0
-
-
-@pytest.mark.parametrize("text", [
-    "<answer>" + "(" * 190, "(" * 190 + "4", "(" * 1_000_000, "4+" * 90 + "4", "4*" * 500_000,
-    "9" * 1_000_000, "9**9**9**9**9", " " * 1_000_000, "<answer></answer>" * 100_000,
-    "((4+8)+2)" * 100_000, "\u0663" * 100_000, "\ud83d" * 100], ids=lambda text: ascii(text[:12]))
-def test_every_text_is_read_once_and_none_raises(text):
-    assert answered(text) == TASK.verify(PROBLEM, text) == 0
-    assert canonical(text) in (text, "4")
-    for judge in (answered, canonical, functools.partial(TASK.verify, PROBLEM)):
-        assert count_work(judge, text) < 1_500 + len(text)
 
 
 # ---- the canonical form ----------------------------------------------------------------------

@@ -3,8 +3,6 @@ equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
 import json
-import subprocess
-import sys
 import types
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +10,12 @@ from pathlib import Path
 import pretend
 import pytest
 import torch
-from conftest import ROOT
 from small_runs import steps
 
 import common
 import grpo
 import kernels
+import nano
 import plumbing
 from kernels import logprob
 from tasks import flags as task_flags
@@ -101,29 +99,19 @@ def test_a_run_by_triton_goes_on_without_a_gpu(refused):
     assert len(steps("one")) == 2
 
 
-ON_BOTH = """
-import sys, nano, torch
-sys.path.insert(0, "tests")
-import pretend
-nano.P, nano.T, nano.HELD_OUT = 2, 12, 20
-nano.verify = lambda answer, text: len(text) % 2.0
-nano.main(base_steps=2, steps=1)
-with pretend.cuda():
-    print("on cuda")
+def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
+    small = {"P": 2, "T": 12, "HELD_OUT": 20, "verify": lambda answer, text: len(text) % 2.0}
+    for name, value in small.items():
+        monkeypatch.setattr(nano, name, value)
     nano.main(base_steps=2, steps=1)
-    assert torch.empty(0).is_cuda
-"""
+    on_cpu = capsys.readouterr().out
+    with pretend.cuda():
+        nano.main(base_steps=2, steps=1)
+        assert torch.empty(0).is_cuda
+    assert capsys.readouterr().out == on_cpu and "step 0" in on_cpu
 
 
-def test_nano_prints_the_same_on_cuda():
-    """In a process of its own, because torch keeps something of a simulated default device."""
-    done = subprocess.run([sys.executable, "-c", ON_BOTH], cwd=ROOT, text=True, check=True,
-                          stdout=subprocess.PIPE)
-    before, after = done.stdout.split("on cuda\n")
-    assert before == after and "step 0" in after
-
-
-# ---- 2. missing tools and changed defaults ---------------------------------------------------
+# ---- 2. defaults, and GPUs that torch cannot use ----------------------------------------------
 
 def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):
     monkeypatch.setattr(logprob, "can_run", lambda device: True)

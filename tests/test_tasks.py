@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import count_work, scripts
 from conftest import load_named as load
-from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
+from small_runs import INSTANT, arguments, read_summary, resume, steps
 from update_scenes import made_batch
 
 import common
@@ -197,13 +197,6 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     assert (config["save_steps"], config["max_steps"]) == (7, 2)
     assert config["learning_rate"] == 1 and isinstance(config["learning_rate"], float)
     assert "a_flag_of_no_script" not in config      # a different script may have it
-    rewards = set()
-    for record in lines("run/samples.jsonl"):
-        assert re.fullmatch("(say|cry|sob) [0-9]:", record["prompt"])
-        for made in record["completions"]:
-            assert made["reward"] == float(made["text"] > "P")
-            rewards.add(made["reward"])
-    assert rewards == {0.0, 1.0}
     resume("run", max_steps=3)
     assert len(steps("run")) == 3
 
