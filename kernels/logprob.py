@@ -321,8 +321,7 @@ class LogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, tokens, old_logps, temperature):
-        N = len(tokens)
-        outputs = [logits.new_empty(N, dtype=torch.float32) for _ in range(5)]
+        outputs = [logits.new_empty(len(tokens), dtype=torch.float32) for _ in range(5)]
         logps, ratio, entropy, m, S = outputs
         on_policy = old_logps is None
         if on_policy:
@@ -380,9 +379,7 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0):
         return logprob_torch(logits, tokens, old_logps, temperature)
 
     x = logits if logits.stride(-1) == 1 else logits.contiguous()
-    x = torch.atleast_2d(x)
-    B = math.prod(x.shape[:-2])
-    x = x.reshape(B, *x.shape[-2:])                                         # (B, T, V)
+    x = x[None, None].flatten(0, -3)            # (B, T, V), also of one row or one sequence
     # reshape(-1) of a view may be a view with a stride, which the kernels would ignore
     rows = tokens.reshape(-1).contiguous()                                  # (N,)
     if old_logps is not None:

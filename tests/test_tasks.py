@@ -153,25 +153,11 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
 # ---- your own task ---------------------------------------------------------------------------
 
 TASK = '''
-from common import Problem
-from tasks import Task
+from tasks.countdown import Countdown
 
 
-class Parrot(Task):
-    prompt_width = 6
+class Parrot(Countdown):
     defaults = {"save_steps": 7, "learning_rate": 1, "max_steps": 99, "a_flag_of_no_script": 3}
-
-    def sample(self, rng):
-        digit = str(rng.randint(0, 9))
-        return Problem(f"{rng.choice(['say', 'cry', 'sob'])} {digit}:", digit)
-
-    def demonstration(self, rng, phase):
-        problem = self.sample(rng)
-        return problem._replace(completion=problem.answer)
-
-    def verify(self, problem, text):
-        assert problem.task == "parrot"
-        return float(text > "P")
 '''
 
 
@@ -209,8 +195,8 @@ def test_a_file_without_one_task_is_refused(put, refused, source):
 
 
 def test_a_task_without_variety_is_refused(put, refused):
-    put(TASK.replace("rng.randint(0, 9)", "7").replace(", 'cry', 'sob'", ""))
-    refused("problems; it needs variety", load, "parrot")
+    put(TASK + "    held_out_tenths = 0\n")
+    refused("has hardly any test problems", load, "parrot")
 
 
 # ---- several tasks ---------------------------------------------------------------------------
