@@ -1,5 +1,4 @@
-"""Simulate a GPU on a machine that has none: with pretend.cuda(): ..., or in a shell,
-python -m tests.pretend grpo --task arithmetic (as make gpu DRY=1 does).
+"""Simulate a GPU on a machine that has none: with pretend.cuda(): ...
 
 All tensors stay on the CPU, but the storage of some is marked, and these report that they are on
 cuda:0. `Simulation` receives all operations, marks what CUDA would make, and raises an error where
@@ -12,8 +11,6 @@ step of decode.py instead of recording it. torch.func raises an error on it, so 
 does not run.
 """
 import contextlib
-import runpy
-import sys
 from unittest import mock
 
 import torch
@@ -146,9 +143,3 @@ def cuda():
             decode, "capture", lambda step, device: step() or step))
         stack.enter_context(Simulation())
         yield
-
-
-if __name__ == "__main__":
-    sys.argv.pop(0)
-    with cuda():
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
