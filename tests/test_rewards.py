@@ -154,18 +154,11 @@ def policy():
     return ppo.GPT(ppo.Config(device="cpu", **flags)).double()
 
 
-@pytest.fixture
-def model(policy):
-    """A reward model whose head has random weights, so that its ratings differ."""
+def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(policy):
     model = preferences.RewardModel(policy).double()
-    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    return model
-
-
-def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model, policy):
-    fresh = preferences.RewardModel(policy).double()
     batch = batch_of([[1], [0]], tokens=TOKENS, lengths=LENGTHS)
-    assert fresh.rewards(batch).tolist() == [[0.0], [0.0]]
+    assert model.rewards(batch).tolist() == [[0.0], [0.0]]
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(batch.prompts[0], batch.prompts[1])
     hidden = model.gpt.hidden(torch.cat([batch.prompts, TOKENS], dim=1))    # (2, 5 + 4, D)
     expected = model.head(hidden[torch.arange(2), 5 + LENGTHS - 1]).detach()
