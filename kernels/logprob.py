@@ -57,6 +57,10 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 
@@ -349,6 +353,14 @@ MIN_VOCAB = 1024    # below, Triton saves less time than its compiling takes; se
 NEEDS = "triton, a GPU of compute capability 8.0, a C compiler and Python.h"
 
 
+@functools.cache
+def can_compile():
+    """Whether this machine has what Triton needs to compile its launchers. -> bool"""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return bool(compiler) and header.is_file()
+
+
 def can_run(device):
     """Whether the kernels can run on a device. -> bool"""
     if triton is None:
@@ -357,7 +369,7 @@ def can_run(device):
         return True
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cuda.get_device_capability(device) >= (8, 0) and can_compile()
 
 
 def logprob(logits, tokens, old_logps=None, temperature=1.0):

@@ -86,6 +86,9 @@ def load_part(cfg, task_flag, verify):
         task = Arithmetic(verify, *span(name, level or "5"))
     else:
         task = task_class(cfg, level)
+    for need in ("prompt_width", "sample", "demonstration", "verify"):
+        if getattr(task, need, None) is None:
+            common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define {need}")
     task.machinery = sys.modules[verify.__module__]
     check_splits(task)
     return task

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import ROOT
 from small_runs import SMALL, arguments, leaves, policy_of
 
@@ -30,3 +31,13 @@ def test_a_run_has_the_same_bits_with_and_without_avx512(tmp_path):
     usual = run_with(tmp_path / "usual")
     assert run_with(tmp_path / "without", **AVX2) == usual
     assert run_with(tmp_path / "with", ATEN_CPU_CAPABILITY="avx512") != usual
+
+
+def test_the_user_chooses_another_arithmetic_and_a_base_belongs_to_it():
+    shows = "import common; print(*common.ARITHMETIC[1:])"
+    chosen = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+    shown = subprocess.run([sys.executable, "-c", shows], cwd=ROOT, env=os.environ | chosen,
+                           check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["DEFAULT", "COMPATIBLE"]
+    version, capability, _ = common.ARITHMETIC
+    assert (version, capability) == (torch.__version__, torch.backends.cpu.get_cpu_capability())

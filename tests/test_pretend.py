@@ -89,8 +89,8 @@ def test_a_run_has_the_numbers_of_the_cpu(words, base):
 
 
 @pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
-def test_a_run_by_triton_goes_on_without_a_gpu(refused):
-    train("cuda", "grpo --kernel triton --max_steps 1", "one")
+def test_a_run_by_triton_makes_its_base_and_goes_on_without_a_gpu(refused):
+    train("cuda", "grpo --kernel triton --task arithmetic:2,lookup --max_steps 1", "one")
     for flags, message in (("", "--device cuda: torch cannot use it here; use cpu"),
                            ("--device cpu", "--kernel triton: needs triton, a GPU")):
         refused(message, grpo.main, f"--resume_from_checkpoint one {flags}".split())
@@ -111,7 +111,23 @@ def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
     assert capsys.readouterr().out == on_cpu and "step 0" in on_cpu
 
 
-# ---- 2. defaults, and GPUs that torch cannot use ----------------------------------------------
+# ---- 2. missing tools, and changed defaults ---------------------------------------------------
+
+def test_triton_needs_a_c_compiler_and_pythons_headers(tmp_path, monkeypatch):
+    can_compile = logprob.can_compile.__wrapped__
+    monkeypatch.setattr(logprob.sysconfig, "get_path", lambda *_: tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "cc")
+    assert not can_compile()
+    Path("Python.h").touch()
+    assert can_compile()
+    monkeypatch.delenv("CC")
+    assert not can_compile()
+    for answer in (False, True):
+        monkeypatch.setattr(logprob, "can_compile", lambda answer=answer: answer)
+        with pretend.cuda():
+            assert logprob.triton is None or logprob.can_run("cuda") == answer
+
 
 def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):
     monkeypatch.setattr(logprob, "can_run", lambda device: True)

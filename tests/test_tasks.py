@@ -5,6 +5,7 @@ import re
 import sys
 import zlib
 from collections import Counter
+from statistics import fmean
 
 import pytest
 import torch
@@ -44,6 +45,22 @@ def problems_of(task, *difficulties):
     return [Problem(f"{i}=", "", difficulty=n, task=task) for i, n in enumerate(difficulties)]
 
 
+# ---- the way from a text to a reward ---------------------------------------------------------
+
+@pytest.mark.parametrize("flags", [
+    {}, {"task": "arithmetic:3-7"}, {"task": "countdown"}, {"task": "gridworld,lookup"},
+    {"reward": "accuracy+format"}, {"task": "arithmetic:3-4,number", "curriculum": True}], ids=str)
+def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monkeypatch):
+    task = load(**flags)
+    assert task.judge.__func__ is common.Task.judge and task.scores.__func__ is common.Task.scores
+    monkeypatch.setattr(common, "tasks", None)                  # as in a copy of three files
+    alone = load()
+    assert type(alone) is common.Arithmetic and type(alone).judge is common.Task.judge
+    if not flags:
+        assert type(task) is type(alone)
+        assert vars(task).keys() - vars(alone).keys() == {"machinery"}
+
+
 # ---- levels, and refused flags ---------------------------------------------------------------
 
 @pytest.mark.parametrize("name, checksum", [
@@ -67,7 +84,8 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     *(({"task": f"{name}:3"}, f"{name} has no levels") for name in ("lookup", "gridworld")),
     *(({"task": name}, "the tasks are arithmetic, ")
       for name in ("chess", "", "arithmetic,", "../common")),
-    ({"task": "arithmetic,mix"}, "mix.py does not define one subclass"),
+    *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
+      for name in ("mix", "__init__")),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
     ({"curriculum": True}, "have one difficulty"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
@@ -93,6 +111,27 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     assert not found & {problem.prompt.rpartition("|")[2] for problem in learned}
     assert all(map(task.is_held_out, problems)) and not any(map(task.is_held_out, learned))
     assert common.held_out_problems(load(name), 200) == problems
+
+
+@pytest.mark.parametrize("level, share", [("work", 1), ("half", 0.5), ("answer", 0)])
+def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_what_follows(
+        level, share):
+    task = load(f"key:{level}")
+    drawn = common.sample_problems(task, 2000, 0, phase="textbook")
+    keyed = [problem for problem in drawn if problem.prompt.startswith(f"{problem.answer}|")]
+    assert abs(len(keyed) - 600) < 60
+    assert abs(fmean("<think>" in problem.completion for problem in keyed) - share) < 0.06
+    assert not any("|" in problem.prompt for problem in common.sample_problems(task, 100, 0))
+
+
+@pytest.mark.parametrize("phase", ["textbook", "forum"])
+def test_about_half_of_the_steps_of_most_thoughts_are_in_words(phase):
+    task = load("notation:4")
+    drawn = common.sample_problems(task, 2000, 0, phase=phase)
+    shares = [task.share_in_words(problem.completion) for problem in drawn
+              if "<think>" in problem.completion]
+    assert abs(fmean(shares) - 0.5) < 0.03
+    assert fmean(0 < share < 1 for share in shares) > 0.5
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "countdown", "key", "lookup", "notation:4"])
@@ -187,11 +226,15 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     assert len(steps("run")) == 3
 
 
-@pytest.mark.parametrize("source", [TASK + "\n\nclass Crow(Parrot):\n    pass\n", ""],
-                         ids=["two", "none"])
-def test_a_file_without_one_task_is_refused(put, refused, source):
+@pytest.mark.parametrize("source, words", [
+    ("from tasks import Task\n\n\nclass Parrot(Task):\n    prompt_width = 6\n", "sample"),
+    (TASK + "    verify = None\n", "verify"),
+    (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "one subclass"),
+    ("", "one subclass")], ids=["no sample", "no verify", "two", "none"])
+def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
+        put, refused, source, words):
     put(source)
-    refused("does not define one subclass", load, "parrot")
+    refused(f"parrot.py does not define {words}", load, "parrot")
 
 
 def test_a_task_without_variety_is_refused(put, refused):
