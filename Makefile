@@ -129,8 +129,8 @@ families: $(READY)       ## print the gap between real.py's sampler and its scor
 doctor: $(READY)         ## count the errors of report.check on 60 runs: why.md (15 minutes)
 	$(PY) -m lab.doctor $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
 
-gpu: $(READY)            ## check that everything runs on your GPU: speed.md; DRY=1 needs none
-	$(if $(DRY),DRY=1) $(PY) -m pytest -vv --noconftest tests/gpu.py
+gpu: $(READY)            ## check that everything runs on your GPU: speed.md
+	$(PY) -m pytest -vv --noconftest tests/gpu.py
 
 conform: .venv-conform/installed    ## give the test vectors to TRL's and verl's own code: conformance.md
 	.venv-conform/bin/python -m lab.conform.compare

@@ -299,10 +299,13 @@ def tile(V, width, step):
     return {"ROWS": THREADS // lanes, "LANES": lanes, "VEC": width, "LINE": LINE, "STEP": step}
 
 
-def launch(kernel, logits, others, strides, temperature, **constants):
+def launch(kernel, logits, others, temperature, **constants):
     """Run a kernel on all rows of logits (B, T, V). `others` are the kernel's other tensors, in the
-    order of its arguments; `strides` those of the logits, and of the gradient if there is one."""
+    order of its arguments: (N,) each, except for the gradient (B, T, V), which is the last one."""
     B, T, V = logits.shape
+    if B * T == 0:
+        return
+    strides = [stride for x in (logits, *others) if x.dim() == 3 for stride in x.stride()[:2]]
     size = logits.element_size()
     width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size      # up to 128 bits
     step = math.gcd(LINE * width, V, *strides)
@@ -315,29 +318,6 @@ def launch(kernel, logits, others, strides, temperature, **constants):
             logits, *others, B * T, T, *sizes, scale, **constants, **shape, **OPTIONS)
 
 
-def run_forward(logits, tokens, old_logps, temperature):
-    """Compute logps, ratio, entropy, m and S, (N,) each, from logits (B, T, V) and tokens (N,)."""
-    N = len(tokens)
-    logps, ratio, entropy, m, S = (logits.new_empty(N, dtype=torch.float32) for _ in range(5))
-    on_policy = old_logps is None
-    if on_policy:
-        old_logps = logps                       # the kernel does not read it
-    if N > 0:
-        others = (tokens, old_logps, logps, ratio, entropy, m, S)
-        strides = logits.stride()[:2]
-        launch(forward_kernel, logits, others, strides, temperature, ON_POLICY=on_policy)
-    return logps, ratio, entropy, m, S
-
-
-def run_backward(logits, others, grad, temperature):
-    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). `others` are the
-    arguments (N,) of backward_kernel, from the tokens to g_entropy."""
-    if grad.numel() > 0:
-        strides = (*logits.stride()[:2], *grad.stride()[:2])
-        launch(backward_kernel, logits, (*others, grad), strides, temperature,
-               ALIKE=strides[:2] == strides[2:])
-
-
 class LogProb(torch.autograd.Function):
     """The kernels as a function that autograd can differentiate. Its outputs are logps, ratio and
     entropy, (N,) each. Its inputs are logits (B, T, V) with last stride 1, and tokens (N,) and
@@ -345,7 +325,13 @@ class LogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, tokens, old_logps, temperature):
-        logps, ratio, entropy, m, S = run_forward(logits, tokens, old_logps, temperature)
+        outputs = [logits.new_empty(len(tokens), dtype=torch.float32) for _ in range(5)]
+        logps, ratio, entropy, m, S = outputs
+        on_policy = old_logps is None
+        if on_policy:
+            old_logps = logps                   # the kernel does not read it
+        launch(forward_kernel, logits, (tokens, old_logps, *outputs), temperature,
+               ON_POLICY=on_policy)
         ctx.temperature = temperature
         ctx.save_for_backward(logits, tokens, ratio, entropy, m, S)
         return logps, ratio, entropy
@@ -356,7 +342,8 @@ class LogProb(torch.autograd.Function):
         logits, *saved = ctx.saved_tensors
         gradients = [g.contiguous() for g in gradients]
         grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        run_backward(logits, (*saved, *gradients), grad, ctx.temperature)
+        launch(backward_kernel, logits, (*saved, *gradients, grad), ctx.temperature,
+               ALIKE=logits.stride() == grad.stride())
         return grad, None, None, None
 
 
@@ -404,9 +391,7 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0):
         return logprob_torch(logits, tokens, old_logps, temperature)
 
     x = logits if logits.stride(-1) == 1 else logits.contiguous()
-    x = torch.atleast_2d(x)
-    B = math.prod(x.shape[:-2])
-    x = x.reshape(B, *x.shape[-2:])                                         # (B, T, V)
+    x = x[None, None].flatten(0, -3)            # (B, T, V), also of one row or one sequence
     # reshape(-1) of a view may be a view with a stride, which the kernels would ignore
     rows = tokens.reshape(-1).contiguous()                                  # (N,)
     if old_logps is not None:

@@ -5,7 +5,6 @@ so they do not count in a loss: the mask is 0.0 there. `rollout` does the same a
 script that defines the model's class, and uses its functions, such as sample_token.
 """
 import sys
-from collections import deque
 from typing import Any, NamedTuple
 
 import torch
@@ -89,7 +88,7 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
     script = sys.modules[type(model).__module__]
     calls = call_ids(task)
     B, T = len(prompts), cfg.max_completion_length
-    to_insert = [deque() for _ in range(B)]
+    inserted = prompts.new_full((B, T), -1)                     # -1: the policy samples
     cache = {}
     hidden = script.read_prompts(model, prompts, cache)                         # (B, 1, D)
     tokens = prompts.new_full((B, T), script.PAD)
@@ -101,11 +100,8 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
         token = script.sample_token(logits[:, 0], row_uniforms, cfg.temperature)        # (b,)
-        is_sampled = torch.tensor([not to_insert[row] for row in rows.tolist()])
-        is_sampled = is_sampled.to(token.device)                                # (b,)
-        for i, row in enumerate(rows.tolist()):
-            if to_insert[row]:
-                token[i] = to_insert[row].popleft()
+        is_sampled = inserted[rows, t] < 0                                      # (b,)
+        token = token.where(is_sampled, inserted[rows, t])
         logp, H = script.logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)  # (b, 1)
         tokens[rows, t] = token
         mask[rows, t] = is_sampled.to(mask)
@@ -116,7 +112,8 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
         for row, i, was_sampled in zip(rows.tolist(), token.tolist(), is_sampled.tolist()):
             if was_sampled and i in calls:
                 text = script.decode(tokens[row, :t + 1].tolist())
-                to_insert[row].extend(encode(task.respond(problems[row], text)))
+                response = encode(task.respond(problems[row], text))[:T - t - 1]
+                inserted[row, t + 1:t + 1 + len(response)] = prompts.new_tensor(response)
 
         # keep the rows that have not ended
         continues = ~(is_sampled & (token == script.EOS))

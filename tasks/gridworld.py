@@ -9,6 +9,7 @@ LULL on `G d3 7`, its mirror image.
 """
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -68,13 +69,13 @@ class Gridworld(Task):
         share_of_near = {"textbook": 0.5, "forum": 0.8, "cold_start": 0.5}[phase]
         prize = "4" if rng.random() < share_of_near else "5"
         _, Q = values(problem.prompt, prize=prize)
+        name, cell, _ = problem.prompt.split()
         text = ""
-        episode = play(problem, text)
-        while not episode.is_over:
-            t = len(episode.cells) - 1
-            returns = Q[t][episode.cells[t]]
-            text += max(returns, key=returns.get)
-            episode = play(problem, text)
+        for returns in Q:
+            if MAPS[name][cell] not in PRIZES:
+                move = max(returns[cell], key=returns[cell].get)
+                cell, _ = outcome(name, cell, move)
+                text += move
         return problem._replace(completion=text)
 
     def verify(self, problem, text):
@@ -120,27 +121,22 @@ def outcome(name, cell, move):
     return end, WORTH.get(MAPS[name][end], -1.0)
 
 
-@dataclasses.dataclass
-class Episode:
+class Episode(NamedTuple):
     """The result of playing a text."""
     rewards: list           # one for each character
     cells: list             # the start, and the cell after each move
-    is_over: bool = False
 
 
 def play(problem, text):
     """Make the moves of a text. -> Episode"""
-    name, start, limit = problem.prompt.split()
-    episode = Episode(rewards=[], cells=[start])
+    name, cell, limit = problem.prompt.split()
+    episode = Episode(rewards=[], cells=[cell])
     for character in text:
-        if episode.is_over:
-            episode.rewards.append(-1.0)
-        else:
-            cell, reward = outcome(name, episode.cells[-1], character)
-            episode.rewards.append(reward)
+        reward = -1.0                                   # after the end
+        if len(episode.cells) <= int(limit) and MAPS[name][cell] not in PRIZES:
+            cell, reward = outcome(name, cell, character)
             episode.cells.append(cell)
-            is_last = len(episode.cells) > int(limit)
-            episode.is_over = is_last or MAPS[name][cell] in PRIZES
+        episode.rewards.append(reward)
     return episode
 
 

@@ -98,17 +98,13 @@ class Rewards(Wrapper):
                 by_name[name] = self.model.rewards(batch) if self.model else zeros
             else:
                 judged = zip(batch.problems, batch.texts, batch.verified)
-                rewards = [self.row(name, *completion, purpose) for completion in judged]
+                rewards = [REWARDS[name](self.task, *each, purpose) for each in judged]
                 by_name[name] = 1.0 * torch.tensor(rewards).view_as(batch.is_correct)
         return by_name
 
-    def row(self, name, problem, text, verified, purpose):
-        """Compute the reward of one row for one completion. -> float"""
-        return REWARDS[name](self.task, problem, text, verified, purpose)
-
     def reward(self, problem, text, verified, purpose):
-        names = [name for name in self.names if name != "model"]
-        return float(sum(self.row(name, problem, text, verified, purpose) for name in names))
+        judged = self.task, problem, text, verified, purpose
+        return float(sum(REWARDS[name](*judged) for name in self.names if name != "model"))
 
     def rewards(self, batch, purpose):
         return sum(self.rows(batch, purpose).values())

@@ -3,8 +3,7 @@
 Each test is a command, a process with a time limit. So a command that fails, crashes or hangs
 doesn't stop the others, and all of them end within ten minutes. After each command, the report is
 written again to docs/gpu-DEVICE.json and docs/speed.md; the logs go to runs/gpu, which is emptied
-first. With DRY=1, the commands run without a GPU, in a tiny size on a simulated one
-(tests/pretend.py), and the report goes to runs/gpu.
+first. Without a GPU, tests/test_pretend.py runs the scripts on a simulated one.
 """
 import os
 import re
@@ -22,10 +21,9 @@ import torch
 import common
 from engines import task
 from lab.docs import ROOT, put, record
-from lab.measure import NAME, ON_DEVICE, SLUG, report_table, tables
+from lab.measure import NAME, ON_DEVICE, SLUG, tables
 from learn.sync import SCRIPTS
 
-DRY = "DRY" in os.environ
 FOLDER = ROOT / "runs" / "gpu"
 END = time.monotonic() + 540    # of all commands together
 LIMIT = 120                     # seconds for one command; the bench, which is last, gets the rest
@@ -33,8 +31,6 @@ LONG = 240                      # for a step on a real model, of up to three tra
 # Flags that make a base in seconds, which is right now and then, and train it for two steps
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
          "--max_steps 2 --num_eval_problems 64 --num_eval_samples 2")
-TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
-        "--max_completion_length 8 --base_steps 4 --max_steps 2 --num_eval_problems 4")
 TRL = ("grpo --model_name_or_path runs/gpu/model --dataset_name runs/gpu/problems.jsonl "
        "--reward_funcs engines/task.py:right --max_steps 2 --num_generations 4 "
        "--per_device_train_batch_size 8 --max_completion_length 16 --report_to none "
@@ -44,34 +40,29 @@ ROWS = []                       # of the report
 
 def commands():
     """List the commands. -> {name: the arguments of `python -m`}"""
-    python, size, collect, cpu = "", "", "", ""
-    if DRY:                     # several processes cannot share the simulated GPU, as pytest's do
-        python, size, collect, cpu = "tests.pretend", TINY, "--collect-only", "--use_cpu --bf16 no"
-    args = {"main": f"{python} grpo --task arithmetic {size}"}
+    args = {"main": "grpo --task arithmetic"}
     for module in [script.removesuffix(".py") for script in SCRIPTS]:
         for kernel in ("triton", "torch"):
-            args[f"{module}-{kernel}"] = f"{python} {module} {SHORT} --kernel {kernel} {size}"
+            args[f"{module}-{kernel}"] = f"{module} {SHORT} --kernel {kernel}"
     args |= {
-        "one-step": f"{python} grpo {SHORT} --kernel triton {size} --max_steps 1",
-        "resumed": f"{python} grpo --resume_from_checkpoint runs/gpu/one-step --max_steps 2",
-        "tests": f"pytest -rs tests/test_kernels.py tests/test_decode.py -n 4 {collect}",
-        "countdown": f"{python} grpo --task countdown {size}"}
+        "one-step": f"grpo {SHORT} --kernel triton --max_steps 1",
+        "resumed": "grpo --resume_from_checkpoint runs/gpu/one-step --max_steps 2",
+        "tests": "pytest -rs tests/test_kernels.py tests/test_decode.py -n 4",
+        "countdown": "grpo --task countdown"}
     if find_spec("transformers"):
-        args |= {
-            "export": "engines.export runs/gpu/grpo-triton runs/gpu/model"}
+        args["export"] = "engines.export runs/gpu/grpo-triton runs/gpu/model"
     if find_spec("trl"):
-        args |= {"trl": f"engines.trl {TRL} {cpu}"}
-    if find_spec("trl") and find_spec("vllm") and not DRY:      # vLLM's kernels need wide heads
+        args["trl"] = f"engines.trl {TRL}"
+    if find_spec("trl") and find_spec("vllm"):          # vLLM's kernels need wide heads
         args |= {
             "wide": f"grpo {SHORT} --num_attention_heads 2",
             "wide-export": "engines.export runs/gpu/wide runs/gpu/wide-model",
             "vllm": f"engines.trl {TRL} --model_name_or_path runs/gpu/wide-model --use_peft "
                     "--use_vllm --vllm_mode colocate"}
-    if find_spec("transformers") and not DRY:
+    if find_spec("transformers"):
         args["step"] = "lab.measure step 64"
-    if not DRY:                 # torch.func cannot handle the tensors of the simulated GPU
-        args |= {"optimal": f"reinforce {SHORT} --baseline optimal", "nano": "nano",
-                 "bench": "lab.measure kernels"}
+    args |= {"optimal": f"reinforce {SHORT} --baseline optimal", "nano": "nano",
+             "bench": "lab.measure kernels"}
     return {name: f"{line} --output_dir runs/gpu/{name}" if "--task" in line else line
             for name, line in args.items()}
 
@@ -95,9 +86,9 @@ def run(command, limit, log):
 
 @pytest.fixture(scope="module", autouse=True)
 def folder():
-    if not DRY and NAME == "cpu":
+    if NAME == "cpu":
         pytest.exit(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no "
-                    "GPU. Check whether nvidia-smi lists one. Without one, run: make gpu DRY=1", 2)
+                    "GPU. Check whether nvidia-smi lists one.", 2)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     problems = common.sample_problems(task.load("arithmetic:2"), 64, "gpu")
@@ -115,11 +106,8 @@ def test_a_command_ends_well(name, command):
     *_, last = re.findall("^held out.*", text, re.MULTILINE) or text.split("\n")
     seconds = f"{time.monotonic() - began:.0f}"
     ROWS.append([name, outcome, seconds, last[:160]])
-    if DRY:
-        Path(FOLDER, "report.md").write_text(report_table(ROWS), "utf-8")
-    else:
-        record(f"gpu-{SLUG}", machine=f"{ON_DEVICE}, CUDA {torch.version.cuda}", rows=ROWS)
-        put("report", tables("gpu"), "gpu")
+    record(f"gpu-{SLUG}", machine=f"{ON_DEVICE}, CUDA {torch.version.cuda}", rows=ROWS)
+    put("report", tables("gpu"), "gpu")
     assert outcome == "ok", f"{outcome}:\n{text[-6000:]}"
     if name == "resumed":
         whole, resumed = (torch.load(FOLDER / run / "checkpoint.pt", weights_only=True)["policy"]

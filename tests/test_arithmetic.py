@@ -36,8 +36,8 @@ def test_a_run_has_the_same_bits_with_and_without_avx512(tmp_path):
 def test_the_user_chooses_another_arithmetic_and_a_base_belongs_to_it():
     shows = "import common; print(*common.ARITHMETIC[1:])"
     chosen = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
-    said = subprocess.run([sys.executable, "-c", shows], cwd=ROOT, env=os.environ | chosen,
-                          check=True, capture_output=True, text=True).stdout
-    assert said.split() == ["DEFAULT", "COMPATIBLE"]
+    shown = subprocess.run([sys.executable, "-c", shows], cwd=ROOT, env=os.environ | chosen,
+                           check=True, capture_output=True, text=True).stdout
+    assert shown.split() == ["DEFAULT", "COMPATIBLE"]
     version, capability, _ = common.ARITHMETIC
     assert (version, capability) == (torch.__version__, torch.backends.cpu.get_cpu_capability())

@@ -1,7 +1,5 @@
 """The countdown task: the verifier with correct and hostile answers, and the form in which maj@k
 counts votes."""
-import functools
-
 import pytest
 from conftest import count_work, load_named
 
@@ -45,15 +43,13 @@ def test_only_an_expression_of_the_given_numbers_that_hits_the_target_is_right()
     assert answered("5+5+5", TWINS._replace(prompt="5 5 7>15:")) == 0
 
 
-@pytest.mark.parametrize("text", [
-    "<answer>" + "(" * 190, "(" * 190 + "4", "(" * 1_000_000, "4+" * 90 + "4", "4*" * 500_000,
-    "9" * 1_000_000, "9**9**9**9**9", " " * 1_000_000, "<answer></answer>" * 100_000,
-    "((4+8)+2)" * 100_000, "\u0663" * 100_000, "\ud83d" * 100], ids=lambda text: ascii(text[:12]))
-def test_every_text_is_read_once_and_none_raises(text):
-    assert answered(text) == TASK.verify(PROBLEM, text) == 0
-    assert canonical(text) in (text, "4")
-    for judge in (answered, canonical, functools.partial(TASK.verify, PROBLEM)):
-        assert count_work(judge, text) < 1_500 + len(text)
+@pytest.mark.parametrize("answer", [
+    "(" * 190, "(" * 1_000_000, "4+" * 90 + "4", "4*" * 500_000, "9" * 1_000_000, "9**9**9**9**9",
+    " " * 1_000_000, "<answer></answer>" * 100_000, "((4+8)+2)" * 100_000, "\u0663" * 100_000,
+    "\ud83d" * 100], ids=lambda answer: ascii(answer[:12]))
+def test_every_answer_is_read_once_and_none_raises(answer):
+    assert answered(answer) == 0
+    assert count_work(answered, answer) < 1_500 + len(answer)
 
 
 # ---- the canonical form ----------------------------------------------------------------------
@@ -72,7 +68,7 @@ TWO_VOTES = [
     ("8-2", "2-8"), ("8-2+3", "8-(2+3)"), ("(8-2)*3", "8-2*3"), ("2*3", "2+3"),
     ("2*(3+4)", "2*3+2*4"), ("3*(8-2)", "3*(2-8)"), ("12+3", "1+23"), ("1*23", "12*3"),
     ("4", "4*1"), ("07+8", "7+8"), ("8-2", "+8-2"), ("-2+8", "8-2"), ("8-2", "8-\uff12"),
-    ("8-2", "(8-2"), ("8-2", ""), ("8*2", "8(2)"), ("8-2", "8--2"),
+    ("8-2", "(8-2"), ("8-2)", "(8-2"), ("8-2", ""), ("8*2", "8(2)"), ("8-2", "8--2"),
     ("3*(8-2)", "3*8-2")]
 
 

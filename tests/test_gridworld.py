@@ -27,7 +27,7 @@ GOLDEN = Problem("A b3 7", "")
     ("A b3 7", "RU\u0663RR", [-1, -1, -1, -1, 5]),
     ("A b3 7", "<answer>5</answer>", [-1] * 18),
     ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # the mirror image of A b3 7
-    ("L b1 8", "UR", [-3, -1]),
+    ("L a2 8", "RD", [-3, 4]),
     ("B a2 5", "RD", [-3, 4])], ids=ascii)
 def test_each_character_earns_what_the_cell_is_worth_in_which_it_ends(prompt, text, rewards):
     assert verify(Problem(prompt, ""), text) == rewards

@@ -3,8 +3,6 @@ equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
 import json
-import subprocess
-import sys
 import types
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +10,12 @@ from pathlib import Path
 import pretend
 import pytest
 import torch
-from conftest import ROOT
 from small_runs import steps
 
 import common
 import grpo
 import kernels
+import nano
 import plumbing
 from kernels import logprob
 from tasks import flags as task_flags
@@ -78,39 +76,21 @@ def base(tmp_path_factory):
     return f" --init_from {folder}/base"
 
 
-def assert_same_steps(*others):
-    """Check that the folders cuda and cpu have the same metrics, except for others, and that
-    gradients are not 0."""
-    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
-        for name in ("step_time", *others):
-            del ours[name], expected[name]
-        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
-
-
 # ---- 1. runs ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words", RUNS)
 def test_a_run_has_the_numbers_of_the_cpu(words, base):
     for device in ("cpu", "cuda"):
         train(device, words + base, device)
-    assert_same_steps()
+    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
+        del ours["step_time"], expected["step_time"]
+        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
     assert Path("cuda/greedy.jsonl").read_text() == Path("cpu/greedy.jsonl").read_text()
 
 
-def test_a_program_that_begins_there_finds_it():
-    code = ("import sys\nsys.path.append('tests')\nimport pretend\nwith pretend.cuda():\n"
-            "    import common\n    assert common.HAS_CUDA")
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_a_base_is_made_there():
-    train("cuda", "grpo --task arithmetic:2,lookup --max_steps 1", "cuda")
-    assert len(steps("cuda")) == 1
-
-
 @pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
-def test_a_run_by_triton_goes_on_without_a_gpu(refused):
-    train("cuda", "grpo --kernel triton --max_steps 1", "one")
+def test_a_run_by_triton_makes_its_base_and_goes_on_without_a_gpu(refused):
+    train("cuda", "grpo --kernel triton --task arithmetic:2,lookup --max_steps 1", "one")
     for flags, message in (("", "--device cuda: torch cannot use it here; use cpu"),
                            ("--device cpu", "--kernel triton: needs triton, a GPU")):
         refused(message, grpo.main, f"--resume_from_checkpoint one {flags}".split())
@@ -119,43 +99,34 @@ def test_a_run_by_triton_goes_on_without_a_gpu(refused):
     assert len(steps("one")) == 2
 
 
-ON_BOTH = """
-import sys, nano, torch
-sys.path.insert(0, "tests")
-import pretend
-nano.P, nano.T, nano.HELD_OUT = 2, 12, 20
-nano.verify = lambda answer, text: len(text) % 2.0
-nano.main(base_steps=2, steps=1)
-with pretend.cuda():
-    print("on cuda")
+def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
+    small = {"P": 2, "T": 12, "HELD_OUT": 20, "verify": lambda answer, text: len(text) % 2.0}
+    for name, value in small.items():
+        monkeypatch.setattr(nano, name, value)
     nano.main(base_steps=2, steps=1)
-    assert torch.empty(0).is_cuda
-"""
+    on_cpu = capsys.readouterr().out
+    with pretend.cuda():
+        nano.main(base_steps=2, steps=1)
+        assert torch.empty(0).is_cuda
+    assert capsys.readouterr().out == on_cpu and "step 0" in on_cpu
 
 
-def test_nano_prints_the_same_on_cuda():
-    """In a process of its own, because torch keeps something of a simulated default device."""
-    done = subprocess.run([sys.executable, "-c", ON_BOTH], cwd=ROOT, text=True, check=True,
-                          stdout=subprocess.PIPE)
-    before, after = done.stdout.split("on cuda\n")
-    assert before == after and "step 0" in after
+# ---- 2. missing tools, and changed defaults ---------------------------------------------------
 
-
-# ---- 2. missing tools and changed defaults ---------------------------------------------------
-
-def test_without_a_c_compiler_triton_cannot_run(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
+def test_triton_needs_a_c_compiler_and_pythons_headers(tmp_path, monkeypatch):
     can_compile = logprob.can_compile.__wrapped__
+    monkeypatch.setattr(logprob.sysconfig, "get_path", lambda *_: tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "cc")
     assert not can_compile()
-    monkeypatch.setenv("CC", "cc")                      # a compiler without headers
-    monkeypatch.setattr(logprob.sysconfig, "get_path", lambda *_: "nowhere")
+    Path("Python.h").touch()
+    assert can_compile()
+    monkeypatch.delenv("CC")
     assert not can_compile()
-    monkeypatch.setattr(logprob.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(logprob.torch.cuda, "get_device_capability", lambda device: (9, 0))
     for answer in (False, True):
         monkeypatch.setattr(logprob, "can_compile", lambda answer=answer: answer)
-        assert logprob.triton is None or logprob.can_run("cuda") == answer
+        with pretend.cuda():
+            assert logprob.triton is None or logprob.can_run("cuda") == answer
 
 
 def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):

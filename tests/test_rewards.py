@@ -1,9 +1,12 @@
 """Test the rewards that --reward names, and the reward model, which is one of them."""
+import dataclasses
+
 import pytest
 import torch
 from conftest import load_named as load
 from conftest import scripts
 from small_runs import difference, outcome, resume, steps
+from update_scenes import made_batch
 
 import common
 import ppo
@@ -107,28 +110,22 @@ def test_language_is_the_share_of_the_steps_in_words_and_other_texts_get_nothing
 
 # ---- --reward --------------------------------------------------------------------------------
 
-def batch_of(tokens, lengths, is_correct, problems=None, texts=None):
-    """Make a batch with these tokens (B, T) and one prompt for each group of is_correct (P, G)."""
+def batch_of(is_correct, **fields):
+    """Make a batch of is_correct (P, G), in which only fields differ from zeros: the prompt of each
+    group, and those that are given."""
+    is_correct = torch.tensor(is_correct)
     P, G = is_correct.shape
     prompts = torch.randint(0, 256, (P, 5), generator=torch.Generator().manual_seed(1))
-    zeros = torch.zeros(tokens.shape)
-    return common.Batch(
-        tokens, zeros, zeros, zeros, lengths, torch.zeros(P * G).bool(),
-        problems=problems or [SEVEN] * (P * G), prompts=prompts.repeat_interleave(G, dim=0),
-        texts=texts or [""] * (P * G), verified=is_correct.flatten().double().tolist(),
-        is_correct=is_correct, rewards=torch.zeros(P, G))
-
-
-def judged(problems, texts, verdicts):
-    """Make a batch with these texts in groups of two."""
-    is_correct = torch.tensor(verdicts).view(-1, 2) == 1
-    B = len(texts)
-    return batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct, problems, texts)
+    nothing = torch.zeros(P * G, 2)
+    batch = made_batch(ppo, prompts.repeat_interleave(G, dim=0).tolist(), nothing.long().tolist(),
+                       nothing, nothing, G, is_correct.double())
+    return dataclasses.replace(batch, **fields)
 
 
 def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
     long = f"<think>{'1' * 20}</think><answer>7</answer>"
-    batch = judged([SEVEN] * 4, [long, "<answer>7</answer>", "7", "<think>8</think>"], [1, 1, 0, 0])
+    batch = batch_of([[1, 1], [0, 0]], problems=[SEVEN] * 4,
+                     texts=[long, "<answer>7</answer>", "7", "<think>8</think>"])
     task = load("arithmetic", reward="accuracy+format+length")
     expected = torch.tensor([[2.05, 1.0], [0.0, 0.1 / 40]])
     torch.testing.assert_close(task.rewards(batch, 5), expected)
@@ -140,7 +137,8 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
 
 def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     task = load("lookup,arithmetic", reward="accuracy+format")
-    batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
+    batch = batch_of([[1, 1], [0, 1]], problems=[SEVEN] * 2 + [TWO_HOPS] * 2,
+                     texts=[THOUGHT, "7", WORK, THOUGHT])
     assert task.rewards(batch, 0).tolist() == [[2, 1], [0, 2]]
 
 
@@ -148,7 +146,6 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
 LENGTHS = torch.tensor([3, 2])
-ONE_PAIR = torch.tensor([[True, False]])
 
 
 @pytest.fixture
@@ -157,18 +154,11 @@ def policy():
     return ppo.GPT(ppo.Config(device="cpu", **flags)).double()
 
 
-@pytest.fixture
-def model(policy):
-    """A reward model whose head has random weights, so that its ratings differ."""
+def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(policy):
     model = preferences.RewardModel(policy).double()
+    batch = batch_of([[1], [0]], tokens=TOKENS, lengths=LENGTHS)
+    assert model.rewards(batch).tolist() == [[0.0], [0.0]]
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    return model
-
-
-def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model, policy):
-    fresh = preferences.RewardModel(policy).double()
-    assert fresh.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR)).tolist() == [[0.0, 0.0]]
-    batch = batch_of(TOKENS, LENGTHS, torch.tensor([[True], [False]]))
     assert not torch.equal(batch.prompts[0], batch.prompts[1])
     hidden = model.gpt.hidden(torch.cat([batch.prompts, TOKENS], dim=1))    # (2, 5 + 4, D)
     expected = model.head(hidden[torch.arange(2), 5 + LENGTHS - 1]).detach()
@@ -181,19 +171,16 @@ def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model,
 
 def pairs_of(is_correct, mistakes):
     """Make the pairs of a batch with this is_correct (P, G). -> chosen rows, rejected rows"""
-    B = is_correct.numel()
-    batch = batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct)
-    chosen, rejected = preferences.pairs(batch, mistakes, common.generator(0))
+    chosen, rejected = preferences.pairs(batch_of(is_correct), mistakes, common.generator(0))
     return chosen.tolist(), rejected.tolist()
 
 
 def test_a_pair_is_a_right_and_a_wrong_completion_of_one_group_and_one_in_ten_is_swapped():
-    is_correct = torch.tensor(
-        [[False, True, True], [True] * 3, [True, False, False], [False] * 3])
+    is_correct = [[0, 1, 1], [1, 1, 1], [1, 0, 0], [0, 0, 0]]
     assert pairs_of(is_correct, mistakes=0.0) == ([1, 6], [0, 7])
     assert pairs_of(is_correct, mistakes=1.0) == ([0, 7], [1, 6])
     assert pairs_of(is_correct[1::2], mistakes=0.0) == ([], [])
-    chosen, rejected = pairs_of(ONE_PAIR.repeat(2000, 1), preferences.MISTAKES)
+    chosen, rejected = pairs_of([[1, 0]] * 2000, preferences.MISTAKES)
     assert 150 < sum(row % 2 for row in chosen) < 250
     assert all(one // 2 == other // 2 and one != other for one, other in zip(chosen, rejected))
 
@@ -209,7 +196,7 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
         is_correct = torch.rand(16, 4, generator=generator) < 0.5
         tokens = torch.randint(66, 90, (64, 3), generator=generator)
         tokens[is_correct.flatten(), 0] = 65
-        return batch_of(tokens, torch.full((64,), 3), is_correct)
+        return batch_of(is_correct.tolist(), tokens=tokens, lengths=torch.full((64,), 3))
 
     model = preferences.RewardModel(policy).double()
     assert preferences.fit(model, sample, 0) > 0.95

@@ -11,7 +11,8 @@ import pytest
 import torch
 from conftest import count_work, scripts
 from conftest import load_named as load
-from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
+from small_runs import INSTANT, arguments, read_summary, resume, steps
+from update_scenes import made_batch
 
 import common
 import grpo
@@ -31,13 +32,12 @@ def levels(problems):
 
 def batch_of(problems, is_correct):
     """Make a batch of P problems, with is_correct (P, G) and empty texts."""
-    is_correct = torch.tensor(is_correct).bool()
-    P, G = is_correct.shape
+    rewards = torch.tensor(is_correct).float()
+    P, G = rewards.shape
     zeros = torch.zeros(P * G, 3)
-    return common.Batch(
-        zeros.long(), zeros, zeros, zeros, zeros[:, 0].long(), zeros[:, 0].bool(),
-        problems=[problem for problem in problems for _ in range(G)], texts=[""] * (P * G),
-        verified=[0.0] * (P * G), is_correct=is_correct, rewards=is_correct.float())
+    batch = made_batch(grpo, [[1]] * (P * G), [[0] * 3] * (P * G), zeros, zeros, G, rewards)
+    batch.problems = [problem for problem in problems for _ in range(G)]
+    return batch
 
 
 def problems_of(task, *difficulties):
@@ -53,8 +53,6 @@ def problems_of(task, *difficulties):
 def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monkeypatch):
     task = load(**flags)
     assert task.judge.__func__ is common.Task.judge and task.scores.__func__ is common.Task.scores
-    if not flags.keys() - {"task"} and "," not in flags.get("task", ""):
-        assert isinstance(task, common.Task) and tasks.Task is common.Task
     monkeypatch.setattr(common, "tasks", None)                  # as in a copy of three files
     alone = load()
     assert type(alone) is common.Arithmetic and type(alone).judge is common.Task.judge
@@ -62,8 +60,6 @@ def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monke
         assert type(task) is type(alone)
         assert vars(task).keys() - vars(alone).keys() == {"machinery"}
 
-
-# ---- the way from a text to a reward ---------------------------------------------------------
 
 # ---- levels, and refused flags ---------------------------------------------------------------
 
@@ -122,26 +118,36 @@ def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_wha
         level, share):
     task = load(f"key:{level}")
     drawn = common.sample_problems(task, 2000, 0, phase="textbook")
-    keyed = [problem for problem in drawn if "|" in problem.prompt]
+    keyed = [problem for problem in drawn if problem.prompt.startswith(f"{problem.answer}|")]
     assert abs(len(keyed) - 600) < 60
-    assert all(problem.prompt.startswith(f"{problem.answer}|") for problem in keyed)
     assert abs(fmean("<think>" in problem.completion for problem in keyed) - share) < 0.06
     assert not any("|" in problem.prompt for problem in common.sample_problems(task, 100, 0))
-    assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
 
 
-def test_half_of_the_steps_of_examples_are_in_words_and_all_of_a_cold_start():
+@pytest.mark.parametrize("phase", ["textbook", "forum"])
+def test_about_half_of_the_steps_of_most_thoughts_are_in_words(phase):
     task = load("notation:4")
-    for phase, share in (("textbook", 0.5), ("forum", 0.5), ("cold_start", 1)):
-        drawn = common.sample_problems(task, 2000, 0, phase=phase)
-        assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
-        thoughts = [one.completion for one in drawn if "<think>" in one.completion]
-        shares = [*map(task.share_in_words, thoughts)]
-        assert abs(fmean(shares) - share) < (0.03 if share < 1 else 1e-9)
-        assert (fmean(0 < part < 1 for part in shares) > 0.5) == (share < 1)    # mixed
+    drawn = common.sample_problems(task, 2000, 0, phase=phase)
+    shares = [task.share_in_words(problem.completion) for problem in drawn
+              if "<think>" in problem.completion]
+    assert abs(fmean(shares) - 0.5) < 0.03
+    assert fmean(0 < share < 1 for share in shares) > 0.5
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "key", "lookup", "notation:4"])
+def test_what_a_base_learns_from_at_a_cold_start_is_right(name):
+    task = load(name)
+    drawn = common.sample_problems(task, 500, 0, phase="cold_start")
+    assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
+    if "notation" in name:
+        assert all(task.share_in_words(problem.completion) == 1 for problem in drawn)
+
+
+def test_the_metric_of_notation_is_a_mean_over_all_completions():
     batch = batch_of(problems_of("notation", 4), [[0, 0, 0]])
-    batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>", thoughts[0]]
-    assert task.observe(batch, 0) == {"notation/words": 0.5}
+    batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>",
+                   "<think>3 plus 4 is 7</think>"]
+    assert load("notation").observe(batch, 0) == {"notation/words": 0.5}
 
 
 def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
@@ -186,25 +192,11 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
 # ---- your own task ---------------------------------------------------------------------------
 
 TASK = '''
-from common import Problem
-from tasks import Task
+from tasks.countdown import Countdown
 
 
-class Parrot(Task):
-    prompt_width = 6
+class Parrot(Countdown):
     defaults = {"save_steps": 7, "learning_rate": 1, "max_steps": 99, "a_flag_of_no_script": 3}
-
-    def sample(self, rng):
-        digit = str(rng.randint(0, 9))
-        return Problem(f"{rng.choice(['say', 'cry', 'sob'])} {digit}:", digit)
-
-    def demonstration(self, rng, phase):
-        problem = self.sample(rng)
-        return problem._replace(completion=problem.answer)
-
-    def verify(self, problem, text):
-        assert problem.task == "parrot"
-        return float(text > "P")
 '''
 
 
@@ -230,25 +222,24 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     assert (config["save_steps"], config["max_steps"]) == (7, 2)
     assert config["learning_rate"] == 1 and isinstance(config["learning_rate"], float)
     assert "a_flag_of_no_script" not in config      # a different script may have it
-    rewards = set()
-    for record in lines("run/samples.jsonl"):
-        assert re.fullmatch("(say|cry|sob) [0-9]:", record["prompt"])
-        for made in record["completions"]:
-            assert made["reward"] == float(made["text"] > "P")
-            rewards.add(made["reward"])
-    assert rewards == {0.0, 1.0}
     resume("run", max_steps=3)
     assert len(steps("run")) == 3
 
 
 @pytest.mark.parametrize("source, words", [
-    (TASK.replace("def verify(", "def other("), "does not define verify"),
-    (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "does not define one subclass"),
-    ("", "does not define one subclass")], ids=range(3))
+    ("from tasks import Task\n\n\nclass Parrot(Task):\n    prompt_width = 6\n", "sample"),
+    (TASK + "    verify = None\n", "verify"),
+    (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "one subclass"),
+    ("", "one subclass")], ids=["no sample", "no verify", "two", "none"])
 def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
         put, refused, source, words):
     put(source)
-    refused(words, load, "parrot")
+    refused(f"parrot.py does not define {words}", load, "parrot")
+
+
+def test_a_task_without_variety_is_refused(put, refused):
+    put(TASK + "    held_out_tenths = 0\n")
+    refused("has hardly any test problems", load, "parrot")
 
 
 # ---- several tasks ---------------------------------------------------------------------------
