@@ -3,9 +3,7 @@ and test the command that does this for everybody's functions."""
 import importlib
 import inspect
 import re
-from itertools import count
 
-import mutants
 import pytest
 import strangers
 import torch
@@ -217,18 +215,9 @@ def test_our_own_losses_pass_the_command(target, recipe, capsys):
         assert command.main([f"{ROOT}/{target}", "--recipe", recipe, "--detached"]) == 0
 
 
-NANO = (ROOT / "nano.py").read_text("utf-8")
-SOLUTIONS = [
-    NANO.replace("\n".join(one.old), "\n".join(one.new))
-    for one in mutants.parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
-    if one.file == "nano.py" and one.words == "right" and "clamp" in "".join(one.old)]
-
-
-@pytest.mark.parametrize("source, recipe", [
-    (rungs.script("mean"), "grpo"), (rungs.script("gspo"), "gspo"),
-    *((source, "grpo") for source in SOLUTIONS)], ids=count())
-def test_the_rungs_of_the_path_and_right_solutions_pass_the_command(source, recipe, answer):
-    code, text = answer(source, "surrogate_loss", "--recipe", recipe)
+@pytest.mark.parametrize("rung, recipe", [("mean", "grpo"), ("gspo", "gspo")])
+def test_the_rungs_of_the_path_pass_the_command(rung, recipe, answer):
+    code, text = answer(rungs.script(rung), "surrogate_loss", "--recipe", recipe)
     assert code == 0, text
 
 
