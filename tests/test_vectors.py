@@ -237,10 +237,6 @@ def test_a_loss_in_jax_is_checked_with_its_gradient(answer):
     assert answer(JAX, "grpo_loss", "--recipe", "grpo")[0] == 0
     code, text = answer(JAX.replace("minimum", "maximum"), "grpo_loss", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max" in text
-    stopped = JAX.replace("import jax", "import jax\nimport jax").replace(
-        "np.exp(logps - old_logps)", "jax.lax.stop_gradient(np.exp(logps - old_logps))")
-    text = answer(stopped, "grpo_loss", "--recipe", "grpo")[1]
-    assert "the gradient of loss in logps" in text and "likely: no gradient goes through" in text
 
 
 @pytest.mark.parametrize("flag, words", [
