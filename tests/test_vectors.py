@@ -151,6 +151,8 @@ def test_what_cannot_be_called_is_told_in_a_line(answer):
             (RIGHT, "grpo_loss", "no_file"), (RIGHT, "grpo_loss", "policy_loss", "method=group")):
         code, text = answer(source, *words)
         assert code == 2 and text.startswith("error: ") and text.count("\n") == 1
+    with pytest.raises(SystemExit):
+        command.main(["mylosses.py"])
     text = answer(needy, "grpo_loss", "--recipe", "dapo")[1]
     assert "needs temperature" in text
     assert "adapted(logps, old_logps, advantages, mask, epsilon_low, epsilon_high)" in text

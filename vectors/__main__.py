@@ -49,6 +49,8 @@ def fail(message):
 def loaded(target):
     """Import FILE.py:FUNCTION or MODULE:FUNCTION. -> module, function"""
     path, _, name = target.rpartition(":")
+    if not path:
+        fail(f"{target}: name a function, as in {target}:FUNCTION")
     folder, file = os.path.split(path)
     sys.path.insert(0, folder)
     try:
@@ -224,7 +226,7 @@ def main(argv=None):
     target, *names = [word for word in args.words if "=" not in word]
     chosen = dict(word.split("=", 1) for word in args.words if "=" in word)
     module, function = loaded(target)
-    file, fixed = [*names, function.__name__][0], {}
+    file, fixed = [*names, target.rpartition(":")[2]][0], {}
     if args.recipe:
         file, fixed = of_recipe(args.recipe, function)
     if file not in files():
