@@ -28,6 +28,8 @@ def main(argv=None):
     arguments.add_argument("--batches", type=int, default=40,
                            help="number of batches of 4 examples [40]")
     args = arguments.parse_args(argv)
+    if args.batches < 1:
+        common.fail(f"--batches {args.batches}: must be at least 1")
     if args.new.exists():
         common.fail(f"{args.new}: exists already; name a new folder")
     script, cfg = read_run(args.run)
