@@ -76,19 +76,22 @@ def test_a_teacher_reads_the_hint_as_tokens_before_the_question(scene, hint):
     {"distillation_mode": "sampled_token"},
     {"distillation_mode": "sampled_token", "teacher_coef": 0.3}], ids=str)
 def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
-    """Their tokens count in N only if a verifier's advantage is added."""
+    """Their tokens count in N only if a verifier's advantage is added. Both models have the
+    temperature that sampled, and a teacher, here another model once, gets no gradient."""
     made = scene()
     batch, policy = keyed_batch(made), made.policy
+    teacher = policy if flags else made.reference
     batch.mask[:, 1] = 0                                # inserted by an environment
-    cfg = config(teacher="self", hint="sibling", task="key", num_generations=2, **flags)
+    cfg = config(teacher="self", hint="sibling", task="key", num_generations=2,
+                 temperature=0.7, micro_batch_size=3, **flags)
     hints = prompts, has_hint = distill.add_hints(load_named("key"), batch, cfg)
     A = torch.linspace(-1, 1, 14)[:, None]
     rows = torch.arange(14)
-    found = distill.backward(policy, policy, batch, hints, A, rows, cfg)
+    found = distill.backward(policy, teacher, batch, hints, A, rows, cfg)
     moved = gradients(policy).clone()
 
-    log_p, log_t = (distill.log_probs(policy, x, batch.tokens, 1.0)
-                    for x in (batch.prompts, prompts))
+    log_p, log_t = (distill.log_probs(model, x, batch.tokens, 0.7)
+                    for model, x in ((policy, batch.prompts), (teacher, prompts)))
     log_t = log_t.detach()                              # the live teacher's own weights stand still
     losses = distill.token_losses(log_p, log_t, batch.tokens, batch.logps, batch.mask, cfg,
                                   A * 0, torch.ones(14, 1))
@@ -98,6 +101,7 @@ def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
         loss = ((losses * taught).sum() - (A * logps * batch.mask).sum()) / batch.mask.sum()
     else:
         loss = (losses * taught).sum() / taught.sum()
+    assert teacher is policy or all(weight.grad is None for weight in teacher.parameters())
     close(moved, gradient_of(loss, policy))
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
     mean_kl = (distill.kl(log_p, log_t) * taught).sum() / taught.sum()
