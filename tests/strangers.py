@@ -1,5 +1,6 @@
-"""Losses as strangers write them, for tests/test_vectors.py: fifteen that are right, and forty
-mistakes in them, which the command has to name."""
+"""Losses as strangers write them, for tests/test_vectors.py: twenty that are right, and forty
+mistakes in them, which the command has to name.
+"""
 import torch
 import torch.nn.functional as F
 
@@ -20,6 +21,14 @@ def textbook(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     A = advantages[:, None]
     x = -torch.min(ratio * A, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * A)
     return ((x * mask).sum(1) / mask.sum(1)).mean()
+
+
+@recipe("grpo")
+def detached_textbook(logps, old_logps, advantages, mask, epsilon_low=0.2, epsilon_high=0.2):
+    ratio = (logps - old_logps.detach()).exp()
+    A = advantages.unsqueeze(-1)
+    x = torch.max(-ratio * A, -torch.clamp(ratio, 1 - epsilon_low, 1 + epsilon_high) * A)
+    return ((x * mask).sum(-1) / mask.sum(-1)).mean()
 
 
 @recipe("grpo")
@@ -72,6 +81,15 @@ def pooled(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     return -(x * mask).sum() / mask.sum()
 
 
+@recipe("dapo")
+def pooled_where(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    log_ratio = torch.where(mask > 0, logps - old_logps.detach(), 0.0)
+    r = log_ratio.exp()
+    A = advantages[:, None] if advantages.dim() == 1 else advantages
+    x = torch.min(r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A)
+    return torch.where(mask > 0, -x, 0.0).sum() / mask.sum().clamp(min=1)
+
+
 @recipe("gspo")
 def whole_outputs(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
     s = (((logps - old_logps) * mask).sum(1) / mask.sum(1)).exp()
@@ -79,10 +97,24 @@ def whole_outputs(logps, old_logps, advantages, mask, epsilon_low, epsilon_high)
     return -torch.min(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).mean()
 
 
+@recipe("gspo")
+def whole_outputs_as_tokens(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    s = (((logps - old_logps) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)).exp()
+    A = advantages[:, None]
+    return -torch.min(s * A, s.clamp(1 - epsilon_low, 1 + epsilon_high) * A).expand_as(mask)
+
+
 @recipe("cispo")
 def weighted(logps, old_logps, advantages, mask, epsilon_high):
     weight = (logps - old_logps).exp().clamp(max=1 + epsilon_high).detach()
     return -(weight * advantages[:, None] * logps * mask).sum() / mask.sum()
+
+
+@recipe("cispo")
+def weighted_no_grad(logps, old_logps, advantages, mask, epsilon_high):
+    with torch.no_grad():
+        weight = torch.exp(logps - old_logps).clamp(max=1 + epsilon_high)
+    return (-weight * advantages.unsqueeze(1) * logps * mask).sum() / mask.sum()
 
 
 @recipe("ppo")
@@ -105,6 +137,11 @@ def clipped_of_tokens(logps, old_logps, advantages, mask, epsilon_low, epsilon_h
 @recipe("rloo")
 def plain(logps, advantages, mask):
     return -(advantages * (logps * mask).sum(1)).mean()
+
+
+@recipe("rloo")
+def plain_of_tokens(logps, advantages, mask):
+    return -advantages[:, None] * logps
 
 
 @recipe("dpo")

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 
+import mutants
 import pytest
 import strangers
 import torch
@@ -72,15 +73,15 @@ def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(
 
 @pytest.fixture
 def answer(tmp_path, monkeypatch, capsys):
-    """answer(source, function, *words): run the command on a function of a module with this source.
-    -> code, output"""
+    """answer(source, function, *words): run the command on a function, or on all, of a module with
+    this source. -> code, output"""
     def run(source, function, *words):
         name = f"{tmp_path.name}_{len(list(tmp_path.iterdir()))}"
         (tmp_path / f"{name}.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
         importlib.invalidate_caches()
         try:
-            code = command.main([f"{name}:{function}", *words])
+            code = command.main([f"{name}:{function}" if function else name, *words])
         except SystemExit as end:
             code = end.code
         return code, "".join(capsys.readouterr())
@@ -120,10 +121,14 @@ def test_the_page_shows_what_the_command_prints(answer):
 @pytest.mark.parametrize("old, new, words", [
     ("mask.sum()", "mask.numel()", "each of the 6 wrong numbers is 0.625 times the right one"),
     ("exp(logps", "exp(logps.detach()", "no gradient arrives there"),
+    ("return ", "return 0.1 + ", "its gradient is not wrong"),
+    ("-(", "torch.stack([-(", "has the shape (3,), should have ()"),
     ("A = ", "A = nothing", "WRONG  policy_loss, clip: NameError")])
 def test_it_is_told_how_a_wrong_loss_differs(old, new, words, answer):
-    code, text = answer(TRL.replace(old, new), "grpo_loss", "--recipe", "dapo", "id=clip")
+    source = TRL.replace(old, new) + "] * 3)" * ("stack" in new)
+    code, text = answer(source, "grpo_loss", "--recipe", "dapo", "id=clip")
     assert code == 1 and words in text and "policy_loss: right: 0 of 1\n" in text
+    assert ("not wrong" in text) == ("not wrong" in words)
 
 
 def test_a_loss_that_no_mistake_explains_gets_no_names(answer):
@@ -144,18 +149,72 @@ def test_a_function_gets_float32_if_asked_for(answer):
     assert answer(source, "advantages", "--recipe", "dr_grpo", "--float32")[0] == 0
 
 
-def test_what_cannot_be_called_is_told_in_a_line(answer):
-    needy = RIGHT.replace("epsilon_high)", "epsilon_high, temperature)", 1)
-    for source, *words in (
-            (needy, "grpo_loss", "--recipe", "dapo"), (RIGHT, "nothing", "policy_loss"),
-            (RIGHT, "grpo_loss", "no_file"), (RIGHT, "grpo_loss", "policy_loss", "method=group")):
-        code, text = answer(source, *words)
-        assert code == 2 and text.startswith("error: ") and text.count("\n") == 1
-    with pytest.raises(SystemExit):
-        command.main(["mylosses.py"])
-    text = answer(needy, "grpo_loss", "--recipe", "dapo")[1]
-    assert "needs temperature" in text
-    assert "adapted(logps, old_logps, advantages, mask, epsilon_low, epsilon_high)" in text
+@pytest.mark.parametrize("words, reply", [
+    (("nothing", "policy_loss"), "has no function nothing; it has grpo_loss"),
+    (("EPS", "policy_loss"), "has no function EPS; it has grpo_loss"),
+    (("",), "called like a file of vectors; it has grpo_loss"),
+    (("grpo_loss",), "there is no file grpo_loss"),
+    (("grpo_loss", "policy_loss", "method=group"), "it has method cispo, clip, clip_cov, dppo_kl"),
+    (("broken", "policy_loss"), "ZeroDivisionError")])
+def test_what_cannot_be_called_is_told_in_a_line(words, reply, answer):
+    code, text = answer(RIGHT + "EPS = 1 / " + "01"["broken" not in words], *words)
+    assert code == 2 and reply in text and text.startswith("error: ") and text.count("\n") == 1
+
+
+METHOD = TRL.replace("\n    ", "\n        ").replace(
+    "def grpo_loss(", "class Loss(torch.nn.Module):\n  def forward(self, ") + "\nloss = Loss()"
+
+
+@pytest.mark.parametrize("source, function, call", [
+    (METHOD, "Loss", "Loss(...).forward(logps=logps, old_logps=old_logps, advantages=adv"),
+    (METHOD, "Loss.forward", "Loss(...).forward(logps=logps, old_logps=old_logps, advantages=adv"),
+    (METHOD.replace("old_logps", "before"), "loss", "loss.forward(logps=logps, before=..., adv"),
+    (TRL.replace("advantages", "before"), "grpo_loss", "old_logps=old_logps, before=..., mask=ma"),
+    (TRL.replace("old_logps", "prior").replace("mask", "loss_mask"), "grpo_loss",
+     "prior=..., advantages=advantages, loss_mask=mask"),
+    (TRL.replace("high)", "high, *, temp)", 1), "grpo_loss", "temp=...)")])
+def test_what_does_not_fit_gets_an_adapter(source, function, call, answer):
+    code, text = answer(source, function, "--recipe", "dapo")
+    assert code == 2 and "    def adapted(logps, old_logps, advantages, mask, epsilon_low" in text
+    assert call in text and "does not fit dapo: the function needs " in text
+    assert answer(METHOD, "loss", "--recipe", "dapo")[0] == 0           # an object itself fits
+
+
+def test_without_a_function_all_that_are_called_like_a_file_are_checked(answer):
+    source = RIGHT.replace("grpo_loss", "policy_loss") + \
+        "def has_signal(rewards):\n    return (rewards != rewards[:, :1]).any(1, keepdim=True)\n"
+    code, text = answer(source, "")
+    assert code == 0 and "has_signal: right: " in text and "choose one, which the function" in text
+    code, text = answer(source + "def preferences(rewards):\n    return 0 * rewards\n", "")
+    assert code == 1 and "preferences: right: 0 of 2" in text
+
+
+def test_a_function_may_change_its_inputs_and_free_what_it_keeps(answer):
+    source = """
+import torch
+class Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tokens):
+        logps = x.log_softmax(dim=-1)
+        ctx.save_for_backward(logps.exp(), tokens.clone())
+        return logps.gather(-1, tokens[..., None])[..., 0], -(logps.exp() * logps).sum(dim=-1)
+    @staticmethod
+    def backward(ctx, slope, slope_entropy):
+        p, tokens = ctx.saved_tensors
+        H = -(p * p.log()).sum(dim=-1, keepdim=True)
+        moved = slope[..., None] * (torch.nn.functional.one_hot(tokens, p.shape[-1]) - p)
+        moved -= slope_entropy[..., None] * p * (p.log() + H)
+        p.zero_()
+        return moved, None
+def logprobs(logits, tokens, temperature):
+    found = Kept.apply(logits / temperature, tokens)
+    tokens.zero_()
+    return found
+"""
+    code, text = answer(source, "logprobs")
+    assert code == 0 and "logprobs: right: 1 of 1; not robust: impossible tokens" in text
+    text = answer(source.replace("return logps", "return 2 * logps"), "logprobs")[1]
+    assert re.search(r"made from logits \[[^[]*\], tokens", text)      # of one token
 
 
 @pytest.mark.parametrize("gamma, is_right", [("1", True), ("beta", True), ("-1", False)])
@@ -167,6 +226,7 @@ def test_a_convention_of_others_is_right_and_a_mistake_is_not(gamma, is_right, a
 
 
 def test_numpy_is_checked_without_gradients_and_a_convention_is_listed(answer):
+    assert answer(NUMPY.replace("DDOF", "ddof"), "advantages", "--float32", "id=mean")[0] == 1
     code, text = answer(NUMPY.replace("DDOF", "ddof"), "advantages", "id=grpo")
     assert code == 0 and text.startswith("advantages: right: 1 of 1\nnumpy computes no gradients")
     code, text = answer(NUMPY.replace("DDOF", "0"), "advantages")
@@ -174,7 +234,7 @@ def test_numpy_is_checked_without_gradients_and_a_convention_is_listed(answer):
     assert "the std divides by G instead" in text.partition("likely: ")[2]
     assert "skipped: only grpo" in text and "sq_grad_norms" not in text
     text = answer(NUMPY.replace("DDOF", "1"), "advantages", "--recipe", "grpo")[1]
-    assert "a convention of your own: grpo, ddof 0" in text
+    assert "advantages: right: 3 of 3; conventions of your own: ddof 0" in text
     rough = NUMPY.replace("DDOF", "ddof + 1e-3")
     for tolerance, expected in (("0.01", 0), ("1e-6", 1)):
         code, _ = answer(rough, "advantages", "--tolerance", tolerance, "id=grpo")
@@ -217,9 +277,18 @@ def test_our_own_losses_pass_the_command(target, recipe, capsys):
         assert command.main([f"{ROOT}/{target}", "--recipe", recipe, "--detached"]) == 0
 
 
-@pytest.mark.parametrize("rung, recipe", [("mean", "grpo"), ("gspo", "gspo")])
-def test_the_rungs_of_the_path_pass_the_command(rung, recipe, answer):
-    code, text = answer(rungs.script(rung), "surrogate_loss", "--recipe", recipe)
+NANO = (ROOT / "nano.py").read_text("utf-8")
+SOLUTIONS = [
+    NANO.replace("\n".join(one.old), "\n".join(one.new))
+    for one in mutants.parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
+    if one.file == "nano.py" and one.words == "right" and "clamp" in "".join(one.old)]
+
+
+@pytest.mark.parametrize("source, recipe", [
+    (rungs.script("mean"), "grpo"), (rungs.script("gspo"), "gspo"),
+    *((source, "grpo") for source in SOLUTIONS)], ids=range(2 + len(SOLUTIONS)))
+def test_the_rungs_of_the_path_and_right_solutions_pass_the_command(source, recipe, answer):
+    code, text = answer(source, "surrogate_loss", "--recipe", recipe)
     assert code == 0, text
 
 
@@ -248,6 +317,20 @@ def test_robustness_and_data_decide_only_if_asked(flag, words, answer):
     assert answer(TRL, "grpo_loss", "--recipe", "dapo")[0] == 0
     code, text = answer(TRL, "grpo_loss", "--recipe", "dapo", flag)
     assert code == 1 and words in text
+
+
+def test_data_that_the_text_of_a_function_detaches_must_get_no_gradient(answer):
+    forgets = TRL.replace("exp(logps", "exp(logps - old_logps.detach() + old_logps.detach()")
+    code, text = answer(forgets, "grpo_loss", "--recipe", "dapo")
+    assert code == 1 and "likely: old_logps get a gradient" in text
+
+
+def test_a_loss_is_told_for_which_other_recipe_it_is_right(answer):
+    outputs = RIGHT.replace("return -(min", "return -((min").replace(
+        ".sum() / mask.sum()", ".sum(1) / mask.sum(1)).mean()")
+    for recipe, other in (("dapo", "grpo"), ("gspo", "grpo")):
+        code, text = answer(outputs, "grpo_loss", "--recipe", recipe)
+        assert code == 1 and f"this is the loss of {other} (--recipe {other} is right)" in text
 
 
 def test_one_epsilon_serves_for_equal_bounds_alone_and_too_few_numbers_are_wrong(answer):

@@ -160,12 +160,19 @@ def call(function, case, content, tool, dtype, names, way=""):
     """Call a function with those inputs and parameters of a case that are in `names`.
     -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
     theirs = renamed(function, case)
-    known = arrays(case, content["integers"], tool, dtype) | case["parameters"]
-    known = {name: x for name, x in known.items() if name in names}
+    slopes = {} if tool == "numpy" else {
+        result: [leaf for leaf in leaves if leaf in names]
+        for result, leaves in case.get("gradient", {}).items()}
 
-    def run(leaves=None):
-        given = WAYS[way](known | (leaves or {}))
-        found = function(**{theirs.get(name, name): x for name, x in given.items()})
+    def given():
+        known = arrays(case, content["integers"], tool, dtype) | case["parameters"]
+        if tool == "torch":
+            for leaf in {leaf for leaves in slopes.values() for leaf in leaves}:
+                known[leaf].requires_grad_()
+        return {name: x for name, x in known.items() if name in names}
+
+    def run(known):
+        found = function(**{theirs.get(name, name): x for name, x in WAYS[way](known).items()})
         if isinstance(found, dict):
             return found
         found = found if isinstance(found, tuple) else [found]
@@ -173,28 +180,22 @@ def call(function, case, content, tool, dtype, names, way=""):
             found = [average(found[0], case, tool)]
         return dict(zip(content["results"], found))
 
-    inputs = {result: {leaf: known[leaf] for leaf in leaves if leaf in names}
-              for result, leaves in case.get("gradient", {}).items() if tool != "numpy"}
+    # a function may change its inputs, or free what it keeps for a gradient, so all are new
+    return run(given()), {result: gradient(run, given(), result, leaves, tool)
+                          for result, leaves in slopes.items()}
+
+
+def gradient(function, known, result, leaves, tool):
+    """Compute the gradient of the sum of a result of function(known). -> {leaf: gradient}"""
+    leaves = {leaf: known[leaf] for leaf in leaves}
     if tool == "jax":
         jax = importlib.import_module("jax")
-        return run(), {result: jax.grad(lambda leaves: run(leaves)[result].sum())(  # noqa: B023
-            leaves) for result, leaves in inputs.items()}
-    for leaves in inputs.values():
-        for x in leaves.values():
-            x.requires_grad_()
-    results = run()
-    return results, {result: torch_gradient(results.get(result, 0.0), leaves)
-                     for result, leaves in inputs.items()}
-
-
-def torch_gradient(result, leaves):
-    """Compute the gradient of the sum of a result in some inputs. -> {input: gradient}"""
+        return jax.grad(lambda leaves: function(known | leaves)[result].sum())(leaves)
     torch = importlib.import_module("torch")
-    total = torch.as_tensor(result).sum()
+    total = torch.as_tensor(function(known).get(result, 0.0)).sum()
     if not total.requires_grad:
         return {name: torch.zeros_like(x) for name, x in leaves.items()}
-    slopes = torch.autograd.grad(
-        total, [*leaves.values()], retain_graph=True, materialize_grads=True)
+    slopes = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
     return dict(zip(leaves, slopes))
 
 
@@ -234,9 +235,12 @@ def difference(what, found, right, given, relative, absolute):
     sentences = [f"{what}{f' at {place}' if place else ''} is {a}, should be {b}"]
     sources = []
     for name, x in given.items():
-        row = x[place[0]] if place and isinstance(x, list) and len(x) == size[0] else None
-        if row is not None and len(flat(row)[1]) <= 8:
-            sources.append(f"{name} {show(row)}")
+        depth = len(flat(x)[0])
+        for n, i in enumerate(place[:max(1, depth - 1)]):   # the row of a table, not one number
+            if isinstance(x, list) and len(x) == size[n]:
+                x = x[i]
+        if place and len(flat(x)[1]) <= 8:
+            sources.append(f"{name} {show(x)}")
     if sources:
         sentences.append(f"made from {', '.join(sources)}")
     factors = {f"{found[n] / right[n]:.4g}" if right[n] else "inf" for n in wrong}

@@ -1,21 +1,23 @@
 """Check your functions against the test vectors, files of inputs and right answers.
 
   python -m vectors mylosses.py:grpo_loss --recipe grpo    check a loss, or advantages, of a recipe
-  python -m vectors FILE.py:FUNCTION [NAME] [KEY=VALUE ...]    check, for example:
+  python -m vectors FILE.py[:FUNCTION] [NAME] [KEY=VALUE ...]    check, for example:
   python -m vectors mylosses.py:loss policy_loss method=clip how=token_mean
   python -m vectors                                        list the files of vectors (NAME)
 
 FILE.py may also be the name of a module. Without NAME, the file of vectors is the one that is
-called like the function. KEY=VALUE selects the cases with this parameter, which the function then
-need not take; id=NAME selects one case. A function gets the inputs and parameters that it names, as
-torch tensors; if its file imports jax instead, as JAX arrays; if it imports numpy alone, as numpy
-arrays, without a check of gradients. It returns the results in the order of the file, or the losses
-of tokens, which are averaged for it. A case is skipped if the function lacks one of its parameters,
-needs another one, or raises NotImplementedError.
+called like the function. Without FUNCTION, all functions that are called like a file are checked.
+KEY=VALUE selects the cases with this parameter, which the function then need not take; id=NAME
+selects one case. A function gets the inputs and parameters that it names, as torch tensors; if its
+file imports jax instead, as JAX arrays; if it imports numpy alone, as numpy arrays, without a check
+of gradients. It returns the results in the order of the file, or the losses of tokens, which are
+averaged for it. A case is skipped if the function lacks one of its parameters, needs another one,
+or raises NotImplementedError.
 
 Only core cases decide, and the exit code is 0 if all of them are right. Robust cases (overflow,
 infinite numbers in masked slots, outputs without tokens) and matters of convention are listed.
-Inputs such as old_logps are data, which your caller detaches.
+Inputs such as old_logps are data, which your caller detaches; this is tested if the function's own
+text detaches something.
 """
 import argparse
 import importlib
@@ -36,6 +38,9 @@ RECIPES = {                             # method of policy_loss, average, method
     "rloo": ("reinforce", "sequence_sum", "rloo"), "dpo": ("dpo", "", "")}
 MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
              "other_mean", "weight_grad"}
+LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
+          "large": "large numbers", "tokens": "advantages of tokens",
+          "token advantages": "advantages of tokens"}   # of robust cases, by the end of their id
 
 
 def fail(message):
@@ -47,17 +52,25 @@ def fail(message):
 # ---- 1. the function and its cases -----------------------------------------------------------
 
 def loaded(target):
-    """Import FILE.py:FUNCTION or MODULE:FUNCTION. -> module, function"""
-    path, _, name = target.rpartition(":")
-    if not path:
-        fail(f"{target}: name a function, as in {target}:FUNCTION")
+    """Import FILE.py or MODULE, with :FUNCTION or without. -> module, {name: function}"""
+    path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     folder, file = os.path.split(path)
     sys.path.insert(0, folder)
     try:
         module = importlib.import_module(file.removesuffix(".py"))
-        return module, operator.attrgetter(name)(module)
-    except (ModuleNotFoundError, AttributeError) as error:
-        fail(f"{target}: {error}")
+    except Exception as error:
+        fail(f"cannot import {path}: {type(error).__name__}: {error}")
+    names = [name] if name else [one for one in files() if callable(getattr(module, one, None))]
+    try:
+        found = {one: operator.attrgetter(one)(module) for one in names}
+    except AttributeError:
+        found = {}
+    if not found or not all(map(callable, found.values())):
+        own = [one for one, value in vars(module).items() if inspect.isroutine(value)
+               and getattr(value, "__module__", "") == module.__name__]
+        fail(f"{path} has no function {name or 'that is called like a file of vectors'}; it has "
+             f"{', '.join(own) or 'none'}. Name one and a recipe: {path}:FUNCTION --recipe grpo")
+    return module, found
 
 
 def of_recipe(recipe, function):
@@ -80,10 +93,13 @@ def of_recipe(recipe, function):
     return name, found[name]
 
 
+def value(case, name):
+    """Look up a parameter of a case, or its id. -> text"""
+    return str((case | case["parameters"]).get(name))
+
+
 def cases_of(content, chosen):
     """List the cases that have all chosen parameters."""
-    def value(case, name):
-        return str((case | case["parameters"]).get(name))
     return [case for case in content["cases"]
             if all(value(case, name) == text for name, text in chosen.items())]
 
@@ -101,6 +117,27 @@ def check(function, content, cases, recipe, options):
                 -sum(one.raised for one in core))
     way = max(WAYS, key=success)
     return found[way], way
+
+
+def says_detached(function):
+    """Tell whether the text of a function detaches something."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):        # of a partial function, for example
+        return False
+    return any(word in text for word in ("detach", "no_grad", "stop_gradient"))
+
+
+def adapter(module, name, function, case, fixed):
+    """Write a function that has our names and calls `function`, with gaps to fill. -> text"""
+    ours = [one for part in ("inputs", "parameters") for one in case[part] if one not in fixed]
+    theirs = {other: our for our, other in renamed(function, case).items()}
+    parameters = [*inspect.signature(function).parameters]
+    made = name.replace(".", "(...).", 1) if "self" in parameters else name     # of an object
+    words = [f"{one}={theirs.get(one, one if one in ours else '...')}" for one in parameters
+             if one != "self"]
+    return (f"    from {module.__name__} import {name.split('.')[0]}\n"
+            f"    def adapted({', '.join(ours)}):\n        return {made}({', '.join(words)})")
 
 
 # ---- 2. what is wrong ------------------------------------------------------------------------
@@ -139,7 +176,13 @@ def likely(outcomes, has_gradient):
     return {flag: hits[flag] for flag in ranked}
 
 
-def describe(file, outcome, mistakes):
+def label(case):
+    """Name what a robust case tries, or a convention."""
+    end = case["id"].rpartition(", ")[2]
+    return LABELS.get(end, end)
+
+
+def describe(file, outcome, mistakes, has_gradient):
     """Print a wrong case: its parameters, the differences, and the mistakes that give them."""
     case = outcome.case
     source = f" ({case['source']})" if "source" in case else ""
@@ -147,6 +190,8 @@ def describe(file, outcome, mistakes):
     words = [f"{key} {json.dumps(value)}" for key, value in case["parameters"].items()]
     lines = [f"with {', '.join(words)}"] if words else []
     lines += outcome.errors
+    if has_gradient and case.get("gradient") and "gradient" not in " ".join(outcome.errors):
+        lines.append("its gradient is not wrong")
     if "convention" in case:
         lines.append(f"a matter of convention: {case['convention']}")
     lines += [f"this comes out if {mistakes[flag]}" for flag in explained(outcome)]
@@ -163,18 +208,20 @@ def report(file, outcomes, decides, mistakes, has_gradient):
         if one.raised:
             raised.setdefault(one.errors[0], []).append(one.case["id"])
         elif one.errors:
-            describe(file, one, mistakes)
+            describe(file, one, mistakes, has_gradient)
     for error, cases in raised.items():
         print(f"WRONG  {file}, {'; '.join(cases)}: {error}")
-    print(f"{file}: right: {sum(not one.errors for one in deciding)} of {len(deciding)}")
+    parts = [f"{file}: right: {sum(not one.errors for one in deciding)} of {len(deciding)}"]
+    for words, is_own in (("not robust", False), ("conventions of your own", True)):
+        others = [label(one.case) for one in ran if one.errors and not decides(one.case)
+                  and (grade(one.case) == "convention") == is_own]
+        if others:
+            parts.append(f"{words}: {', '.join(dict.fromkeys(others))}")
+    print("; ".join(parts))
     for why, count in Counter(one.skipped for one in outcomes if one.skipped).items():
         print(f"  {count} skipped: {why}")
     for one in ran:
-        if one.errors and not decides(one.case):
-            is_own = grade(one.case) == "convention"
-            print(f"  {'a convention of your own' if is_own else 'not robust'}: {one.case['id']} "
-                  f"({one.case['comment']})")
-        elif one.choice:
+        if one.choice:
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
     for flag, count in list(likely(deciding, has_gradient).items())[:3]:
         print(f"likely: {mistakes[flag]} (gives {count} of the wrong answers)")
@@ -193,6 +240,20 @@ def untold(content, fixed, ran, recipe, has_gradient):
     return flags
 
 
+def other_recipe(function, file, recipe, options):
+    """Find another recipe whose core cases a function passes. -> name, or "" """
+    content = read(file)
+    for other in RECIPES:
+        name, fixed = of_recipe(other, function)
+        if name == file and other not in (recipe, "ppo"):
+            cases = [case for case in cases_of(content, fixed) if grade(case, other) == "core"]
+            found, _ = check(function, content, cases, other, options | {"fixed": fixed})
+            ran = [one for one in found if not one.skipped]
+            if ran and not any(one.errors for one in ran):
+                return other
+    return ""
+
+
 # ---- 3. the command --------------------------------------------------------------------------
 
 def arguments(argv):
@@ -200,7 +261,7 @@ def arguments(argv):
         prog="python -m vectors", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD",
-                        help="FILE.py:FUNCTION, NAME and KEY=VALUE, as above")
+                        help="FILE.py[:FUNCTION], NAME and KEY=VALUE, as above")
     parser.add_argument("--recipe", choices=RECIPES, help="recipe whose core cases decide")
     parser.add_argument("--robust", action="store_true", help="robust cases decide, too")
     parser.add_argument("--detached", action="store_true", help="old_logps and other data must "
@@ -212,40 +273,38 @@ def arguments(argv):
     return parser.parse_intermixed_args(argv)
 
 
-def main(argv=None):
-    """Run the command. -> exit code: 1 if a case that decides is wrong, if none ran, or if the
-    cases of a recipe that ran leave a mistake unseen"""
-    args = arguments(argv)
-    if not args.words:
-        print(__doc__)
-        for name in files():
-            print(f"{name:23}{len(read(name)['cases']):3} cases  {read(name)['about']}")
-        return 0
-
-    # what to check, and on which cases
-    target, *names = [word for word in args.words if "=" not in word]
-    chosen = dict(word.split("=", 1) for word in args.words if "=" in word)
-    module, function = loaded(target)
-    file, fixed = [*names, target.rpartition(":")[2]][0], {}
+def run(module, name, function, file, chosen, args):
+    """Check a function on the cases of a file, or of a recipe. -> whether a case that decides ran,
+    exit code: 1 if one is wrong, if none ran, or if those of a recipe leave a mistake unseen"""
+    if inspect.isclass(function) or hasattr(function, "forward"):
+        part = "forward" if hasattr(function, "forward") else "__call__"
+        name, function = f"{name}.{part}", getattr(function, part)
+    fixed = {}
     if args.recipe:
         file, fixed = of_recipe(args.recipe, function)
     if file not in files():
-        fail(f"there is no file {file}; the files are {', '.join(files())}")
+        fail(f"there is no file {file}; the files are {', '.join(files())}; or name a recipe, as "
+             "in --recipe grpo")
     content = read(file)
     cases = cases_of(content, fixed | chosen)
     if not cases:
-        fail(f"{file} has no such case, only {'; '.join(one['id'] for one in content['cases'])}")
+        has = [f"{key} {', '.join(sorted({value(case, key) for case in content['cases']}))}"
+               for key in chosen]
+        fail(f"{file} has no such case; it has {'; '.join(has)}")
 
     # the check
     tool = library(module)
+    has_gradient = tool != "numpy"
     options = {"tool": tool, "dtype": "float32" if args.float32 else "float64",
-               "tolerance": args.tolerance, "detached": args.detached, "fixed": fixed | chosen}
+               "tolerance": args.tolerance, "fixed": fixed | chosen,
+               "detached": args.detached or says_detached(function)}
     outcomes, way = check(function, content, cases, args.recipe, options)
-    if args.recipe and all(one.skipped for one in outcomes):
-        known = [name for part in ("inputs", "parameters") for name in cases[0][part]
-                 if name not in fixed]
-        fail(f"{target} does not fit: {outcomes[0].skipped}; instead, check a function that calls "
-             f"it, def adapted({', '.join(known)})")
+    whys = {one.skipped for one in outcomes}
+    if all(why.startswith("the function") and "method" not in why for why in whys):
+        print(f"{name}{inspect.signature(function)} does not fit {args.recipe or file}: "
+              f"{outcomes[0].skipped}. Fill in the gaps (...), and check adapted:\n\n"
+              + adapter(module, name, function, cases[0], fixed | chosen))
+        return False, 2
     theirs = [f"{other} for {our}" for our, other in renamed(function, cases[0]).items()]
     if theirs or way:
         print(f"called with {', '.join(theirs + [way] * bool(way))}")
@@ -253,15 +312,38 @@ def main(argv=None):
     # its results
     def decides(case):
         return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
-    has_gradient = tool != "numpy"
     ran = report(file, outcomes, decides, content["mistakes"], has_gradient)
+    if all("method" in why for why in whys):
+        methods = sorted({value(case, "method") for case in cases})
+        print(f"  choose one, which the function need not take: method={', '.join(methods)}")
     data = sorted({leaf for one in outcomes for leaf in one.data})
-    if data and not args.detached:
+    if data and not options["detached"]:
         print(f"  {', '.join(data)}: your caller has to detach what is data (--detached tests it)")
     if not has_gradient:
         print("numpy computes no gradients: only values are checked")
+    is_wrong = any(one.errors for one in ran)
     unseen = args.recipe and untold(content, fixed, ran, args.recipe, has_gradient)
-    return int(not ran or bool(unseen) or any(one.errors for one in ran))
+    other = args.recipe and is_wrong and other_recipe(function, file, args.recipe, options)
+    if other:
+        print(f"likely: this is the loss of {other} (--recipe {other} is right)")
+    return bool(ran), int(not ran or bool(unseen) or is_wrong)
+
+
+def main(argv=None):
+    """Run the command. -> exit code. Of several functions, those of which no case ran count only
+    if there are no others."""
+    args = arguments(argv)
+    if not args.words:
+        print(__doc__)
+        for name in files():
+            print(f"{name:23}{len(read(name)['cases']):3} cases  {read(name)['about']}")
+        return 0
+    target, *names = [word for word in args.words if "=" not in word]
+    chosen = dict(word.split("=", 1) for word in args.words if "=" in word)
+    module, functions = loaded(target)
+    ends = [run(module, name, function, [*names, name][0], chosen, args)
+            for name, function in functions.items()]
+    return max((code for has_run, code in ends if has_run), default=ends[0][1])
 
 
 if __name__ == "__main__":
