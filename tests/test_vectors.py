@@ -189,6 +189,11 @@ def test_without_a_function_all_that_are_called_like_a_file_are_checked(answer):
     assert code == 1 and "preferences: right: 0 of 2" in text
 
 
+def test_without_a_file_the_files_of_vectors_are_listed(capsys):
+    assert command.main([]) == command.main(["method=clip"]) == 0
+    assert capsys.readouterr().out.count("Compute the loss of tokens with given") == 2
+
+
 def test_a_function_may_change_its_inputs_and_free_what_it_keeps(answer):
     source = """
 import torch

@@ -333,12 +333,13 @@ def main(argv=None):
     """Run the command. -> exit code. Of several functions, those of which no case ran count only
     if there are no others."""
     args = arguments(argv)
-    if not args.words:
+    words = [word for word in args.words if "=" not in word]
+    if not words:
         print(__doc__)
         for name in files():
             print(f"{name:23}{len(read(name)['cases']):3} cases  {read(name)['about']}")
         return 0
-    target, *names = [word for word in args.words if "=" not in word]
+    target, *names = words
     chosen = dict(word.split("=", 1) for word in args.words if "=" in word)
     module, functions = loaded(target)
     ends = [run(module, name, function, [*names, name][0], chosen, args)
