@@ -23,7 +23,7 @@ def config(**flags):
 # ---- the loss of a sampled token -------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, returns", [
-    ({"gamma": 0.5}, [[1, 0, 4], [3, 0, 0]]),
+    ({"gamma": 0.0}, [[1, -2, 4], [3, 0, 0]]), ({"gamma": 0.5}, [[1, 0, 4], [3, 0, 0]]),
     ({"beta": 0.0, "lmbda": 0.0}, [[1, 1, 1], [1, 0, 0]])], ids=str)
 def test_a_sampled_token_is_paid_by_its_log_ratio_and_those_to_come_or_imitated(flags, returns):
     """The teacher finds the tokens 1, -2, 4 and 3 nats likelier than the student did."""
