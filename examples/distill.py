@@ -93,7 +93,8 @@ import reinforce
 UNUSED = ("view", "method", "entropy_coef")
 TOPK = ("distillation_topk", "distillation_add_tail", "topk_support")
 OF_SELF = ("hint", "teacher_model_kind", "teacher_update_rate")
-OF_REWARD = ("baseline", "reward")
+OF_REWARD = ("gamma", "teacher_coef")
+OF_GRADES = ("baseline", "reward")
 MODES = ("full_logits", "topk_logits", "sampled_token")
 COLUMNS = {"reward": "reward", "teacher": "teacher_kl", "length": "completions/mean_length",
            "entropy": "entropy", "grad": "grad_norm"}
@@ -124,16 +125,14 @@ class Config(reinforce.Config):
         mode = self.distillation_mode
         has_mean = mode != "sampled_token" or self.beta == self.lmbda in (0, 1)
         yield has_mean, "--distillation_mode sampled_token: needs --beta 1 --lmbda 1, or both 0"
-        has_reward = self.gamma == 0 or mode == "sampled_token" and self.beta == 1
-        yield has_reward, "--gamma: needs --distillation_mode sampled_token and --beta 1"
-        is_mixed = self.teacher_coef == 0 or mode == "sampled_token" and self.beta == 1
-        yield is_mixed, "--teacher_coef: needs --distillation_mode sampled_token and --beta 1"
+        has_reward = mode == "sampled_token" and self.beta == 1
         is_self = self.teacher == "self"
         yield not is_self or self.lmbda == 1, "--teacher self: needs --lmbda 1"
         yield self.teacher_update_rate <= 1, "--teacher_update_rate: must be at most 1"
         parts = [(UNUSED, False, f"with --distillation_mode {mode}"),
                  (TOPK, mode == "topk_logits", f"with --distillation_mode {mode}"),
-                 (OF_REWARD, self.teacher_coef > 0, "without --teacher_coef"),
+                 (OF_REWARD, has_reward, "without --distillation_mode sampled_token --beta 1"),
+                 (OF_GRADES, self.teacher_coef > 0, "without --teacher_coef"),
                  (OF_SELF, is_self, "without --teacher self"),
                  (OF_SELF[-1:], self.teacher_model_kind == "ema", "without an average (ema)")]
         for names, is_used, when in parts:

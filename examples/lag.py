@@ -123,8 +123,14 @@ def importance_weights(
     return torch.where(is_kept, w, 0.0) * mask                                  # (B, T)  eq. (4)
 
 
-def correct(batch, old_logps, cfg):
-    """Replace log mu in a batch by log pi_old (B, T). -> weights (B, T), metrics"""
+@torch.no_grad()
+def correct_for_lag(policy, batch, cfg):
+    """Replace log mu in a batch by log pi_old if there is a lag; `policy` is pi_old. -> weights
+    (B, T), metrics"""
+    if cfg.sampler_lag == 0:
+        return batch.mask, {}
+    old_logps, _ = METHODS[cfg.method].score(
+        policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)       # (B, T)
     weights = importance_weights(
         old_logps, batch.logps, batch.mask, cfg.importance_sampling_correction,
         cfg.importance_sampling_cap, cfg.importance_sampling_clip_min)
@@ -135,16 +141,6 @@ def correct(batch, old_logps, cfg):
         "sampling/sampling_logp_difference/mean": (difference.sum() / num_tokens).item(),
         "sampling/sampling_logp_difference/max": difference.max().item(),
         "sampling/importance_sampling_ratio/mean": (weights.sum() / num_tokens).item()}
-
-
-@torch.no_grad()
-def correct_for_lag(policy, batch, cfg):
-    """Correct a batch if there is a lag; `policy` is pi_old. -> weights (B, T), metrics"""
-    if cfg.sampler_lag == 0:
-        return batch.mask, {}
-    old_logps, _ = METHODS[cfg.method].score(
-        policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)       # (B, T)
-    return correct(batch, old_logps, cfg)
 
 
 def main(argv=None):

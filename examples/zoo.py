@@ -259,12 +259,6 @@ def greedy_rewards(policy, task, batch, cfg, step):
     return task.judge(greedy, 1, step, grpo.reward).rewards
 
 
-def high_entropy(entropy, mask, share):
-    """Mark this share of the tokens, those with the highest entropy. (B, T) each -> (B, T)"""
-    tau = entropy[mask > 0].quantile(1 - share)
-    return (entropy >= tau) * mask                                              # for (16)
-
-
 ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax")
 WITHIN_GROUPS = ("group", "passk", "opo")   # give 0 if all rewards of a group are equal
 
@@ -272,9 +266,10 @@ WITHIN_GROUPS = ("group", "passk", "opo")   # give 0 if all rewards of a group a
 def advantages(policy, task, batch, cfg, step):
     """Compute A, which may be 0 for the tokens of low entropy. -> (B, 1) or (B, T)"""
     A = estimate(policy, task, batch, cfg, step)
-    if cfg.top_entropy_quantile < 1:
-        A = A * high_entropy(batch.entropy, batch.mask, cfg.top_entropy_quantile)       # eq. (16)
-    return A
+    if cfg.top_entropy_quantile == 1:
+        return A
+    tau = batch.entropy[batch.mask > 0].quantile(1 - cfg.top_entropy_quantile)
+    return A * (batch.entropy >= tau) * batch.mask                              # (B, T)  eq. (16)
 
 
 def estimate(policy, task, batch, cfg, step):

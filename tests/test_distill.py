@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, load_named, scripts
+from conftest import TINY, close, f64, gradient, load_named, randn, scripts
 from small_runs import SMALL, arguments, changed_weights, load, read_summary, steps
 from update_scenes import gradient_of, gradients, weights
 
@@ -20,10 +20,6 @@ def config(**flags):
     return distill.Config(**(TINY | flags))
 
 
-def kl(p, q):
-    return (p * (p / q).log()).sum(dim=-1)
-
-
 # ---- the loss of a sampled token -------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, returns", [
@@ -31,14 +27,12 @@ def kl(p, q):
     ({"beta": 0.0, "lmbda": 0.0}, [[1, 1, 1], [1, 0, 0]])], ids=str)
 def test_a_sampled_token_is_paid_by_its_log_ratio_and_those_to_come_or_imitated(flags, returns):
     """The teacher finds the tokens 1, -2, 4 and 3 nats likelier than the student did."""
-    log_p = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)).double()
-    log_p = log_p.log_softmax(dim=-1).requires_grad_()
+    log_p = randn(2, 3, 5).log_softmax(dim=-1).requires_grad_()
     tokens = torch.tensor([[0, 1, 2], [3, 4, 4]])
-    mask = f64([[1, 1, 1], [1, 0, 0]])
-    log_t = torch.zeros(2, 3, 5).double()
     old_logps = -f64([[1, -2, 4], [3, 9, 9]])
-    losses = distill.token_losses(log_p, log_t, tokens, old_logps, mask, config(
-        distillation_mode="sampled_token", **flags))
+    losses = distill.token_losses(
+        log_p, 0 * log_p.detach(), tokens, old_logps, f64([[1, 1, 1], [1, 0, 0]]),
+        config(distillation_mode="sampled_token", **flags))
     expected = -f64(returns)[..., None] * torch.nn.functional.one_hot(tokens, 5)
     close(gradient(losses.sum(), log_p), expected)
 
@@ -82,18 +76,22 @@ def test_a_teacher_reads_the_hint_as_tokens_before_the_question(scene, hint):
     {"distillation_mode": "sampled_token"},
     {"distillation_mode": "sampled_token", "teacher_coef": 0.3}], ids=str)
 def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
-    """Their tokens count in N only if a verifier's advantage is added."""
+    """Their tokens count in N only if a verifier's advantage is added. Both models have the
+    temperature that sampled, and a teacher, here another model once, gets no gradient."""
     made = scene()
     batch, policy = keyed_batch(made), made.policy
-    cfg = config(teacher="self", hint="sibling", task="key", num_generations=2, **flags)
+    teacher = policy if flags else made.reference
+    batch.mask[:, 1] = 0                                # inserted by an environment
+    cfg = config(teacher="self", hint="sibling", task="key", num_generations=2,
+                 temperature=0.7, micro_batch_size=3, **flags)
     hints = prompts, has_hint = distill.add_hints(load_named("key"), batch, cfg)
     A = torch.linspace(-1, 1, 14)[:, None]
     rows = torch.arange(14)
-    found = distill.backward(policy, policy, batch, hints, A, rows, cfg)
+    found = distill.backward(policy, teacher, batch, hints, A, rows, cfg)
     moved = gradients(policy).clone()
 
-    log_p, log_t = (distill.log_probs(policy, x, batch.tokens, 1.0)
-                    for x in (batch.prompts, prompts))
+    log_p, log_t = (distill.log_probs(model, x, batch.tokens, 0.7)
+                    for model, x in ((policy, batch.prompts), (teacher, prompts)))
     log_t = log_t.detach()                              # the live teacher's own weights stand still
     losses = distill.token_losses(log_p, log_t, batch.tokens, batch.logps, batch.mask, cfg,
                                   A * 0, torch.ones(14, 1))
@@ -103,10 +101,14 @@ def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
         loss = ((losses * taught).sum() - (A * logps * batch.mask).sum()) / batch.mask.sum()
     else:
         loss = (losses * taught).sum() / taught.sum()
+    assert teacher is policy or all(weight.grad is None for weight in teacher.parameters())
     close(moved, gradient_of(loss, policy))
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
     mean_kl = (distill.kl(log_p, log_t) * taught).sum() / taught.sum()
     assert found["teacher_kl"] == pytest.approx(mean_kl.item(), rel=1e-5)
+    S = (log_p if cfg.topk_support == "student" else log_t).topk(8, dim=-1).indices
+    mass = (log_p.gather(-1, S).exp().sum(dim=-1) * taught).sum() / taught.sum()
+    assert found["student_mass"] == pytest.approx(mass.item(), rel=1e-5)
     policy.zero_grad()
     nobody = prompts, torch.zeros(14)
     distill.backward(policy, policy, batch, nobody, A * 0, rows, cfg)
@@ -114,28 +116,6 @@ def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
 
 
 # ---- an update, and runs ---------------------------------------------------------------------
-
-@scripts("reinforce")
-def test_an_update_averages_over_the_tokens_of_the_step(scene):
-    """Both models have the temperature that sampled, and the teacher gets no gradient."""
-    made = scene()
-    policy, teacher, batch, mask = made.policy, made.reference, made.batch, made.batch.mask
-    mask[:, 1] = 0                                      # inserted by an environment
-    ids = torch.cat([batch.prompts, batch.tokens], dim=1)[:, :-1]
-    p, t = ((model(ids)[:, -8:] / 0.7).softmax(dim=-1) for model in (policy, teacher))
-    losses = kl(p, t.detach())
-    expected = gradient_of((losses * mask).sum() / mask.sum(), policy)
-    in_S = p.gather(-1, t.topk(8).indices).sum(dim=-1)
-    for size in (3, 32):
-        policy.zero_grad()
-        found = distill.backward(
-            policy, teacher, batch, (batch.prompts, torch.ones(14)), torch.zeros(14, 1),
-            torch.arange(14), config(temperature=0.7, micro_batch_size=size, num_generations=2))
-        close(gradients(policy), expected)
-        means = [(x * mask).sum().item() / mask.sum().item() for x in (losses, losses, in_S)]
-        assert list(found.values()) == pytest.approx(means)
-    assert all(weight.grad is None for weight in teacher.parameters())
-
 
 @pytest.fixture
 def distilled(tmp_path, monkeypatch):

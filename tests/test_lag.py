@@ -67,24 +67,21 @@ def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(scrip
 
 # ---- the sampler, and runs -------------------------------------------------------------------
 
-def run(main, folder, **flags):
-    main(arguments(SMALL | {"output_dir": folder, "max_steps": 3} | flags))
-
-
 def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older_policies(
         at_work_folder, watch):
-    flags = {"method": "gspo", "sampler_lag": 2, "importance_sampling_correction": "truncate",
-             "dynamic_sampling": 2, "overlong_buffer": 8, "beta": 0.05, "num_mini_batches": 2}
+    flags = SMALL | {
+        "method": "gspo", "sampler_lag": 2, "importance_sampling_correction": "truncate",
+        "dynamic_sampling": 2, "overlong_buffer": 8, "beta": 0.05, "num_mini_batches": 2}
     sampled = watch(
         gspo, "sample_with_signal", lambda policy, *_: copy.deepcopy(policy.state_dict()))
     advantages = watch(gspo, "update", lambda *args: args[4])
-    run(lag.main, "lag-six", max_steps=6, **flags)
+    lag.main(arguments(flags | {"output_dir": "lag-six", "max_steps": 6}))
     assert not changed_weights(sampled[0], load("lag-six/base.pt")["policy"])
     assert not changed_weights(sampled[0], sampled[2]) and changed_weights(sampled[2], sampled[3])
     w = [line["sampling/importance_sampling_ratio/mean"] for line in steps("lag-six")]
     assert w[0] == pytest.approx(1, abs=1e-5) and w[2] != pytest.approx(1, abs=1e-5)
     assert advantages[2][:, 1].ne(advantages[2][:, 0]).any()        # each token has its own weight
 
-    run(lag.main, "lag-three", **flags)
+    lag.main(arguments(flags | {"output_dir": "lag-three", "max_steps": 3}))
     lag.main(arguments({"resume_from_checkpoint": "lag-three", "max_steps": 6}))
     assert outcome("lag-three") == outcome("lag-six")

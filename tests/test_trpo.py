@@ -17,42 +17,34 @@ pytestmark = pytest.mark.quick
 
 # ---- the step --------------------------------------------------------------------------------
 
-class Softmax:
-    """A policy with three actions in two states; the last logit is always 0. The step should raise
-    the mean of rho A over states and actions, and keep KL(first || now) small. Both are exact."""
+def softmax_policy(seed=0):
+    """Make a policy with three actions in two states; the last logit is always 0. The step should
+    raise L, the mean of rho A over states and actions, and keep D, the KL, small. Both are exact.
+    -> the free logits (4,), L and D, which are functions of such logits"""
+    A = 2 * randn(2, 3, seed=seed + 10)
+    start = randn(4, seed=seed + 20)
 
-    def __init__(self, seed=0):
-        self.A = 2 * randn(2, 3, seed=seed + 10)
-        theta = randn(4, seed=seed + 20)                # the free logits, in two pieces
-        self.weights = [theta[:2].view(1, 2).clone().requires_grad_(),
-                        theta[2:].clone().requires_grad_()]
-        self.first = self.probabilities().detach()
+    def probabilities(theta):
+        return pad(theta.view(2, 2), (0, 1)).softmax(dim=1)
+    first = probabilities(start)
 
-    def probabilities(self):
-        """Compute the probabilities of all actions in both states. -> (2, 3)"""
-        return pad(trpo.flatten(self.weights).view(2, 2), (0, 1)).softmax(dim=1)
+    def L(theta):
+        return (probabilities(theta) * A).sum(dim=1).mean()
 
-    def objective(self):
-        pi = self.probabilities()
-        kl = self.first * (self.first / pi).log()
-        return (pi * self.A).sum(dim=1).mean(), kl.sum(dim=1).mean()
+    def D(theta):
+        return (first * (first / probabilities(theta)).log()).sum(dim=1).mean()
+    return start, L, D
 
-    def theta(self):
-        return trpo.flatten(self.weights).detach()
 
-    def set(self, theta):
-        self.weights[0].data.copy_(theta[:2].view(1, 2))
-        self.weights[1].data.copy_(theta[2:])
+def step(start, L, D, max_kl, damping):
+    """Take the step, with the weights in two pieces. -> weights (4,), metrics"""
+    weights = [start[:2].view(1, 2).clone().requires_grad_(), start[2:].clone().requires_grad_()]
 
-    def gradient(self):
-        """Compute the gradient of the objective. -> (4,)"""
-        L, _ = self.objective()
-        return trpo.flatten(torch.autograd.grad(L, self.weights))
-
-    def fisher(self):
-        """Average the covariance of the scores over the states. -> (4, 4)"""
-        p = self.first[:, :2]
-        return torch.block_diag(*(torch.diag(x) - torch.outer(x, x) for x in p)) / 2
+    def objective():
+        theta = trpo.flatten(weights)
+        return L(theta), D(theta)
+    metrics = trpo.trust_region_step(weights, objective, max_kl, damping)
+    return trpo.flatten(weights).detach(), metrics
 
 
 @pytest.mark.parametrize("damping", [0.1, 0.0])
@@ -60,42 +52,32 @@ class Softmax:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_step_is_the_longest_of_its_parts_that_stays_in_the_region_and_pays(
         damping, max_kl, seed):
-    policy = Softmax(seed)
-    start = policy.theta()
-    F = policy.fisher() + damping * torch.eye(4).double()
-    x = torch.linalg.solve(F, policy.gradient())
-    step = (2 * max_kl / (x @ F @ x)).sqrt() * x
-    before, _ = policy.objective()
-    metrics = trpo.trust_region_step(policy.weights, policy.objective, max_kl, damping)
-    after, kl = policy.objective()
+    start, L, D = softmax_policy(seed)
+    F = torch.autograd.functional.hessian(D, start) + damping * torch.eye(4).double()
+    x = torch.linalg.solve(F, torch.autograd.functional.jacobian(L, start))
+    whole = (2 * max_kl / (x @ F @ x)).sqrt() * x
+    end, metrics = step(start, L, D, max_kl, damping)
     backtracks = int(metrics["trpo/backtracks"])
-    assert after > before and kl <= max_kl and backtracks < 10
-    torch.testing.assert_close(
-        policy.theta(), start + 0.8 ** backtracks * step, atol=1e-7, rtol=1e-6)
-    close((metrics["policy_kl"], metrics["loss"]), (kl.item(), -before.item()))
+    assert L(end) > L(start) and D(end) <= max_kl and backtracks < 10
+    torch.testing.assert_close(end, start + 0.8 ** backtracks * whole, atol=1e-7, rtol=1e-6)
+    close((metrics["policy_kl"], metrics["loss"]), (D(end).item(), -L(start).item()))
 
     if backtracks > 0:                                  # one backtrack less was not enough
-        policy.set(start + 0.8 ** (backtracks - 1) * step)
-        L, kl = policy.objective()
-        assert kl > max_kl or before >= L
+        longer = start + 0.8 ** (backtracks - 1) * whole
+        assert D(longer) > max_kl or L(start) >= L(longer)
 
 
 @pytest.mark.parametrize("case", [
     "it never pays", "it always leaves the region", "there is no gradient"])
 def test_if_nothing_helps_the_weights_stay_exactly_as_they_were(case):
-    policy = Softmax()
-    start = policy.theta()
-
-    def objective():
-        L, D = policy.objective()
-        if case == "it never pays":
-            return L - L.detach(), D
-        if case == "it always leaves the region":
-            return L, D + 1.0
-        return 0 * L, D
-    metrics = trpo.trust_region_step(policy.weights, objective, 0.01, 0.1)
+    start, L, D = softmax_policy()
+    functions = {
+        "it never pays": (lambda theta: L(theta) - L(theta).detach(), D),
+        "it always leaves the region": (L, lambda theta: D(theta) + 1),
+        "there is no gradient": (lambda theta: 0 * L(theta), D)}[case]
+    end, metrics = step(start, *functions, 0.01, 0.1)
     assert metrics["trpo/backtracks"] == 10
-    assert torch.equal(policy.theta(), start)
+    assert torch.equal(end, start)
 
 
 # ---- the update ------------------------------------------------------------------------------

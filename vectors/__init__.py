@@ -34,7 +34,7 @@ ALIASES = {alias: name for name, aliases in {
 class Outcome(NamedTuple):
     case: dict
     errors: list            # sentences; none if the function is right
-    skipped: str            # why the function was not called, or ""
+    skipped: str = ""       # why the function was not called
     choice: str = ""        # the convention of the case's "also" by which the function is right
     sign: float = None      # a number of the wrong results or gradients, by which a mistake shows
     raised: bool = False    # whether the only error is an exception
@@ -84,16 +84,16 @@ def module_of(tool):
 
 
 def arrays(case, integers, tool, dtype):
-    """Make arrays of a case's inputs; lists of texts stay lists. -> dict"""
+    """Make arrays of a case's inputs, but not of answers, which are texts. -> dict"""
     module = module_of(tool)
-    make = module.tensor if tool == "torch" else module.array
     found = {}
     for name, value in case["inputs"].items():
-        is_text = isinstance(value, list) and any(
-            one is None or isinstance(one, str) for one in value)
-        kind = getattr(module, "int64" if name in integers else dtype)
-        found[name] = value if is_text else make(
-            value if name in integers else floats(value), dtype=kind)
+        if name in integers:
+            found[name] = module.asarray(value, dtype=module.int64)
+        elif name == "answers":
+            found[name] = value
+        else:
+            found[name] = module.asarray(floats(value), dtype=getattr(module, dtype))
     return found
 
 
@@ -105,9 +105,9 @@ def average(x, case, tool):
     divisors = {"sequence_mean": [B * max(1, n) for n in counts],
                 "token_mean": [max(1, sum(counts))] * B, "sequence_sum": [B] * B,
                 "constant": [B * length] * B}[case["parameters"]["how"]]
+    weights = [[m / d for m in row] for row, d in zip(mask, divisors)]
     module = module_of(tool)
-    make = module.tensor if tool == "torch" else module.array
-    weights = make([[m / d for m in row] for row, d in zip(mask, divisors)], dtype=x.dtype)
+    weights = module.asarray(weights, dtype=x.dtype)
     return (module.where(weights > 0, x, 0.0) * weights).sum()
 
 
@@ -136,13 +136,39 @@ def renamed(function, case):
             if name not in known and ALIASES.get(name.lower()) in known - parameters.keys()}
 
 
+def unfit(function, case, fixed):
+    """Tell why a function cannot be called for a case, or "". -> sentence, names it can get"""
+    theirs = renamed(function, case)
+    parameters = inspect.signature(function).parameters.values()
+    takes = {one.name for one in parameters} - {*theirs.values()} | theirs.keys()
+    names = case["inputs"].keys() | case["parameters"].keys()
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        names &= takes
+    missing = case["parameters"].keys() - names - {*fixed, *case.get("optional", ())}
+    low, high = (case["parameters"].get(f"epsilon_{end}") for end in ("low", "high"))
+    if low == high and "epsilon_low" in names:              # one epsilon for both bounds
+        missing -= {"epsilon_high"}
+    if missing:
+        return f"the function does not take {', '.join(sorted(missing))}", names
+    needed = [one.name for one in parameters if one.default is one.empty
+              and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+              and one.name not in {*names, *theirs.values()}]
+    return f"the function needs {', '.join(needed)}" if needed else "", names
+
+
 def call(function, case, content, tool, dtype, names, way=""):
     """Call a function with those inputs and parameters of a case that are in `names`.
-    -> {result: array}, {result: {input: gradient}} or None if numpy computes no gradients"""
+    -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
     theirs = renamed(function, case)
+    slopes = {} if tool == "numpy" else {
+        result: [leaf for leaf in leaves if leaf in names]
+        for result, leaves in case.get("gradient", {}).items()}
 
     def given():
         known = arrays(case, content["integers"], tool, dtype) | case["parameters"]
+        if tool == "torch":
+            for leaf in {leaf for leaves in slopes.values() for leaf in leaves}:
+                known[leaf].requires_grad_()
         return {name: x for name, x in known.items() if name in names}
 
     def run(known):
@@ -154,31 +180,23 @@ def call(function, case, content, tool, dtype, names, way=""):
             found = [average(found[0], case, tool)]
         return dict(zip(content["results"], found))
 
-    slopes = {result: [leaf for leaf in leaves if leaf in names]
-              for result, leaves in case.get("gradient", {}).items()}
-    if tool == "numpy":
-        return run(given()), None
+    # a function may change its inputs, or free what it keeps for a gradient, so all are new
+    return run(given()), {result: gradient(run, given(), result, leaves, tool)
+                          for result, leaves in slopes.items()}
+
+
+def gradient(function, known, result, leaves, tool):
+    """Compute the gradient of the sum of a result of function(known). -> {leaf: gradient}"""
+    leaves = {leaf: known[leaf] for leaf in leaves}
     if tool == "jax":
         jax = importlib.import_module("jax")
-        return run(given()), {
-            result: jax.grad(lambda leaves: run(given() | leaves)[result].sum())(  # noqa: B023
-                {leaf: given()[leaf] for leaf in leaves}) for result, leaves in slopes.items()}
+        return jax.grad(lambda leaves: function(known | leaves)[result].sum())(leaves)
     torch = importlib.import_module("torch")
-    results = None
-    gradients = {}
-    for result, leaves in (slopes or {"": []}).items():     # a backward pass may free what it used
-        known = given()
-        for leaf in leaves:
-            known[leaf].requires_grad_()
-        found = run(known)
-        results = results or {name: x.detach() if torch.is_tensor(x) else x
-                              for name, x in found.items()}
-        gradients[result] = {leaf: torch.zeros_like(known[leaf]) for leaf in leaves}
-        total = torch.as_tensor(found.get(result, 0)).sum()
-        if total.requires_grad:
-            slope = torch.autograd.grad(total, [known[leaf] for leaf in leaves], allow_unused=True)
-            gradients[result] |= {leaf: x for leaf, x in zip(leaves, slope) if x is not None}
-    return results, gradients
+    total = torch.as_tensor(function(known).get(result, 0.0)).sum()
+    if not total.requires_grad:
+        return {name: torch.zeros_like(x) for name, x in leaves.items()}
+    slopes = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
+    return dict(zip(leaves, slopes))
 
 
 # ---- 2. comparing ----------------------------------------------------------------------------
@@ -199,7 +217,7 @@ def show(x):
     return f"{x:.6g}" if isinstance(x, float) else str(x)
 
 
-def difference(what, found, right, inputs, relative, absolute):
+def difference(what, found, right, given, relative, absolute):
     """Compare a result or a gradient. -> list of sentences: the first wrong number, the numbers
     that it is made from, and what all wrong numbers have in common"""
     (shape, found), (size, right) = flat(found), flat(right)
@@ -215,16 +233,16 @@ def difference(what, found, right, inputs, relative, absolute):
     if a == b:
         a, b = repr(found[first]), repr(right[first])
     sentences = [f"{what}{f' at {place}' if place else ''} is {a}, should be {b}"]
-    given = []
-    for name, value in inputs.items():
-        depth = len(flat(value)[0])
+    sources = []
+    for name, x in given.items():
+        depth = len(flat(x)[0])
         for n, i in enumerate(place[:max(1, depth - 1)]):   # the row of a table, not one number
-            if isinstance(value, list) and len(value) == size[n]:
-                value = value[i]
-        if place and len(flat(value)[1]) <= 8:
-            given.append(f"{name} {show(value)}")
-    if given:
-        sentences.append(f"made from {', '.join(given)}")
+            if isinstance(x, list) and len(x) == size[n]:
+                x = x[i]
+        if place and len(flat(x)[1]) <= 8:
+            sources.append(f"{name} {show(x)}")
+    if sources:
+        sentences.append(f"made from {', '.join(sources)}")
     factors = {f"{found[n] / right[n]:.4g}" if right[n] else "inf" for n in wrong}
     if not any(found) and what.startswith("the gradient"):
         sentences.append("no gradient arrives there: is something detached?")
@@ -240,11 +258,16 @@ def weighted(values):
     return sum(numbers) if len(shape) == 2 else sum(n * x for n, x in enumerate(numbers, 1))
 
 
+def slope_sign(gradients):
+    """Show gradients by one number, in which those of the second input count twice."""
+    return sum(k * weighted([[x]]) for found in gradients.values()
+               for k, x in enumerate(found.values(), 1))
+
+
 def compare(case, results, gradients, names, relative, absolute):
     """Compare results and gradients with the answers in a case. A scalar result is compared with
     the mean of a list. -> list of sentences, a number of the wrong results or gradients"""
-    given = {name: x for name, x in case["inputs"].items() if name in names}
-    bounds = (given, relative, absolute)
+    limits = ({name: x for name, x in case["inputs"].items() if name in names}, relative, absolute)
     errors = []
     size = 1
     for name in case["right"].keys() & results.keys():
@@ -252,37 +275,15 @@ def compare(case, results, gradients, names, relative, absolute):
         if isinstance(right, list) and not flat(results[name])[0]:
             size = len(right)
             right = sum(right) / size
-        errors += difference(name, results[name], right, *bounds)
-    slopes = [(name, leaf, x) for name, found in (gradients or {}).items()
-              for leaf, x in found.items()]
-    sign = weighted(results.values()) if errors else sum(
-        k * weighted([[x]]) for found in (gradients or {}).values()
-        for k, x in enumerate(found.values(), 1))
-    for name, leaf, x in slopes:
-        right = case["gradient"][name][leaf]
-        if size > 1:
-            right = [slope / size for slope in right]
-        errors += difference(f"the gradient of {name} in {leaf}", x, right, *bounds)
+        errors += difference(name, results[name], right, *limits)
+    sign = weighted(results.values()) if errors else slope_sign(gradients)
+    for name, found in gradients.items():
+        for leaf, x in found.items():
+            right = case["gradient"][name][leaf]
+            if size > 1:
+                right = [slope / size for slope in right]
+            errors += difference(f"the gradient of {name} in {leaf}", x, right, *limits)
     return errors, sign * size
-
-
-def unfit(function, case, fixed):
-    """Tell why a function cannot be called for a case, or "". -> sentence, names it can get"""
-    ours = {name: our for our, name in renamed(function, case).items()}
-    parameters = {ours.get(name, name): one.replace(name=ours.get(name, name))
-                  for name, one in inspect.signature(function).parameters.items()}
-    names = case["inputs"].keys() | case["parameters"].keys()
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        names &= parameters.keys()
-    missing = case["parameters"].keys() - names - {*fixed, *case.get("optional", ())}
-    low, high = (case["parameters"].get(f"epsilon_{end}") for end in ("low", "high"))
-    if low == high and "epsilon_low" in names:              # one epsilon for both bounds
-        missing -= {"epsilon_high"}
-    if missing:
-        return f"the function does not take {', '.join(sorted(missing))}", names
-    needed = [one.name for one in parameters.values() if one.default is one.empty
-              and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and one.name not in names]
-    return f"the function needs {', '.join(needed)}" if needed else "", names
 
 
 def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=(),
@@ -301,15 +302,15 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
     except Exception as error:
-        return Outcome(case, [f"{type(error).__name__}: {error}"], "", raised=True)
+        return Outcome(case, [f"{type(error).__name__}: {error}"], raised=True)
     bounds = (names, limit, own.get("absolute", limit))
-    slopes = [(leaf, x) for found in (gradients or {}).values() for leaf, x in found.items()]
-    data = tuple(leaf for leaf, x in slopes if leaf in DATA and any(flat(x)[1]))
-    if not detached and gradients:
+    data = tuple(leaf for found in gradients.values() for leaf, x in found.items()
+                 if leaf in DATA and any(flat(x)[1]))
+    if not detached:
         gradients = {name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
                      for name, found in gradients.items()}
     errors, sign = compare(case, results, gradients, *bounds)
     for choice, answer in case.get("also", {}).items() if errors else ():
         if not compare(case | answer, results, gradients, *bounds)[0]:
-            return Outcome(case, [], "", choice, data=data)
-    return Outcome(case, errors, "", "", sign, data=data)
+            return Outcome(case, [], choice=choice, data=data)
+    return Outcome(case, errors, sign=sign, data=data)

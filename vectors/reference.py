@@ -9,12 +9,12 @@ import math
 
 from mpmath import exp, expm1, log, mp, mpf, sqrt
 
+import vectors
+
 mp.dps = 100
 STEP = mpf(10) ** -20                   # central differences are then exact to about 40 digits
 ZERO = mpf(0)
-# Data of the equations, without a gradient.
-DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_rejected",
-        "teacher_logits", "sampler_logits"}
+DATA = vectors.DATA                     # inputs of the equations without a gradient
 
 
 def gradient(function, x):
