@@ -42,12 +42,13 @@ def test_a_critic_and_the_rewards_less_the_kl_to_the_base_give_advantages_and_re
     ("clip", 0.0, 4, True), ("clip", 1e9, 4, True), ("clip", 1e-9, 1, False),
     ("penalty", 1e-9, 4, True)])
 def test_with_the_clip_passes_end_before_the_step_of_a_policy_that_has_gone_too_far(
-        scene, spy, trust_region, target_kl, num_steps, is_moved):
+        scene, watch, trust_region, target_kl, num_steps, is_moved):
     scene = scene(num_iterations=4, trust_region=trust_region, target_kl=target_kl)
     before = weights(scene.policy)                      # it is already far from the batch
-    steps = spy(lambda args, metrics: metrics["approx_kl"])
+    histories = watch(common, "mean_metrics", lambda history: history)
     scene.update()
-    assert len(steps) == num_steps and steps[0] > 1e-6
+    [steps] = histories
+    assert len(steps) == num_steps and steps[0]["approx_kl"] > 1e-6
     assert torch.equal(weights(scene.policy), before) != is_moved
 
 

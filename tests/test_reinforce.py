@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, ones, scripts
+from conftest import TINY, close, f64, gradient, ones, randn, scripts
 from update_scenes import gradient_of, made_batch
 
 import common
@@ -49,11 +49,11 @@ PRICE = 0.1 * HALF              # penalty for such a token with beta = 0.1
 
 
 @pytest.fixture
-def four_answers(random_table):
+def four_answers(bigram):
     """four_answers(**flags): compute the advantages of four answers, of which the third is right.
     The base finds each token half as likely as the policy that sampled it. -> (4, 3)"""
     EOS, PAD = reinforce.EOS, reinforce.PAD
-    reference = random_table()
+    reference = bigram(randn(320, 320))
     mask = f64([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
     tokens = [[7, 8, EOS], [EOS, PAD, PAD], [5, 6, 7], [7, EOS, PAD]]
     batch = made_batch(reinforce, [[1]] * 4, tokens, mask, mask, 4, f64([[0, 0, 1, 0]]))
