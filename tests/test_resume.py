@@ -24,17 +24,13 @@ EVERYTHING = [
     ("ppo", STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
                         "nll_coef": 0.1, "critic_pretrain_steps": 1, "length_adaptive": True}),
     ("grpo", STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
-                         "base_steps": 40, "task": "arithmetic:2-3"}),
-    ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
-                         "task": "arithmetic:2,lookup", "reward": "accuracy+length"}),
+                         "base_steps": 40, "task": "arithmetic:2-3", "reward": "accuracy+length"}),
     ("dpo", STATEFUL | {"online": True}),
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.distill", STATEFUL | {"teacher": "self", "teacher_model_kind": "ema", "task": "key",
                                      "beta": 1.0}),
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 10,
-                       "beta": 0.05, "kl_target": 0.001}),
-    ("examples.zoo", {"loss_type": "clip_cov", "advantage": "rpp", "num_iterations": 2,
-                      "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1})]
+                       "beta": 0.05, "kl_target": 0.001})]
 
 
 # ---- resuming --------------------------------------------------------------------------------
@@ -67,22 +63,19 @@ def test_a_run_goes_on_without_the_other_run_that_it_began_with(
     assert not difference(outcome(one), outcome(three))
 
 
-def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, capsys):
+def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, stops):
     """It gets the default of a new flag, and ignores a flag that is gone, unless the run set it."""
     folder = new_run(max_steps=5)
     path = folder / "config.json"
     record = json.loads(path.read_text())
     del record["config"]["delta"]
-    path.write_text(json.dumps({**record, "config": record["config"] | {"old_flag": 0.5}}))
-    with pytest.raises(SystemExit):
-        resume(folder, max_steps=10)
-    assert "this version has no --old_flag; resume with" in capsys.readouterr().err
+    record["config"]["old_flag"] = 0.5
+    path.write_text(json.dumps(record))
+    stops("this version has no --old_flag; resume with", resume, folder, max_steps=10)
     record["config"]["old_flag"] = 0.0
     path.write_text(json.dumps(record))
     resume(folder, max_steps=10)
     assert not difference(outcome(folder), outcome(whole))
-    _, flags = plumbing.read_config(folder)
-    assert flags["delta"] == script.Config.delta
 
 
 # ---- kill -9 ---------------------------------------------------------------------------------
@@ -96,16 +89,13 @@ MOMENTS = {
 
 
 def die_in(owner, name, file, number):
-    """Make one call of a function kill the process; torch.save writes half a file before that."""
+    """Make one call of a function kill the process."""
     function = getattr(owner, name)
     calls = []
 
     def mortal(*args, **options):
         calls.extend(1 for value in args if str(getattr(value, "name", value)).endswith(file))
         if len(calls) == number:
-            if owner is torch:
-                args[1].write(b"half")
-                args[1].flush()
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args, **options)
     setattr(owner, name, mortal)
@@ -130,24 +120,14 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
 # ---- numbers that are not finite -------------------------------------------------------------
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
-        script, new_run, whole, capsys, tmp_path, monkeypatch):
-    loss = script.aggregate
-    log = plumbing.Run.log
-
-    def failing(*args, **options):
-        return loss(*args, **options) * factor[-1]
-
-    def counted(run, *args):
-        log(run, *args)
-        factor.append(math.nan if run.step >= 4 else 1)
-    factor = [1]
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(plumbing.Run, "log", counted)
-        patch.setattr(script, "aggregate", failing)
-        new_run()
-    assert stop.value.code == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and re.search(r"step \d+: .*'loss': nan", error)
+        script, new_run, whole, stops, tmp_path, monkeypatch, watch):
+    aggregate = script.aggregate
+    logged = watch(plumbing.Run, "log", lambda run, *_: run.step)
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "aggregate", lambda *args: (
+            aggregate(*args) * (math.nan if len(logged) >= 4 else 1)))
+        error = stops("'loss': nan", new_run, code=1)
+    assert re.match(r"error: step \d+: ", error)
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run0")
     assert not difference(outcome(tmp_path / "run0"), outcome(whole))
