@@ -193,6 +193,15 @@ def at_work_folder(work):
 
 
 @pytest.fixture
+def own_bases(tmp_path, monkeypatch):
+    """Work in an empty folder whose runs/base no other test uses. -> runs/base"""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/base"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
 def whole(script, work):
     """The folder of an uninterrupted run of 10 steps, which is made once for each script."""
     folder = work / f"whole-{script.__name__}"

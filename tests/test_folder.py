@@ -108,13 +108,6 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeyp
 
 # ---- what other runs left --------------------------------------------------------------------
 
-@pytest.fixture
-def own_bases(tmp_path, monkeypatch):
-    """Work in a folder that has no base yet."""
-    monkeypatch.chdir(tmp_path)
-    Path("runs/base").mkdir(parents=True)
-
-
 def test_a_damaged_base_is_made_again(own_bases, new_run):
     flags = {"base_steps": 5, "max_steps": 1}
     before = outcome(new_run(**flags))
