@@ -2,8 +2,6 @@
 the gradient, the learning rates, and the step of Muon."""
 import contextlib
 import dataclasses
-import functools
-import sys
 from pathlib import Path
 
 import pretend
@@ -130,25 +128,6 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
     assert sorted(of_matrices) == pytest.approx(sorted(2 * 7 * [5 * rate for rate in expected]))
     assert norms == pytest.approx([1.0] * 80, rel=1e-3)         # without a clip, 1.4 to 4.8
     assert {*zip(*others)} == {(1 + 2 * 2 + 1, (0.9, 0.95), 0.0)}       # the embedding, 5 norms
-
-
-def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(monkeypatch):
-    gradients = torch.randn(4, 3, 5).unbind()
-
-    def train(make):
-        weight = torch.nn.Parameter(torch.ones(3, 5))
-        optimizer = make([weight], lr=0.01)
-        for gradient in gradients:
-            optimizer.load_state_dict(optimizer.state_dict())
-            optimizer.zero_grad()
-            weight.grad = gradient.clone()
-            optimizer.step()
-        return weight, str(optimizer.state_dict())
-    with monkeypatch.context() as patch:        # first, because torch's methods import it only once
-        patch.setitem(sys.modules, "torch._dynamo", None)       # importing it fails
-        weight, state = train(plumbing.AdamW)
-    expected = train(functools.partial(torch.optim.AdamW, weight_decay=0.0))
-    assert torch.equal(weight, expected[0]) and state == expected[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

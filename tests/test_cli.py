@@ -112,29 +112,6 @@ def test_what_cannot_work_is_refused(refused, line, request):
     refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
 
 
-ACCEPTED = """
-    ppo --length_adaptive --alpha 0.5 --beta 0.1 --kl_target 0.01
-    grpo --delta 2 --scale_rewards mean
-    dpo --loss_type robust --label_smoothing 0.4
-    dpo --loss_type simpo --simpo_gamma 1
-    examples.lag --method gspo --importance_sampling_level sequence_token
-    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 0.5
-    examples.distill --distillation_mode sampled_token --gamma 0.5 --teacher_coef 1 --baseline mean
-    examples.distill --teacher self --hint sibling --teacher_model_kind ema --teacher_update_rate 1
-    examples.turns --task number --gamma 0.9 --step_advantage_w 2
-    examples.turns --task number --gamma 0.9 --adv_estimator reward_to_go
-    examples.zoo --loss_type clip_cov --clip_cov_ratio 0.1 --delta 2 --epsilon 0.1
-    examples.zoo --advantage passk --dynamic_sampling 2 --overlong_buffer 4
-    examples.zoo --advantage gdpo --reward accuracy+format"""
-
-
-@pytest.mark.parametrize("line", [line.strip() for line in ACCEPTED.split("\n") if line])
-def test_flags_that_fit_together_are_accepted(line):
-    script, *argv = shlex.split(line)
-    kind = importlib.import_module(script).Config
-    assert plumbing.parse_flags(kind, ["--device", "cpu", *argv]) != kind(device="cpu")
-
-
 # ---- damaged files ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("old, new", [
