@@ -5,7 +5,7 @@ import hashlib
 import importlib
 import itertools
 import json
-import os
+import multiprocessing
 import re
 import shutil
 import signal
@@ -141,27 +141,12 @@ def resume(folder, **flags):
     return main(arguments({"resume_from_checkpoint": folder} | flags))
 
 
-def children(*functions):
-    """Call each function in a process of its own, all at the same moment. -> exit codes"""
-    ready, go = os.pipe()
-    numbers = []
-    for function in functions:
-        number = os.fork()
-        if number == 0:
-            code = 70
-            try:
-                os.close(go)
-                os.read(ready, 1)               # returns when the parent closes its end
-                function()
-                code = 0
-            except SystemExit as end:
-                code = end.code or 0        # os._exit(None) raises, so this process would go on
-            finally:
-                os._exit(code)
-        numbers.append(number)
-    os.close(ready)
-    os.close(go)
-    return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
+def child(function):
+    """Call a function in a process of its own. -> its exit code"""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, contents
-from small_runs import INSTANT, SMALL, arguments, children, difference, load, outcome, resume, steps
+from small_runs import INSTANT, SMALL, arguments, child, difference, load, outcome, resume, steps
 
 import grpo
 import plumbing
@@ -58,13 +58,13 @@ def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd
 
     def resumed_by_another(run, *args):
         before = contents(folder)
-        codes.extend(children(lambda: resume(folder)))
+        codes.append(child(lambda: resume(folder)))
         assert contents(folder) == before
     monkeypatch.setattr(plumbing.Run, "log", resumed_by_another)
     script.main(arguments(INSTANT | {"output_dir": folder, "max_steps": 2}))
     assert codes == [2, 2]
     assert capfd.readouterr().err.count("this run is still in progress") == 2
-    assert children(lambda: resume(folder)) == [0]          # now it has ended
+    assert child(lambda: resume(folder)) == 0               # now it has ended
 
 
 def test_a_home_folder_is_found_in_every_flag_that_takes_a_path(script, tmp_path, monkeypatch):
@@ -214,7 +214,7 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
         train("fails", lambda *_: 1 / 0)
     signal.raise_signal(signal.SIGTERM)
     assert len(mine) == 2
-    train("forks", lambda *_: float(children(lambda: signal.raise_signal(signal.SIGTERM)) == [0]))
+    train("forks", lambda *_: float(child(lambda: signal.raise_signal(signal.SIGTERM)) == 0))
     assert steps(tmp_path / "forks")[0]["reward"] == 1
 
 

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 import torch
-from small_runs import SMALL, arguments, difference, load, outcome, resume
+from small_runs import SMALL, arguments, child, difference, load, outcome, resume
 
 import grpo
 import plumbing
@@ -103,16 +103,10 @@ def die_in(owner, name, file, number):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_path, moment):
-    words = arguments(SMALL | {"output_dir": tmp_path / "run"})
-    child = os.fork()
-    if child == 0:
-        try:
-            die_in(*MOMENTS[moment])
-            script.main(words)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    def mortal():
+        die_in(*MOMENTS[moment])
+        script.main(arguments(SMALL | {"output_dir": tmp_path / "run"}))
+    assert child(mortal) == -signal.SIGKILL
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
 

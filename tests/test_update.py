@@ -12,9 +12,6 @@ from update_scenes import NUM_ROWS, Scene, gradients, made_batch, weights
 import common
 import nano
 
-from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from pairs
-
-
 # ---- optimizer steps -------------------------------------------------------------------------
 
 @scripts("grpo", "gspo")
@@ -177,7 +174,7 @@ def test_the_kl_is_that_of_the_policy_that_sampled_and_without_a_weight_by_one_r
         close(ref_logps, scene.ref_logps())
 
 
-@from_rows
+@scripts("reinforce", "ppo", "grpo", "gspo")
 def test_the_reference_of_a_run_stays_where_the_policy_began(train):
     kl = [metrics["kl"] for metrics in train("", num_steps=4).metrics]
     assert abs(kl[0]) < 1e-4
