@@ -110,26 +110,20 @@ def changed_weights(one, other):
 
 # ---- running ---------------------------------------------------------------------------------
 
-@contextlib.contextmanager
-def handlers_restored():
-    """Restore the handlers of signals afterwards, because a run replaces them."""
-    handlers = {number: signal.getsignal(number)
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+@pytest.fixture(autouse=True)
+def restored_handlers():
+    """Restore the handlers of signals after each test, because an interrupted run replaces them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-@pytest.fixture(autouse=True)
-def restored_handlers():
-    with handlers_restored():
-        yield
-
-
 @contextlib.contextmanager
 def at_work(folder):
-    """Work in the folder, and restore the handlers of signals afterwards."""
-    with handlers_restored(), pytest.MonkeyPatch.context() as patch:
+    """Work in the folder."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield
 
@@ -171,10 +165,10 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture
-def at_work_folder(work):
+def at_work_folder(work, monkeypatch):
     """Run the test in the folder `work`."""
-    with at_work(work):
-        yield work
+    monkeypatch.chdir(work)
+    return work
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def run_printed(text, name):
     return done.stdout, done.returncode
 
 
-def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd, restored_handlers):
+def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd):
     monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit) as stop:
         grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))

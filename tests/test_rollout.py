@@ -1,6 +1,8 @@
 """Test that a rollout samples each row from the policy's probabilities, token by token and
 independently of all other rows; and scoring, which reads each prompt once. The model's code is
 identical in all scripts, so these tests use grpo.py. test_export.py compares it with a Llama."""
+import dataclasses
+
 import pytest
 import torch
 from conftest import close
@@ -42,6 +44,27 @@ def test_the_extreme_uniforms_give_tokens_that_can_be_sampled(config, bigram, dt
         assert sampled_tokens.min() >= 5
         assert sampled_tokens.max() < V - 50
         assert logps.isfinite().all() and entropy.isfinite().all()
+
+
+# ---- which rollout runs ----------------------------------------------------------------------
+
+@pytest.mark.parametrize("device, kernel, is_graph", [
+    ("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "triton", True),
+    ("cuda", "torch", False)])
+def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
+        config, load_task, monkeypatch, device, kernel, is_graph):
+    """A task that inserts text has its own rollout."""
+    cfg = config(device=device, kernel=kernel)
+    policy = grpo.GPT(cfg)
+    T = torch.tensor([cfg.max_completion_length])
+    monkeypatch.setattr(
+        grpo, "encode_prompts", lambda *given: common.encode_prompts(*given[:2], "cpu"))
+    monkeypatch.setattr(common.kernels, "applies", lambda *_: False)
+    monkeypatch.setattr(common.kernels, "rollout", lambda *given: (*grpo.rollout(*given)[:4], T))
+    for name in ("arithmetic", "lookup"):
+        task = load_task(dataclasses.replace(cfg, task=name))
+        batch = grpo.complete(policy, task, cfg, common.sample_problems(task, 1, 0))
+        assert (batch.lengths is T) == (is_graph and name == "arithmetic")
 
 
 def test_nano_samples_from_the_probabilities_that_it_trains():
