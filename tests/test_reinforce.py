@@ -12,7 +12,6 @@ import common
 import reinforce
 
 pytestmark = pytest.mark.quick
-with_scene = scripts("reinforce")
 
 # A policy of three actions whose logits are log pi. Row a of SCORES is the gradient of log pi(a)
 # with respect to the logits.
@@ -106,7 +105,7 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
     close(reinforce.token_rewards(task, batch, cfg), 0 * ones(4, 2))
 
 
-@with_scene
+@scripts("reinforce")
 def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
     scene = scene(micro_batch_size=3)
     batch = scene.batch
