@@ -2,14 +2,15 @@
 the gradient, the learning rates, and the step of Muon."""
 import contextlib
 import dataclasses
+import importlib
 from pathlib import Path
 
 import pretend
 import pytest
 import torch
-from conftest import ROOT, close, every_script
+from conftest import ROOT, SCRIPTS, TINY, close, every_script
 from small_models import Recording
-from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
+from small_runs import INSTANT, changed_weights, load, policy_of, read_summary
 from update_scenes import gradients
 
 import common
@@ -17,39 +18,28 @@ import grpo
 import plumbing
 from kernels import decode
 
-FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
-
 
 def times(folder):
     """Map each cached base to the time it was written. -> dict"""
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-@pytest.fixture(scope="module")
-def of_grpo(tmp_path_factory):
-    """The folder of a run of grpo.py with two steps. runs/base, next to it, has the run's base."""
-    folder = tmp_path_factory.mktemp("bases")
-    (folder / "runs/base").mkdir(parents=True)
-    with at_work(folder):
-        grpo.main(arguments(SMALL | FEW | {"output_dir": "of-grpo", "max_steps": 2}))
-    return folder / "of-grpo"
-
-
 # ---- which runs share a base -----------------------------------------------------------------
 
+def test_all_scripts_share_a_base(own_bases):
+    for name in SCRIPTS:
+        script = importlib.import_module(name)
+        cfg = script.Config(**TINY, base_steps=0)
+        plumbing.load_base(script.GPT(cfg), common.load_task(cfg, script.verify), cfg)
+    assert len(times(own_bases)) == 1
+
+
 @every_script
-def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
-        new_run, of_grpo, monkeypatch):
-    """The first script that runs makes the base, from code that is the same in all scripts."""
-    monkeypatch.chdir(of_grpo.parent)
-    bases = of_grpo.parent / "runs/base"
-    before = times(bases)
-    assert not changed_weights(load(new_run(**FEW) / "base.pt"), load(of_grpo / "base.pt"))
-    folder = new_run(**FEW, init_from=of_grpo)
-    assert times(bases) == before
-    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(of_grpo))
-    trained = read_summary(of_grpo)["trained"]
-    assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
+def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
+    folder = new_run(**INSTANT, init_from=finished, base_seed=1)
+    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(finished))
+    base = read_summary(folder)["base"]
+    assert base | read_summary(finished)["trained"] == base
 
 
 @pytest.mark.parametrize("file, old, new, is_same", [
