@@ -2,15 +2,18 @@
 
 All of them use the scripts' own functions, in float64. `slope` is the gradient in log pi.
 """
+import re
+
 import pytest
 import torch
-from conftest import close, gradient, ones, randn
+from conftest import ROOT, close, gradient, ones, randn
 
 import dpo
 import grpo
 import gspo
 import ppo
 import reinforce
+from learn.path import rungs
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).double()        # three outputs
 OLD = -1 - randn(3, 4).abs()                            # log pi_old
@@ -72,3 +75,14 @@ def test_dpos_gradient_is_a_weighted_reinforce_of_its_pair():
     weight = 0.1 * torch.sigmoid(-margin).detach()      # larger if the pair is in the wrong order
     A_pair = weight * torch.tensor([[1], [-1], [0]]).expand(3, 4)
     close(slope(loss), slope(reinforce.policy_loss(LOGPS, A_pair, MASK)))
+
+
+@pytest.mark.parametrize("name, script, how", [
+    ("nano", grpo, "sequence_mean"), ("real", grpo, "sequence_mean"),
+    ("drgrpo", grpo, "constant"), ("gspo", gspo, "sequence_mean")])
+def test_nano_real_and_the_rungs_of_the_path_have_the_losses_of_the_scripts(name, script, how):
+    source = rungs.script(name) if name in rungs.RUNGS else (ROOT / f"{name}.py").read_text("utf-8")
+    exec(re.search("def surrogate_loss.*?\n\n", source, re.S)[0], one := {"torch": torch, "T": 4})
+    bounds = (0.03, 0.04) if script is gspo else (0.2, 0.28)
+    theirs = script.aggregate(script.policy_loss(LOGPS, OLD, A, MASK, "grpo", *bounds), MASK, how)
+    close(slope(one["surrogate_loss"](LOGPS, OLD, A, MASK)), slope(theirs))
