@@ -61,7 +61,7 @@ REFUSED = """
     grpo --output_dir=                                  | empty value
     grpo --num_generations 1                            | at least 2 completions
     grpo --hidden_size 30                               | multiple of 4
-    grpo --temperature 0                                | to explore
+    grpo --textbook_share 1.5                           | above 1
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | use torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
@@ -73,21 +73,43 @@ REFUSED = """
     grpo --init_from nowhere                            | nowhere
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
-    ppo --kl_target 0.1                                 | --beta
+    ppo --trust_region penalty --penalty_coef 0         | must be above 0
     reinforce --method rejection --reward accuracy+format | --reward
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
     examples.distill --distillation_mode topk_logits --distillation_topk 320 | 320
     examples.distill --distillation_mode sampled_token --beta 0.5   | --beta 1
+    examples.distill --teacher_coef 0.5                             | sampled_token
+    examples.distill --baseline mean                                | without --teacher_coef
+    examples.distill --hint sibling                                 | without --teacher self
+    examples.distill --teacher self --teacher_update_rate 0.1       | ema
     examples.distill --teacher self --lmbda 0.5                     | --lmbda 1
     examples.distill --teacher self                                 | --task key
-    examples.trpo --epsilon 0.1                         | does not use it
+    examples.turns --gamma 1.1                          | --gamma
     examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
-    examples.turns --task countdown                     | has no turns
+    examples.zoo --loss_type gmpo --gmpo_epsilon 0      | must be above 0
     examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
+    grpo --temperature 0                                | to explore
+    grpo --num_key_value_heads 3                        | must divide
+    ppo --gamma 1.1                                     | at most 1
+    ppo --alpha 0.5                                     | --length_adaptive
+    ppo --kl_target 0.1                                 | --beta
+    ppo --penalty_coef 2                                | --trust_region penalty
+    reinforce --gamma 1.1                               | at most 1
+    dpo --beta 0                                        | above 0
+    dpo --simpo_gamma 1                                 | --loss_type simpo
+    examples.lag --importance_sampling_level sequence_token         | --method gspo
+    examples.distill --beta 1.1                         | at most 1
+    examples.distill --lmbda 1.1                        | at most 1
+    examples.distill --gamma 0.5                        | sampled_token
+    examples.trpo --max_kl 0                            | above 0
+    examples.trpo --epsilon 0.1                         | does not use it
+    examples.turns --task countdown                     | has no turns
     examples.zoo --gmpo_epsilon 0.3                     | --loss_type gmpo
     examples.zoo --epsilon 0.1                          | has no clip
+    examples.zoo --top_entropy_quantile 0               | above 0
+    examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
     engines.here --epsilon 0.1                          | --loss
@@ -112,10 +134,40 @@ def test_what_cannot_work_is_refused(refused, line, request):
     refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
 
 
+ACCEPTED = """
+    ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01
+    ppo --length_adaptive --alpha 0.5 --beta 0.1 --kl_target 0.01
+    grpo --delta 2 --scale_rewards mean
+    reinforce --method rejection
+    dpo --label_smoothing 0.4
+    dpo --loss_type robust --label_smoothing 0.4
+    dpo --loss_type simpo --simpo_gamma 1
+    examples.lag --method gspo --importance_sampling_level sequence_token
+    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 0.5
+    examples.distill --distillation_mode topk_logits --distillation_topk 319
+    examples.distill --distillation_mode sampled_token --beta 0 --lmbda 0
+    examples.distill --distillation_mode sampled_token --gamma 0.5 --teacher_coef 1 --baseline mean
+    examples.distill --teacher self --hint sibling --teacher_model_kind ema --teacher_update_rate 1
+    examples.turns --task number --gamma 0.9 --step_advantage_w 2
+    examples.turns --task number --gamma 0.9 --adv_estimator reward_to_go
+    examples.zoo --loss_type clip_cov --clip_cov_ratio 0.1 --delta 2 --epsilon 0.1
+    examples.zoo --loss_type dapo --epsilon 0.1 --scale_rewards none
+    examples.zoo --advantage passk --dynamic_sampling 2 --overlong_buffer 4
+    examples.zoo --advantage gdpo --reward accuracy+format"""
+
+
+@pytest.mark.parametrize("line", [line.strip() for line in ACCEPTED.split("\n") if line])
+def test_flags_that_fit_together_are_accepted(line):
+    script, *argv = shlex.split(line)
+    kind = importlib.import_module(script).Config
+    assert plumbing.parse_flags(kind, ["--device", "cpu", *argv]) != kind(device="cpu")
+
+
 # ---- damaged files ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("old, new", [
-    ("{", "\udcff{"), ("}", ""), ('"temperature": 1.0', '"temperature": "warm"'),
+    ("{", "\udcff{"), ("}", ""), ("arithmetic:2", "chess"),
+    ('"temperature": 1.0', '"temperature": "warm"'),
     ('"temperature": 1.0', '"temperature": -1.0'), ('"loss_type": "grpo"', '"loss_type": "older"')])
 def test_a_damaged_config_is_refused(refused, run, old, new):
     path = run / "config.json"
@@ -137,9 +189,11 @@ def flip_one_bit(path):
 
 
 DAMAGES = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
     "one bit flipped": flip_one_bit,
     "a pickle with code": lambda path: path.write_bytes(pickle.dumps(Trap())),
     "a checkpoint with code": lambda path: torch.save({"policy": {}, "state": Trap()}, path),
+    "something else": lambda path: torch.save({"epoch": torch.ones(3)}, path),
     "another model": lambda path: torch.save({"policy": {"embed.weight": torch.ones(2)}}, path)}
 
 
