@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for():
     file = folder / "generation_config.json"
     config = json.loads(file.read_text()) | {
         "eos_token_id": [17, 99, 200], "top_k": 1, "top_p": 0.1, "repetition_penalty": 3.0,
-        "do_sample": False, "temperature": 0.01}
+        "do_sample": False, "temperature": 0.01, "early_stopping": True}
     file.write_text(json.dumps(config))
     policy, tokens, _ = batch_of(folder, G=40)
     ends = policy.generation_config.eos_token_id
@@ -218,6 +219,14 @@ def test_autocast_rounds_products_and_no_weight_loses_its_gradient(capsys):
     ours, theirs = (gradient(policy, (one * mask).sum()) for one in (rounded, exact))
     for name, grad in ours.items():
         assert torch.cosine_similarity(grad.flatten(), theirs[name].flatten(), dim=0) > 0.99, name
+
+
+def test_the_gap_is_a_mean_over_tokens(change, capsys):
+    policy, tokens, logps = batch_of(random_model())
+    tokens[0, -5:] = real.PAD
+    change(N=len(tokens), sample_few=lambda *_: (tokens, logps + 0.25))
+    real.sample(policy, tokens[:, :real.W])
+    assert "gap 2.5e-01," in capsys.readouterr().out
 
 
 # ---- the sampler -----------------------------------------------------------------------------
@@ -373,6 +382,14 @@ def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, change)
     assert (before - after).abs().max() > 1e-3
 
 
+def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(change, capsys):
+    write_rows({"prompt": f"{i}=", "answer": i} for i in range(20))
+    change(HELD_OUT=100)
+    real.main(random_model(), "data.jsonl", steps=0)
+    assert len(real.PROBLEMS) == 18
+    assert capsys.readouterr().out.count("cut 1.000, gap ") == 2        # the model never ends
+
+
 def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
     """Under nohup, which ignores SIGHUP, the end of a terminal does not end it."""
     Path("mine.py").write_text(small_source(P=2, T=3, STEPS=10_000))
@@ -393,6 +410,32 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
     assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
+def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
+    folder = random_model()
+    Path("empty").mkdir()
+    shutil.copytree(folder, "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
+    for name in ("empty", "weightless", "missing"):
+        with pytest.raises(SystemExit, match="cannot be loaded: .{9}") as stop:
+            real.load(name)
+        assert "\n" not in str(stop.value)
+    load = real.AutoModelForCausalLM.from_pretrained
+
+    def quantized(*args, **options):
+        policy = load(*args, **options)
+        policy.config.quantization_config = {"bits": 4}
+        return policy
+    with monkeypatch.context() as patch:
+        patch.setattr(real.AutoModelForCausalLM, "from_pretrained", quantized)
+        with pytest.raises(SystemExit, match="has quantized weights"):
+            real.load(folder)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({key: config[key] for key in config
+                                               if not key.startswith("eos")}))
+    with pytest.raises(SystemExit, match="has no eos_token_id"):
+        real.load(folder)
+
+
 def test_an_adapter_is_refused_because_its_model_would_be_trained():
     peft = pytest.importorskip("peft")
     policy = real.load(random_model())
@@ -407,9 +450,10 @@ def test_a_window_that_a_fixed_cache_breaks_is_sampled_without_it_and_wrong_samp
         change):
     change(W=60, T=30, IS_FIXED=True)
     questions = ["((((3+4)-5)*4)-2)=" * 2, "3>"]
-    policy = real.load(random_model("gpt_neo", window_size=16))
-    real.sample(policy, real.encode(questions, real.W), greedy=True)
-    assert not real.IS_FIXED
+    for family, changes, is_fixed in (("llama", {}, True), ("gpt_neo", {"window_size": 16}, False)):
+        policy = real.load(random_model(family, **changes))
+        real.sample(policy, real.encode(questions, real.W), greedy=True)
+        assert is_fixed == real.IS_FIXED
     policy = real.load(random_model("mamba"))
     with pytest.raises(SystemExit, match="samples from other probabilities"):
         real.sample(policy, real.encode(questions, real.W), greedy=True)
@@ -445,7 +489,8 @@ def test_a_run_depends_on_its_seed_alone(change):
 
 @pytest.mark.parametrize("text, words", [
     (None, "No such file"), ('\ufeff{"prompt": "", "answer": ""}\n{', "'{'; write"),
-    ('{"prompt": "1+1="}', "'answer': "), ('{"prompt": 1, "answer": 2}', '"int"'),
+    ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "'answer': "),
+    ('{"prompt": [], "answer": 2}', '"list"'), ('{"prompt": 1, "answer": 2}', '"int"'),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     ("\n".join('{"prompt": "%s", "answer": "x"}' % ("1" * n) for n in range(1, 11)), "'x' is"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
