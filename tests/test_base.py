@@ -2,7 +2,9 @@
 the gradient, the learning rates, and the step of Muon."""
 import contextlib
 import dataclasses
+import functools
 import importlib
+import sys
 from pathlib import Path
 
 import pretend
@@ -44,12 +46,16 @@ def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
 
 @pytest.mark.parametrize("file, old, new, is_same", [
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
+    ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
     ("grpo.py", "A decoder layer: ", "A layer: ", True),                # docstring of Block
     ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
     ("grpo.py", "return torch.cat([left * cos", "return torch.cat([left + cos", False),   # rotate
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
+    ("common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
     ("common.py", "VOCAB_SIZE = 320 ", "VOCAB_SIZE = 384 ", False),
+    ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
     ("plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
+    ("plumbing.py", "held out:", "not seen:", True),
     ("plumbing.py", "# an orthogonal step", "# such a step", True),      # comment
     ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # a task of this test
     ("tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
@@ -118,6 +124,25 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
     assert sorted(of_matrices) == pytest.approx(sorted(2 * 7 * [5 * rate for rate in expected]))
     assert norms == pytest.approx([1.0] * 80, rel=1e-3)         # without a clip, 1.4 to 4.8
     assert {*zip(*others)} == {(1 + 2 * 2 + 1, (0.9, 0.95), 0.0)}       # the embedding, 5 norms
+
+
+def test_its_adamw_takes_the_steps_of_torch_but_does_not_import_torch_dynamo(monkeypatch):
+    gradients = torch.randn(4, 3, 5).unbind()
+
+    def train(make):
+        weight = torch.nn.Parameter(torch.ones(3, 5))
+        optimizer = make([weight], lr=0.01)
+        for gradient in gradients:
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad()
+            weight.grad = gradient.clone()
+            optimizer.step()
+        return weight, str(optimizer.state_dict())
+    with monkeypatch.context() as patch:        # first, because torch's methods import it only once
+        patch.setitem(sys.modules, "torch._dynamo", None)       # importing it fails
+        weight, state = train(plumbing.AdamW)
+    expected = train(functools.partial(torch.optim.AdamW, weight_decay=0.0))
+    assert torch.equal(weight, expected[0]) and state == expected[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -53,6 +53,17 @@ def test_samples_show_1_for_a_chosen_answer_and_minus_1_for_a_rejected_one(scrip
     assert torch.equal(labels[is_paired], 2 * rewards.flatten()[is_paired] - 1)
 
 
+@pytest.mark.parametrize("pairs, sizes", [(3, [1, 1, 1]), (1, [1]), (0, [0])])
+def test_an_update_has_no_more_steps_than_pairs(monkeypatch, pairs, sizes):
+    seen = []
+    monkeypatch.setattr(dpo, "backward", lambda *args: seen.append(len(args[3])) or {"loss": 1.0})
+    policy = torch.nn.Linear(1, 1)
+    cfg = dpo.Config(device="cpu", num_mini_batches=4)
+    rows = torch.arange(pairs)
+    dpo.update(policy, None, torch.optim.SGD(policy.parameters()), None, rows, rows, cfg, 0)
+    assert seen == sizes
+
+
 def test_orpo_compares_the_odds_of_mean_tokens_and_adds_the_likelihood_of_the_chosen_output():
     """p(w) is 0.6, so its odds are 1.5; p(l) is 0.25, so its odds are 1/3."""
     rows = f64([[0.9, 0.4, 0.2], [0.25, 0.25, 0.25]]).log().requires_grad_()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, contents
+from conftest import ROOT, contents, scripts
 from small_runs import INSTANT, SMALL, arguments, child, difference, load, outcome, resume, steps
 
 import grpo
@@ -163,6 +163,7 @@ def test_rewards_become_floats_where_they_enter(script, config, load_task, kind,
         assert batch.rewards.dtype == torch.float32 and (batch.rewards == 0.5).all()
 
 
+@scripts("reinforce", "grpo", "dpo")
 @pytest.mark.parametrize("reward, code, words", [
     (math.nan, 1, "step 1: not finite: .*'reward': nan"),
     (math.inf, 1, "step 1: not finite: .*'reward': inf"), (None, 2, "reward returned None")])

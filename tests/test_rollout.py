@@ -49,7 +49,8 @@ def test_the_extreme_uniforms_give_tokens_that_can_be_sampled(config, bigram, dt
 # ---- which rollout runs ----------------------------------------------------------------------
 
 @pytest.mark.parametrize("device, kernel, is_graph", [
-    ("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "torch", False)])
+    ("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "triton", True),
+    ("cuda", "torch", False)])
 def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
         config, load_task, monkeypatch, device, kernel, is_graph):
     """A task that inserts text has its own rollout."""

@@ -1,14 +1,25 @@
 """Test the files that a run writes, and that it learns."""
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ROOT, every_script
-from small_runs import SMALL, arguments, lines, read_summary, steps
+from small_runs import (
+    SMALL,
+    arguments,
+    changed_weights,
+    lines,
+    load,
+    policy_of,
+    read_summary,
+    steps,
+)
 
 import grpo
 import plumbing
@@ -32,6 +43,7 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
     for scores in (summary["base"], summary["trained"]):
         assert scores.keys() >= {"greedy", "pass@1", "pass@2", "maj@2", "mean_length",
                                  "think_share"}
+    assert 0 < summary["seconds_warm_start"] < summary["seconds_total"]
 
 
 def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluation(script, whole):
@@ -51,6 +63,21 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
         assert found.keys() >= {"eval/greedy", "eval/pass@1", "eval/greedy_length",
                                 "eval/mean_length"}
     assert lines(whole / "metrics.jsonl")[0].keys() == {"step", *found}
+
+
+def test_the_time_of_a_step_begins_when_the_step_before_has_been_saved(new_run, monkeypatch):
+    calls = SimpleNamespace(perf_counter=itertools.count().__next__)        # a clock that counts
+    monkeypatch.setattr(plumbing, "time", calls)
+    assert [line["step_time"] for line in steps(new_run(max_steps=3))] == [1, 1, 1]
+
+
+def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
+    folder = new_run(max_steps=0)
+    out = capsys.readouterr().out
+    assert (out.count("base:"), out.count("held out:")) == (1, 0)
+    summary = read_summary(folder)
+    assert summary["trained"] == summary["base"] == read_summary(whole)["base"]
+    assert not changed_weights(policy_of(folder), load(folder / "base.pt")["policy"])
 
 
 # ---- learning --------------------------------------------------------------------------------

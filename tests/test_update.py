@@ -15,7 +15,8 @@ import nano
 # ---- optimizer steps -------------------------------------------------------------------------
 
 @scripts("grpo", "gspo")
-def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, bigram):
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_ratio"])
+def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, bigram, estimator):
     """This holds however far apart they are: exp(2000) is infinite, and infinity times 0 is nan."""
     EOS, PAD, V = script.EOS, script.PAD, script.VOCAB_SIZE
     seen = []
@@ -28,7 +29,7 @@ def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, 
         mask = f64([[1.0, 0, 0], [1, 1, 1]])
         tokens = [[EOS, PAD, PAD], [7, 8, EOS]]
         batch = made_batch(script, [[1], [1]], tokens, mask, -6.0 * mask)
-        cfg = config(beta=0.1, entropy_coef=0.1)
+        cfg = config(beta=0.1, kl_estimator=estimator, entropy_coef=0.1)
         scene = Scene(script, cfg, policy, reference, batch, f64([[1.0], [-1.0]]) * mask)
         metrics, gradient = scene.backward(torch.arange(2))
         seen.append((gradient, *metrics.values()))
