@@ -38,7 +38,7 @@ def test_all_scripts_share_a_base(own_bases):
 
 @every_script
 def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
-    folder = new_run(**INSTANT, init_from=finished, base_seed=1)
+    folder = new_run(**INSTANT | {"base_steps": 3}, init_from=finished)
     assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(finished))
     base = read_summary(folder)["base"]
     assert base | read_summary(finished)["trained"] == base
@@ -77,19 +77,21 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
 
 
 def test_what_shapes_a_base_includes_the_arithmetic_and_the_device(
-        config, load_task, own_bases, monkeypatch):
+        config, load_task, own_bases, monkeypatch, watch):
     class Other(grpo.GPT):
         pass
     Other.__module__ = "grpo"                           # whose file does not define it
     cfg = config(base_steps=0)
     policy, task = grpo.GPT(cfg), load_task(cfg)
     monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)
+    suffixes = watch(plumbing, "write", lambda path, content, suffix: suffix)
     for changes in ({}, {"device": "mps"}, {"base_seed": 1}):
         plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
     plumbing.load_base(Other(cfg), task, cfg)
     monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2", "AVX2"))
     plumbing.load_base(policy, task, cfg)
     assert len(times(own_bases)) == 5
+    assert len({*suffixes}) == 5            # two containers may have the same process and thread
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Test an update: the rows and tokens that it learns from, what it must not change, and what it
 logs. That its gradient is the equation's is tested by the recipes among the test vectors."""
-import dataclasses
 import math
 import zlib
 
@@ -11,6 +10,9 @@ from update_scenes import NUM_ROWS, Scene, gradients, made_batch, weights
 
 import common
 import nano
+
+from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from pairs
+
 
 # ---- optimizer steps -------------------------------------------------------------------------
 
@@ -59,23 +61,30 @@ def test_a_long_gradient_is_scaled_down_to_the_maximum_unless_it_is_0(scene, lim
     assert length == pytest.approx(0.5 * min(limit or 1e9, metrics["grad_norm"]), rel=1e-4)
 
 
-def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene):
-    scene = scene(num_iterations=3, num_mini_batches=6)
+def rows_of(*args):
+    """Return the rows that an optimizer step learns from."""
+    [rows] = [value for value in args
+              if isinstance(value, torch.Tensor) and value.dtype == torch.long]
+    return rows.tolist()
 
-    def mini_batches(step, **changes):
-        cfg = dataclasses.replace(scene.cfg, **changes)
-        return [rows.tolist() for rows in common.mini_batches(scene.batch, cfg, step)]
+
+@from_rows
+def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(script, scene, watch):
+    scene = scene(num_iterations=3, num_mini_batches=6)
+    steps = watch(script, "backward", rows_of)
     orders = []
     for step, seed in ((0, 0), (1, 0), (0, 1)):
-        steps = mini_batches(step, seed=seed)
+        scene.update(step=step, seed=seed)
         assert sorted(len(rows) for rows in steps) == [2] * 15 + [4] * 3    # seven groups of two
         for first in (0, 6, 12):
             order = sum(steps[first:first + 6], [])
             assert sorted(order) == list(range(NUM_ROWS))
             orders.append(order)
         assert all(row ^ 1 in rows for rows in steps for row in rows)   # the group's other row
+        steps.clear()
     assert len({str(order) for order in orders}) == 9
-    assert [len(rows) for rows in mini_batches(0, num_mini_batches=9)] == [2] * 21
+    scene.update(num_mini_batches=9)
+    assert [len(rows) for rows in steps] == [2] * 21            # none is empty
 
 
 # ---- logged metrics --------------------------------------------------------------------------
@@ -175,7 +184,7 @@ def test_the_kl_is_that_of_the_policy_that_sampled_and_without_a_weight_by_one_r
         close(ref_logps, scene.ref_logps())
 
 
-@scripts("reinforce", "ppo", "grpo", "gspo")
+@from_rows
 def test_the_reference_of_a_run_stays_where_the_policy_began(train):
     kl = [metrics["kl"] for metrics in train("", num_steps=4).metrics]
     assert abs(kl[0]) < 1e-4
