@@ -220,6 +220,7 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
     flags = INSTANT | {"max_steps": 4, "save_steps": 10}
     grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
     mean_metrics = grpo.common.mean_metrics
+    before = signal.getsignal(number)
     updates = []
 
     def interrupted(history):
@@ -231,6 +232,7 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
         patch.setattr(grpo.common, "mean_metrics", interrupted)
         grpo.main(arguments(flags | {"output_dir": tmp_path / "run"}))
     assert stop.value.code == 128 + number
+    assert signal.getsignal(number) == before           # else a notebook would ignore it for good
     assert f"--resume_from_checkpoint {tmp_path}/run" in capfd.readouterr().err
     assert load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run")
