@@ -46,8 +46,7 @@ TINY = {"device": "cpu", "task": "arithmetic:3", "hidden_size": 16,
 
 def scripts(*names):
     """Mark a test to run for each of these scripts, instead of grpo.py alone."""
-    in_order = [name for name in SCRIPTS if name in names]
-    return pytest.mark.parametrize("script", in_order, indirect=True)
+    return pytest.mark.parametrize("script", names, indirect=True)
 
 
 every_script = scripts(*SCRIPTS)
@@ -173,17 +172,6 @@ def bigram():
         def hidden(self, tokens, cache=None):
             return self.table[tokens]
     return Bigram
-
-
-@pytest.fixture
-def random_table(bigram):
-    """random_table(known): a bigram that samples only the `known` tokens, or all, each with a
-    different probability."""
-    def make(known=slice(None), seed=0, V=320):
-        table = torch.full((V, V), -900.0, dtype=torch.float64)
-        table[:, known] = randn(*table[:, known].shape, seed=seed)
-        return bigram(table)
-    return make
 
 
 @pytest.fixture

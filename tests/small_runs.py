@@ -5,7 +5,7 @@ import hashlib
 import importlib
 import itertools
 import json
-import os
+import multiprocessing
 import re
 import shutil
 import signal
@@ -110,26 +110,20 @@ def changed_weights(one, other):
 
 # ---- running ---------------------------------------------------------------------------------
 
-@contextlib.contextmanager
-def handlers_restored():
-    """Restore the handlers of signals afterwards, because a run replaces them."""
-    handlers = {number: signal.getsignal(number)
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+@pytest.fixture(autouse=True)
+def restored_handlers():
+    """Restore the handlers of signals after each test, because an interrupted run replaces them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-@pytest.fixture(autouse=True)
-def restored_handlers():
-    with handlers_restored():
-        yield
-
-
 @contextlib.contextmanager
 def at_work(folder):
-    """Work in the folder, and restore the handlers of signals afterwards."""
-    with handlers_restored(), pytest.MonkeyPatch.context() as patch:
+    """Work in the folder."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield
 
@@ -141,27 +135,12 @@ def resume(folder, **flags):
     return main(arguments({"resume_from_checkpoint": folder} | flags))
 
 
-def children(*functions):
-    """Call each function in a process of its own, all at the same moment. -> exit codes"""
-    ready, go = os.pipe()
-    numbers = []
-    for function in functions:
-        number = os.fork()
-        if number == 0:
-            code = 70
-            try:
-                os.close(go)
-                os.read(ready, 1)               # returns when the parent closes its end
-                function()
-                code = 0
-            except SystemExit as end:
-                code = end.code or 0        # os._exit(None) raises, so this process would go on
-            finally:
-                os._exit(code)
-        numbers.append(number)
-    os.close(ready)
-    os.close(go)
-    return [os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers]
+def child(function):
+    """Call a function in a process of its own. -> its exit code"""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 @pytest.fixture(scope="session")
@@ -186,10 +165,19 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture
-def at_work_folder(work):
+def at_work_folder(work, monkeypatch):
     """Run the test in the folder `work`."""
-    with at_work(work):
-        yield work
+    monkeypatch.chdir(work)
+    return work
+
+
+@pytest.fixture
+def own_bases(tmp_path, monkeypatch):
+    """Work in an empty folder whose runs/base no other test uses. -> runs/base"""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/base"
+    folder.mkdir(parents=True)
+    return folder
 
 
 @pytest.fixture

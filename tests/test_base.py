@@ -3,15 +3,16 @@ the gradient, the learning rates, and the step of Muon."""
 import contextlib
 import dataclasses
 import functools
+import importlib
 import sys
 from pathlib import Path
 
 import pretend
 import pytest
 import torch
-from conftest import ROOT, close, every_script
+from conftest import ROOT, SCRIPTS, TINY, close, every_script
 from small_models import Recording
-from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
+from small_runs import INSTANT, changed_weights, load, policy_of, read_summary
 from update_scenes import gradients
 
 import common
@@ -19,38 +20,28 @@ import grpo
 import plumbing
 from kernels import decode
 
-FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
 
-
-def bases():
+def times(folder):
     """Map each cached base to the time it was written. -> dict"""
-    return {path.name: path.stat().st_mtime_ns for path in Path("runs/base").iterdir()}
-
-
-@pytest.fixture(scope="module")
-def of_grpo(tmp_path_factory):
-    """The folder of a run of grpo.py with two steps. runs/base, next to it, has the run's base."""
-    folder = tmp_path_factory.mktemp("bases")
-    (folder / "runs/base").mkdir(parents=True)
-    with at_work(folder):
-        grpo.main(arguments(SMALL | FEW | {"output_dir": "of-grpo", "max_steps": 2}))
-    return folder / "of-grpo"
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 # ---- which runs share a base -----------------------------------------------------------------
 
+def test_all_scripts_share_a_base(own_bases):
+    for name in SCRIPTS:
+        script = importlib.import_module(name)
+        cfg = script.Config(**TINY, base_steps=0)
+        plumbing.load_base(script.GPT(cfg), common.load_task(cfg, script.verify), cfg)
+    assert len(times(own_bases)) == 1
+
+
 @every_script
-def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
-        new_run, of_grpo, monkeypatch):
-    """The first script that runs makes the base, from code that is the same in all scripts."""
-    monkeypatch.chdir(of_grpo.parent)
-    before = bases()
-    assert not changed_weights(load(new_run(**FEW) / "base.pt"), load(of_grpo / "base.pt"))
-    folder = new_run(**FEW, init_from=of_grpo)
-    assert bases() == before
-    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(of_grpo))
-    trained = read_summary(of_grpo)["trained"]
-    assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
+def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
+    folder = new_run(**INSTANT | {"base_steps": 3}, init_from=finished)
+    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(finished))
+    base = read_summary(folder)["base"]
+    assert base | read_summary(finished)["trained"] == base
 
 
 @pytest.mark.parametrize("file, old, new, is_same", [
@@ -69,13 +60,11 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
     ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # a task of this test
     ("tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
-        config, load_task, tmp_path, monkeypatch, file, old, new, is_same):
-    monkeypatch.chdir(tmp_path)
-    Path("runs/base").mkdir(parents=True)
+        config, load_task, own_bases, monkeypatch, file, old, new, is_same):
     cfg = config(base_steps=0, task="number,countdown")
     given = grpo.GPT(cfg), load_task(cfg), cfg
     plumbing.load_base(*given)
-    before = bases()
+    before = times(own_bases)
     read_text = Path.read_text
 
     def edited(path, *args, **options):
@@ -84,28 +73,25 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
         return text.replace(old, new) if path == ROOT / file else text
     monkeypatch.setattr(Path, "read_text", edited)
     plumbing.load_base(*given)
-    assert (bases() == before) == is_same
+    assert (times(own_bases) == before) == is_same
 
 
 def test_what_shapes_a_base_includes_the_arithmetic_and_the_device(
-        config, load_task, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("runs/base").mkdir(parents=True)
-    cfg = config(base_steps=0)
-    policy, task = grpo.GPT(cfg), load_task(cfg)
-    monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)
-    for number, changes in enumerate(({}, {"device": "mps"}, {"base_seed": 1}), start=1):
-        plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
-        assert len(bases()) == number
-    monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2", "AVX2"))
-    plumbing.load_base(policy, task, cfg)
-    assert len(bases()) == 4
-
+        config, load_task, own_bases, monkeypatch, watch):
     class Other(grpo.GPT):
         pass
     Other.__module__ = "grpo"                           # whose file does not define it
+    cfg = config(base_steps=0)
+    policy, task = grpo.GPT(cfg), load_task(cfg)
+    monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)
+    suffixes = watch(plumbing, "write", lambda path, content, suffix: suffix)
+    for changes in ({}, {"device": "mps"}, {"base_seed": 1}):
+        plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
     plumbing.load_base(Other(cfg), task, cfg)
-    assert len(bases()) == 5
+    monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2", "AVX2"))
+    plumbing.load_base(policy, task, cfg)
+    assert len(times(own_bases)) == 5
+    assert len({*suffixes}) == 5            # two containers may have the same process and thread
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -53,19 +53,13 @@ def check_rows(script, policy, task, batch):
 def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
     batch = grpo.sample_batch(policy, task, cfg, 0)
-    chosen = common.gather([batch], torch.tensor([3, 0]))
-    assert chosen.problems == batch.problems[12:16] + batch.problems[:4]
-    assert chosen.verified == batch.verified[12:16] + batch.verified[:4]
-    assert torch.equal(chosen.rewards, batch.rewards[[3, 0]])
-    assert torch.equal(chosen.is_correct, batch.is_correct[[3, 0]])
-    check_rows(grpo, policy, task, chosen)
-    assert tasks.pass_rates(chosen) == tasks.pass_rates(batch)
     more = grpo.sample_batch(policy, task, cfg, 1)
     joined = common.gather([batch, more], torch.tensor([1, 7, 4]))
     check_rows(grpo, policy, task, joined)
-    assert joined.problems[4:8] == more.problems[8:12]
-    assert joined.rewards.shape == (3, 4)
-    assert joined.rewards.flatten().tolist() == joined.verified
+    assert joined.problems == batch.problems[4:8] + more.problems[8:12] + batch.problems[16:20]
+    assert joined.verified == joined.rewards.flatten().tolist()
+    assert torch.equal(joined.rewards[[0, 2]], batch.rewards[[1, 4]])
+    assert torch.equal(joined.is_correct, joined.rewards == 1)
     assert len(tasks.pass_rates(joined)) == 10
     again = common.gather([joined, batch], torch.tensor([0, 3]))
     assert tasks.pass_rates(again) == tasks.pass_rates(joined) + tasks.pass_rates(batch)
@@ -87,7 +81,6 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     batch = script.sample_with_signal(policy, task, cfg, 0)
     had_signal = common.has_signal(plain.rewards)[:, 0]
     assert had_signal.any() and not had_signal.all()
-    assert batch.rewards.shape == (4, 4)
     assert common.has_signal(batch.rewards).all()
     check_rows(script, policy, task, batch)             # rows still match their problems
     verdicts = [odd_lengths_of_some_prompts(*pair) for pair in zip(batch.problems, batch.texts)]
@@ -101,10 +94,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     assert {p for p in range(4) if had_signal[p]} <= set(chosen)
     mixed = [0 < sum(verdict for _, _, verdict in asked[i:i + 4]) < 4
              for i in range(0, len(asked), 4)]
-    drawn = 4
-    while sum(mixed[:drawn]) < 4:
-        drawn += 4 - sum(mixed[:drawn])
-    assert drawn == len(mixed) and sum(mixed) == 4
+    assert sum(mixed) == 4
     assert len(tasks.pass_rates(batch)) == len(mixed) > 4       # of everything that was sampled
 
 
@@ -120,7 +110,6 @@ def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_
     assert len(set(problems)) == 4 * (1 + extra)
     assert batch.problems == problems[-12:]             # without signal, the last groups remain
     assert batch.rewards.shape == (4, 3)
-    assert len(batch.texts) == len(batch.verified) == 12
     script.sample_with_signal(policy, task, cfg, 1)
     assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # each step has new ones
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import close, f64, gradient, scripts
-from small_runs import INSTANT, arguments, load
+from small_runs import INSTANT, arguments, load, steps
 from small_vectors import backward
 
 import dpo
@@ -22,29 +22,25 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
         script, train, monkeypatch, flags, is_base):
     """And eval/kl is the KL of the policy from the base, on samples of the policy."""
     sample_batch = script.sample_batch
-    models = []
     calls = []
-    drawn = []
 
     def spied(model, task, cfg, step, split="train"):
-        models.append(model)
-        calls.append((step, split, model is models[0]))
         batch = sample_batch(model, task, cfg, step, split)
+        calls.append((step, split, model, batch))
         if step == "kl":
             batch.mask[:, 0] = 0.0                  # as if an environment had inserted it
-            drawn.append(batch)
         return batch
     monkeypatch.setattr(script, "sample_batch", spied)
     run = train(f"{flags} --eval_steps 2", num_steps=2).run
-    learned = [call for call in calls if call[0] != "kl"]
+    _, _, base, _ = calls[0]
+    learned = [(step, split, model is base) for step, split, model, _ in calls if step != "kl"]
     assert learned == [("pairs", "test", True), (0, "train", is_base), (1, "train", is_base)]
-    assert {call[1:] for call in calls if call[0] == "kl"} == {("test", False)}
-    assert run.policy is not models[0]
-    batch = drawn[-1]
-    ref_logps, _ = script.score(models[0], batch.prompts, batch.tokens, 1.0, "torch")
+    [*_, (_, split, model, batch)] = [call for call in calls if call[0] == "kl"]
+    assert split == "test" and model is run.policy is not base
+    ref_logps, _ = script.score(base, batch.prompts, batch.tokens, 1.0, "torch")
     x = (batch.logps - ref_logps)[batch.mask > 0]
-    [*_, line] = (run.folder / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["eval/kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
+    logged = steps(run.folder)[-1]["eval/kl"]
+    assert logged == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
 
 
 @scripts("dpo")

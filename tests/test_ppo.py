@@ -7,12 +7,10 @@ from update_scenes import gradient_of, weights
 import common
 import ppo
 
-pytestmark = pytest.mark.quick
-with_scene = scripts("ppo")
+pytestmark = [pytest.mark.quick, scripts("ppo")]
 
 # ---- from a batch to an update ---------------------------------------------------------------
 
-@with_scene
 @pytest.mark.parametrize("flags", [
     {}, {"lam": 0.5, "critic_lam": 1.0, "gamma": 0.9}, {"length_adaptive": True}], ids=str)
 def test_a_critic_and_the_rewards_less_the_kl_to_the_base_give_advantages_and_returns(
@@ -37,21 +35,20 @@ def test_a_critic_and_the_rewards_less_the_kl_to_the_base_give_advantages_and_re
     assert metrics["explained_variance"] == pytest.approx(explained)
 
 
-@with_scene
 @pytest.mark.parametrize("trust_region, target_kl, num_steps, is_moved", [
     ("clip", 0.0, 4, True), ("clip", 1e9, 4, True), ("clip", 1e-9, 1, False),
     ("penalty", 1e-9, 4, True)])
 def test_with_the_clip_passes_end_before_the_step_of_a_policy_that_has_gone_too_far(
-        scene, spy, trust_region, target_kl, num_steps, is_moved):
+        scene, watch, trust_region, target_kl, num_steps, is_moved):
     scene = scene(num_iterations=4, trust_region=trust_region, target_kl=target_kl)
     before = weights(scene.policy)                      # it is already far from the batch
-    steps = spy(lambda args, metrics: metrics["approx_kl"])
+    histories = watch(common, "mean_metrics", lambda history: history)
     scene.update()
-    assert len(steps) == num_steps and steps[0] > 1e-6
+    [steps] = histories
+    assert len(steps) == num_steps and steps[0]["approx_kl"] > 1e-6
     assert torch.equal(weights(scene.policy), before) != is_moved
 
 
-@with_scene
 def test_how_far_an_update_went_is_what_the_policy_says_after_it_to_one_row_of_each_group(scene):
     scene = scene()
     metrics = scene.update()
@@ -66,7 +63,6 @@ def test_how_far_an_update_went_is_what_the_policy_says_after_it_to_one_row_of_e
     assert metrics["approx_kl"] == pytest.approx((token_kl.sum() / batch.mask.sum()).item())
 
 
-@with_scene
 def test_the_coefficients_adapt_each_to_its_own_kl(train):
     """beta adapts to the KL from the base, which grows, and penalty_coef adapts to the KL from the
     policy that sampled."""
@@ -83,7 +79,6 @@ def test_the_coefficients_adapt_each_to_its_own_kl(train):
 
 # ---- the critic ------------------------------------------------------------------------------
 
-@with_scene
 @pytest.mark.parametrize("size, limit", [(14, 1e9), (4, 0.005), (1, 0.0)])
 def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_gradient_before_it(
         scene, size, limit):
@@ -113,7 +108,6 @@ def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_
     assert torch.equal(weights(scene.policy), before)           # the critic is a copy
 
 
-@with_scene
 def test_each_step_of_the_critic_averages_over_its_own_tokens(scene):
     scene = scene(num_mini_batches=2)
     batch = scene.batch
@@ -126,7 +120,6 @@ def test_each_step_of_the_critic_averages_over_its_own_tokens(scene):
     assert metrics["value_loss"] == pytest.approx(sum(means).item() / 2) and len(means) == 2
 
 
-@with_scene
 def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(train, watch):
     calls = watch(ppo, "compute_advantages", lambda critic, reference, task, batch, cfg, beta: (
         cfg.critic_lam, batch.tokens.tolist()))

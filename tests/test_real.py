@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import NEEDS, save_random
-from small_runs import handlers_restored
 from torch.testing import assert_close as same
 
 from learn.path import rungs
@@ -30,13 +29,41 @@ SMALL = {"P": 4, "G": 4, "W": 90, "T": 24, "N": 7, "M": 3, "HELD_OUT": 3}
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    for name, value in SMALL.items():
-        monkeypatch.setattr(real, name, value)
+def change(monkeypatch, tmp_path):
+    """change(**values): sets globals of real.py. Each test begins with small sizes, in an empty
+    folder."""
+    def set_values(**values):
+        for name, value in values.items():
+            monkeypatch.setattr(real, name, value)
+    monkeypatch.chdir(tmp_path)
+    set_values(**SMALL)
+    return set_values
 
 
-def random_model(tmp_path, family="llama", **changes):
-    return save_random(tmp_path / family, family, **changes)
+def random_model(family="llama", **changes):
+    """Write a model of a family. -> folder"""
+    return save_random(Path(family).absolute(), family, **changes)
+
+
+def module(source, **values):
+    """Run a script that is like real.py, and set its globals, by default to small sizes."""
+    script = types.ModuleType("script")
+    exec(source, vars(script))
+    vars(script).update(SMALL | values)
+    return script
+
+
+def small_source(**values):
+    """Write the values and the small sizes into the text of real.py."""
+    source = inspect.getsource(real)
+    for name, value in (SMALL | values).items():
+        source = re.sub(rf"^{name} = \d+", f"{name} = {value}", source, flags=re.M)
+    return source
+
+
+def write_rows(rows):
+    """Write data.jsonl, with blank lines between the rows."""
+    Path("data.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
 
 
 def batch_of(folder, G=4):
@@ -73,48 +100,40 @@ def test_the_training_step_is_that_of_nano_word_for_word(name):
     assert training(plain) == training(rungs.script(name)) and "\ndef descend(" in source
 
 
-def test_a_model_teaches_itself_with_another_right_output_of_the_group(tmp_path, monkeypatch):
+def test_a_model_teaches_itself_with_another_right_output_of_the_group(monkeypatch, watch):
     """The rung `self`: the base, which reads a hint before the question, grades each token."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "randperm", torch.arange)
-    script = types.ModuleType("rung")
-    exec(rungs.real_script("self"), vars(script))
-    vars(script).update(SMALL, W=300, K=300, verify=lambda answer, text: len(text) % 2.0)
+    script = module(rungs.real_script("self"), W=300, K=300,
+                    verify=lambda answer, text: len(text) % 2.0)
     hinted, has_hint = script.add_hints([*"aaaabbbb"], [*"12345678"],
                                         torch.tensor([0, 1, 0, 1, 0, 0, 0, 1]))
     assert has_hint[:, 0].tolist() == [1, 1, 1, 1, 1, 1, 1, 0] and hinted[7] == "b"
     shown = [re.search("answer:\n(.)", text)[1] for text in hinted[:7]]
     assert "".join(shown) == "2422888"
 
-    called = {"add_hints": [], "logprobs": [], "surrogate_loss": []}
-    def recording(name, function):
-        def recorded(*given):
-            called[name].append((given, function(*given)))
-            return called[name][-1][1]
-        return recorded
-    vars(script).update({name: recording(name, getattr(script, name)) for name in called})
-    script.main(random_model(tmp_path), steps=1)
-    [(_, (_, has_hint))] = called["add_hints"]
-    of_base = [x for x in called["logprobs"] if x[0][0] is not called["logprobs"][0][0][0]]
-    [((_, hints), (graded, _))] = of_base                       # it grades the batch once
-    _, old_logps, A, _ = (torch.cat(parts) for parts in zip(
-        *(given for given, _ in called["surrogate_loss"])))
-    same(A, (graded - old_logps) * has_hint)
-    assert A.any() and has_hint.mean() > 0 and old_logps.shape == (16, 24)
-    texts = script.TOKENIZER.batch_decode(hints[:, :300].clamp(min=0))
-    assert ["This is a right answer" in text for text in texts] == (has_hint[:, 0] > 0).tolist()
+    scored = watch(script, "logprobs", lambda policy, tokens: (policy, tokens))
+    updates = watch(script, "surrogate_loss", lambda logps, old_logps, A, mask: (old_logps, A))
+    script.main(random_model(), steps=1)
+    policy, _ = scored[0]
+    [(base, tokens)] = [one for one in scored if one[0] is not policy]      # grades the batch once
+    texts = script.TOKENIZER.batch_decode(tokens[:, :300].clamp(min=0))
+    has_hint = torch.tensor([["This is a right answer" in text] for text in texts]).float()
+    old_logps, A = map(torch.cat, zip(*updates))
+    same(A, (script.logprobs(base, tokens)[0].detach() - old_logps) * has_hint)
+    assert A.any() and old_logps.shape == (16, 24)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_gradient_is_that_of_trl_with_our_loss(family, tmp_path, monkeypatch):
+def test_the_gradient_is_that_of_trl_with_our_loss(family, change):
     """With temperature 0.8, off-policy, in parts of another size, with dropout in GPT-2's config.
     TRL gives a model no positions, so a padded prompt of GPT-2 has others, and is left out."""
     trl = pytest.importorskip("trl", reason=NEEDS)
     from datasets import Dataset
 
     from engines.trl import Trainer
-    monkeypatch.setattr(real, "TEMPERATURE", 0.8)
-    policy, tokens, sampled_logps = batch_of(random_model(tmp_path, family))
+    change(TEMPERATURE=0.8)
+    folder = random_model(family)
+    policy, tokens, sampled_logps = batch_of(folder)
     if family == "gpt2":
         tokens, sampled_logps = tokens[8:12].repeat(5, 1), sampled_logps[8:12].repeat(5, 1)
     tokens[0, -5:] = real.PAD                                   # one is shorter
@@ -128,10 +147,10 @@ def test_the_gradient_is_that_of_trl_with_our_loss(family, tmp_path, monkeypatch
     ours = gradient(policy, real.surrogate_loss(logps, old_logps, A, mask))
 
     args = trl.GRPOConfig(
-        str(tmp_path / "out"), temperature=0.8, use_cpu=True, bf16=False, report_to="none",
+        "out", temperature=0.8, use_cpu=True, bf16=False, report_to="none",
         max_completion_length=real.T, per_device_train_batch_size=5, num_generations=5,
         gradient_accumulation_steps=4, activation_checkpointing=False, disable_dropout=True)
-    trainer = Trainer(str(tmp_path / family), lambda **_: None, args,
+    trainer = Trainer(str(folder), lambda **_: None, args,
                       Dataset.from_list([{"prompt": "a"}]), loss="grpo epsilon_high=0.28")
     trainer.current_gradient_accumulation_steps = 4
     trainer.model.train()
@@ -151,29 +170,26 @@ def test_the_gradient_is_that_of_trl_with_our_loss(family, tmp_path, monkeypatch
 
 # ---- padding, memory, ends -------------------------------------------------------------------
 
-def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(tmp_path, monkeypatch):
-    policy, tokens, _ = batch_of(random_model(tmp_path))
-    A, kept = torch.randn(20, 1), []
-    for loss in (lambda logps, mask: (A * logps * mask).sum() / mask.sum(),
-                 lambda logps, mask: ((logps * mask).sum(1) * A[:, 0]).logsumexp(0)):
-        found = []
-        for M in (3, 20):
-            monkeypatch.setattr(real, "M", M)
-            found.append(gradient(policy, loss(*real.logprobs(policy, tokens))))
-        same(*found, rtol=1e-4, atol=4e-6)
-    monkeypatch.setattr(real, "M", 3)
+def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(change):
+    policy, tokens, _ = batch_of(random_model())
+    A, kept, found = torch.randn(20), [], []
+    for M in (20, 3):
+        change(M=M)
+        logps, mask = real.logprobs(policy, tokens)
+        found.append(gradient(policy, ((logps * mask).sum(1) * A).logsumexp(0)))
+    same(*found, rtol=1e-4, atol=4e-6)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1],
                                                   lambda x: x):
         real.logprobs(policy, tokens)
     assert 0 < sum(kept) < 10 * tokens.numel()                  # no activation of any layer
 
 
-def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
-    folder = random_model(tmp_path)
+def test_every_end_ends_an_output_whatever_the_folder_asks_for():
+    folder = random_model()
     file = folder / "generation_config.json"
     config = json.loads(file.read_text()) | {
         "eos_token_id": [17, 99, 200], "top_k": 1, "top_p": 0.1, "repetition_penalty": 3.0,
-        "do_sample": False, "temperature": 0.01}
+        "do_sample": False, "temperature": 0.01, "early_stopping": True}
     file.write_text(json.dumps(config))
     policy, tokens, _ = batch_of(folder, G=40)
     ends = policy.generation_config.eos_token_id
@@ -189,17 +205,15 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
-def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, capsys):
+def test_autocast_rounds_products_and_no_weight_loses_its_gradient(capsys):
     """A cast that is cached while nothing has a gradient would cut the weights off."""
-    policy, tokens, _ = batch_of(random_model(tmp_path))
+    policy, tokens, _ = batch_of(random_model())
     exact, mask = real.logprobs(policy, tokens)
     source = inspect.getsource(real).replace('enabled=DEVICE == "cuda"', "enabled=True")
     source = source.replace("torch.bfloat16 if DEVICE", "torch.bfloat16 if True or DEVICE")
-    module = types.ModuleType("script")
-    exec(source, vars(module))
-    vars(module).update(SMALL)
-    module.sample(policy, tokens[:, :real.W])
-    rounded, _ = module.logprobs(policy, tokens)
+    script = module(source)
+    script.sample(policy, tokens[:, :real.W])
+    rounded, _ = script.logprobs(policy, tokens)
     assert float(re.search("gap ([^,]+),", capsys.readouterr().out)[1]) < 0.02
     assert rounded.dtype == torch.float32 and 1e-4 < (rounded - exact).abs().max() < 0.2
     ours, theirs = (gradient(policy, (one * mask).sum()) for one in (rounded, exact))
@@ -207,11 +221,10 @@ def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, cap
         assert torch.cosine_similarity(grad.flatten(), theirs[name].flatten(), dim=0) > 0.99, name
 
 
-def test_the_gap_is_a_mean_over_tokens(tmp_path, monkeypatch, capsys):
-    policy, tokens, logps = batch_of(random_model(tmp_path))
+def test_the_gap_is_a_mean_over_tokens(change, capsys):
+    policy, tokens, logps = batch_of(random_model())
     tokens[0, -5:] = real.PAD
-    monkeypatch.setattr(real, "sample_few", lambda *_: (tokens, logps + 0.25))
-    monkeypatch.setattr(real, "N", len(tokens))
+    change(N=len(tokens), sample_few=lambda *_: (tokens, logps + 0.25))
     real.sample(policy, tokens[:, :real.W])
     assert "gap 2.5e-01," in capsys.readouterr().out
 
@@ -233,9 +246,9 @@ def sampled_without_a_cache(policy, questions, uniforms):
 
 @pytest.mark.parametrize("family", [
     *FAMILIES, "bloom", "gpt_neox", "olmo2", "qwen3_moe", "lfm2", "falcon_h1"])
-def test_a_recorded_sampler_is_a_policy_without_a_cache(family, tmp_path, record_real, capsys):
+def test_a_recorded_sampler_is_a_policy_without_a_cache(family, record_real, capsys):
     """Also with short windows and ALiBi. Where a layer has a state, nothing is recorded."""
-    policy = real.load(random_model(tmp_path, family))
+    policy = real.load(random_model(family))
     questions, uniforms = real.encode(QUESTIONS * 2, real.W), 1 - torch.rand(10, real.T)
     expected, expected_logps = sampled_without_a_cache(policy, questions, uniforms)
     with torch.no_grad():
@@ -252,11 +265,11 @@ def test_a_recorded_sampler_is_a_policy_without_a_cache(family, tmp_path, record
     assert ("cannot be recorded: this waits" in printed) == (family in ("lfm2", "falcon_h1"))
 
 
-def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(tmp_path, monkeypatch, capsys):
+def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(change):
     """And an evaluation is greedy."""
-    policy, found = real.load(random_model(tmp_path)), []
+    policy, found = real.load(random_model()), []
     for N in (3, 20):
-        monkeypatch.setattr(real, "N", N)
+        change(N=N)
         torch.manual_seed(0)
         found.append(real.sample(policy, real.encode(QUESTIONS * 4, real.W)))
     assert torch.equal(*found)
@@ -265,26 +278,25 @@ def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(tmp_path, monkeypat
 
 
 def test_weights_are_trained_in_float32_and_the_copy_that_samples_is_rounded_but_for_its_angles(
-        tmp_path, monkeypatch, capsys):
+        change, watch):
     """A folder may have bfloat16, in which a step of 1e-6 would change hardly any weight."""
-    folder = random_model(tmp_path)
+    folder = random_model()
     real.load(folder).bfloat16().save_pretrained(folder)
-    policy, sample_few, copies = real.load(folder), real.sample_few, []
-    monkeypatch.setattr(real, "DTYPE", torch.bfloat16)
-    monkeypatch.setattr(real, "sample_few", lambda model, *rest: (
-        copies.append(model), sample_few(model, *rest))[1])
+    policy = real.load(folder)
+    change(DTYPE=torch.bfloat16)
+    samplers = watch(real, "sample_few", lambda sampler, *_: sampler)
     real.sample(policy, real.encode(QUESTIONS, real.W))
-    assert {weight.dtype for weight in copies[0].parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in samplers[0].parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
-    for ours, theirs in zip(policy.buffers(), copies[0].buffers(), strict=True):
+    for ours, theirs in zip(policy.buffers(), samplers[0].buffers(), strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
 # ---- the tokenizer, and runs -----------------------------------------------------------------
 
-def test_a_prompt_has_no_end_and_its_beginning_once_and_a_chat_its_generation_prompt(tmp_path):
+def test_a_prompt_has_no_end_and_its_beginning_once_and_a_chat_its_generation_prompt():
     from tokenizers import processors
-    policy = real.load(random_model(tmp_path))
+    policy = real.load(random_model())
     tokenizer = real.TOKENIZER
     tokenizer.add_special_tokens({"bos_token": "<|bos|>"})
     bos, end = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -313,24 +325,16 @@ def test_problems_and_verdicts():
         assert eval(re.search("is (.*)[?]", question)[1]) == int(answer)
 
 
-def run(folder, tmp_path, monkeypatch, capsys, *words, steps=2, **values):
-    monkeypatch.chdir(tmp_path)
-    for name, value in values.items():
-        monkeypatch.setattr(real, name, value)
-    real.main(folder, *words, steps=steps)
-    return capsys.readouterr().out
-
-
-def test_a_run_learns_from_each_problem_once_and_saves_a_model(tmp_path, monkeypatch, capsys):
+def test_a_run_learns_from_each_problem_once_and_saves_a_model(change, capsys):
     rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in [*range(50), 0]]
-    rows.append({"prompt": "7+1=\n ", "answer": 8})         # the same question as before
-    tmp_path.joinpath("data.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    write_rows([*rows, {"prompt": "7+1=\n ", "answer": 8}])     # the same question as before
     used, sample_problem = [], real.sample_problem
-    out = run(random_model(tmp_path, scale=0.5), tmp_path, monkeypatch, capsys, "data.jsonl", 1,
-              steps=14, RATE=4e-2, P=8, G=8, T=8, M=64, N=64,
-              sample_problem=lambda rng: used.append(sample_problem(rng)) or used[-1],
-              verify=lambda answer, text: sum(map(str.isdigit, text)) / 8)
+    change(RATE=4e-2, P=8, G=8, T=8, M=64, N=64,
+           sample_problem=lambda rng: used.append(sample_problem(rng)) or used[-1],
+           verify=lambda answer, text: sum(map(str.isdigit, text)) / 8)
+    real.main(random_model(scale=0.5), "data.jsonl", 1, steps=14)
     assert len(real.PROBLEMS) == 47 and sorted(used[:47]) == sorted(used[47:94]) != used[47:94]
+    out = capsys.readouterr().out
     rewards = [float(reward) for reward in re.findall("reward ([0-9.]+)", out)]
     assert len(re.findall(r"gap (\d.\de-0[5678]|0.0e[+]00),", out)) == 16
     assert rewards[0] < 0.2 and rewards[-1] > 0.5
@@ -339,40 +343,28 @@ def test_a_run_learns_from_each_problem_once_and_saves_a_model(tmp_path, monkeyp
     assert sum(map(str.isdigit, text)) > 4
 
 
-def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(tmp_path, monkeypatch):
+def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(monkeypatch):
     """On a console that cannot show the questions; and the last evaluation fails."""
-    random_model(tmp_path)
-    rows = [{"prompt": f"{i} \u2212 1 =", "answer": "1,000"} for i in range(10)]
-    tmp_path.joinpath("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    random_model()
+    write_rows({"prompt": f"{i} \u2212 1 =", "answer": "1,000"} for i in range(10))
     for name in ("trained", "trained-2"):
-        tmp_path.joinpath(name).mkdir()
-        tmp_path.joinpath(name, "mine").touch()
-    source = inspect.getsource(real)
-    for name, value in dict(SMALL, P=2, T=3, STEPS=1).items():
-        source = re.sub(rf"^{name} = \d+", f"{name} = {value}", source, flags=re.M)
+        Path(name).mkdir()
+        Path(name, "mine").touch()
+    source = small_source(P=2, T=3, STEPS=1)
     source = source.replace('print("held-out questions, after', 'raise MemoryError("')
     console = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdout", console)
     monkeypatch.setattr("sys.argv", ["real.py", "llama", "data.jsonl"])
-    with pytest.raises(MemoryError), handlers_restored():
+    with pytest.raises(MemoryError):
         exec(source, {"__name__": "__main__"})
     assert b" \\u2212 1 =" in console.buffer.getvalue()
-    assert [path.name for path in tmp_path.glob("trained*/mine")] == ["mine"] * 2
-    modes = {path.stat().st_mode for path in tmp_path.glob("trained-3/*")}
-    assert tmp_path.joinpath("trained-3/model.safetensors").exists() and len(modes) == 1
+    assert [path.name for path in Path().glob("trained*/mine")] == ["mine"] * 2
+    modes = {path.stat().st_mode for path in Path("trained-3").iterdir()}
+    assert Path("trained-3/model.safetensors").exists() and len(modes) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit(143), MemoryError])
-def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, tmp_path, monkeypatch):
-    """Even a model whose generation_config has settings that transformers refuses to save."""
-    monkeypatch.chdir(tmp_path)
-    folder = random_model(tmp_path)
-    path = Path(folder, "generation_config.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {
-        "early_stopping": True, "temperature": 0.6, "top_p": 0.9}))
-    for name, value in dict(SMALL, P=2, T=3, RATE=1e-2).items():
-        monkeypatch.setattr(real, name, value)
+def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, change):
     descend = real.descend
     calls = []
 
@@ -381,34 +373,27 @@ def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, tmp_pat
         if len(calls) == 4:
             raise error
         descend(*args)
-    monkeypatch.setattr(real, "descend", stopped)
-    monkeypatch.setattr(real, "verify", lambda answer, text: len(text) % 2)
-    with pytest.raises(BaseException) as stop:
+    change(P=2, T=3, RATE=1e-2, descend=stopped, verify=lambda answer, text: len(text) % 2)
+    folder = random_model()
+    with pytest.raises((KeyboardInterrupt, SystemExit, MemoryError)):
         real.main(folder, steps=5)
-    assert stop.type in (error, type(error)) and len(calls) == 4
+    assert len(calls) == 4
     before, after = (real.load(one).get_input_embeddings().weight for one in (folder, "trained"))
     assert (before - after).abs().max() > 1e-3
 
 
-def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(
-        tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": f"{i}=", "answer": i} for i in range(20)]
-    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(real, "HELD_OUT", 100)
-    real.main(random_model(tmp_path), "data.jsonl", steps=0)
+def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(change, capsys):
+    write_rows({"prompt": f"{i}=", "answer": i} for i in range(20))
+    change(HELD_OUT=100)
+    real.main(random_model(), "data.jsonl", steps=0)
     assert len(real.PROBLEMS) == 18
     assert capsys.readouterr().out.count("cut 1.000, gap ") == 2        # the model never ends
 
 
-def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(tmp_path):
+def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
     """Under nohup, which ignores SIGHUP, the end of a terminal does not end it."""
-    folder = random_model(tmp_path)
-    source = inspect.getsource(real)
-    for name, value in dict(SMALL, P=2, T=3, STEPS=10_000).items():
-        source = re.sub(rf"^{name} = \d+", f"{name} = {value}", source, flags=re.M)
-    (tmp_path / "mine.py").write_text(source)
-    child = subprocess.Popen(["nohup", sys.executable, "mine.py", folder], cwd=tmp_path, text=True,
+    Path("mine.py").write_text(small_source(P=2, T=3, STEPS=10_000))
+    child = subprocess.Popen(["nohup", sys.executable, "mine.py", random_model()], text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in child.stdout:
         if "step 0:" in line:
@@ -419,61 +404,62 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(tmp_path):
             break
     said, error = child.communicate(timeout=60)
     assert child.returncode == 130 and "the trained model is in" in said
-    assert "Traceback" not in error and (tmp_path / "trained/model.safetensors").exists()
-    with handlers_restored():
-        with pytest.raises(SystemExit):
-            real.stop(signal.SIGTERM, None)
-        left = {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
-    assert left == {signal.SIG_IGN}
+    assert "Traceback" not in error and Path("trained/model.safetensors").exists()
+    with pytest.raises(SystemExit):
+        real.stop(signal.SIGTERM, None)
+    assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, monkeypatch):
-    from transformers import AutoConfig
-    folder = random_model(tmp_path)
-    (tmp_path / "empty").mkdir()
-    AutoConfig.from_pretrained(folder).save_pretrained(tmp_path / "weightless")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(folder, name), tmp_path / "weightless")
+def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
+    folder = random_model()
+    Path("empty").mkdir()
+    shutil.copytree(folder, "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     for name in ("empty", "weightless", "missing"):
         with pytest.raises(SystemExit, match="cannot be loaded: .{9}") as stop:
-            real.load(str(tmp_path / name))
+            real.load(name)
         assert "\n" not in str(stop.value)
-    peft = pytest.importorskip("peft")
-    adapter = peft.get_peft_model(real.load(folder), peft.LoraConfig(target_modules="all-linear"))
-    adapter.save_pretrained(tmp_path / "adapter")
-    real.TOKENIZER.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(SystemExit, match="is an adapter: merge it"):
-        real.load(str(tmp_path / "adapter"))
     load = real.AutoModelForCausalLM.from_pretrained
 
     def quantized(*args, **options):
         policy = load(*args, **options)
         policy.config.quantization_config = {"bits": 4}
         return policy
-    monkeypatch.setattr(real.AutoModelForCausalLM, "from_pretrained", quantized)
-    with pytest.raises(SystemExit, match="has quantized weights"):
+    with monkeypatch.context() as patch:
+        patch.setattr(real.AutoModelForCausalLM, "from_pretrained", quantized)
+        with pytest.raises(SystemExit, match="has quantized weights"):
+            real.load(folder)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        config = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({key: config[key] for key in config
+                                               if not key.startswith("eos")}))
+    with pytest.raises(SystemExit, match="has no eos_token_id"):
         real.load(folder)
 
 
-@pytest.mark.parametrize("family, works, is_fixed", [
-    ("llama", True, True), ("gpt_neo", True, False), ("mamba", False, False)])
-def test_a_model_whose_samples_are_not_its_own_ends_the_run_before_the_first_step(
-        family, works, is_fixed, tmp_path, monkeypatch):
-    """A cache of fixed size breaks GPT-Neo's window, which is left out then."""
-    for name, value in (("W", 60), ("T", 30), ("IS_FIXED", True)):
-        monkeypatch.setattr(real, name, value)
-    changes = {"window_size": 16} if family == "gpt_neo" else {}
-    policy = real.load(save_random(tmp_path / family, family, **changes))
-    questions = real.encode(["((((3+4)-5)*4)-2)=" * 2, "3>"], real.W)
-    if works:
-        real.sample(policy, questions, greedy=True)
-    else:
-        with pytest.raises(SystemExit, match="samples from other probabilities"):
-            real.sample(policy, questions, greedy=True)
-    assert is_fixed == real.IS_FIXED
+def test_an_adapter_is_refused_because_its_model_would_be_trained():
+    peft = pytest.importorskip("peft")
+    policy = real.load(random_model())
+    adapter = peft.get_peft_model(policy, peft.LoraConfig(target_modules="all-linear"))
+    adapter.save_pretrained("adapter")
+    real.TOKENIZER.save_pretrained("adapter")
+    with pytest.raises(SystemExit, match="is an adapter: merge it"):
+        real.load("adapter")
 
 
-def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, capsys):
+def test_a_window_that_a_fixed_cache_breaks_is_sampled_without_it_and_wrong_samples_end_a_run(
+        change):
+    change(W=60, T=30, IS_FIXED=True)
+    questions = ["((((3+4)-5)*4)-2)=" * 2, "3>"]
+    for family, changes, is_fixed in (("llama", {}, True), ("gpt_neo", {"window_size": 16}, False)):
+        policy = real.load(random_model(family, **changes))
+        real.sample(policy, real.encode(questions, real.W), greedy=True)
+        assert is_fixed == real.IS_FIXED
+    policy = real.load(random_model("mamba"))
+    with pytest.raises(SystemExit, match="samples from other probabilities"):
+        real.sample(policy, real.encode(questions, real.W), greedy=True)
+
+
+def test_the_lines_of_the_docstring_train_an_adapter(change):
     pytest.importorskip("peft")
     lines = re.findall(r"^    (from peft.*|policy = get_peft.*)\n", real.__doc__, re.M)
     space, load = {}, real.load
@@ -482,21 +468,21 @@ def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, caps
         space["policy"] = load(model)
         exec("\n".join(lines), space)
         return space["policy"]
-    run(random_model(tmp_path), tmp_path, monkeypatch, capsys, load=with_adapter, RATE=1e-2,
-        verify=lambda answer, text: len(text) % 2 == 0)         # a bool
-    names = {path.name for path in (tmp_path / "trained").iterdir()}
+    change(load=with_adapter, RATE=1e-2, verify=lambda answer, text: len(text) % 2 == 0)    # a bool
+    real.main(random_model(), steps=2)
+    names = {path.name for path in Path("trained").iterdir()}
     assert "adapter_model.safetensors" in names and "model.safetensors" not in names
     moved = [name for name, weight in space["policy"].named_parameters() if weight.grad is not None]
     assert moved and all("lora_" in name for name in moved)
 
 
-def test_a_run_depends_on_its_seed_alone(tmp_path, monkeypatch, capsys):
-    folder = random_model(tmp_path)
+def test_a_run_depends_on_its_seed_alone(change):
+    folder = random_model()
+    change(P=2, RATE=1e-2, verify=lambda answer, text: len(text))       # an int
     for other_seed in (1, 2):
         torch.manual_seed(other_seed)
-        run(folder, tmp_path, monkeypatch, capsys, steps=1, P=2, RATE=1e-2,
-            verify=lambda answer, text: len(text))              # an int
-    weights = [path.read_bytes() for path in tmp_path.glob("trained*/model.safetensors")]
+        real.main(folder, steps=1)
+    weights = [path.read_bytes() for path in Path().glob("trained*/model.safetensors")]
     start = (folder / "model.safetensors").read_bytes()
     assert len(weights) == 2 and weights[0] == weights[1] != start
 
@@ -508,19 +494,11 @@ def test_a_run_depends_on_its_seed_alone(tmp_path, monkeypatch, capsys):
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     ("\n".join('{"prompt": "%s", "answer": "x"}' % ("1" * n) for n in range(1, 11)), "'x' is"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
-     "over W = 90 tokens: '1111"), ("no end", "has no eos_token_id")])
-def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, capsys):
-    folder = random_model(tmp_path)
-    file = tmp_path / "data.jsonl"
-    if text == "no end":
-        for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-            config = json.loads((folder / name).read_text())
-            (folder / name).write_text(json.dumps({key: config[key] for key in config
-                                                   if not key.startswith("eos")}))
-        file = None
-    elif text:
-        file.write_text(text, "utf-8")
+     "over W = 90 tokens: '1111")])
+def test_problems_that_cannot_be_used_end_in_one_line(text, words, capsys):
+    if text:
+        Path("data.jsonl").write_text(text, "utf-8")
     with pytest.raises(SystemExit) as stopped:
-        real.main(folder, file)
+        real.main(random_model(), "data.jsonl")
     assert words in stopped.value.code and "\n" not in stopped.value.code
     assert "gap" not in capsys.readouterr().out                 # it has not sampled yet

@@ -5,14 +5,13 @@ import math
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, ones, scripts
+from conftest import TINY, close, f64, gradient, ones, randn, scripts
 from update_scenes import gradient_of, made_batch
 
 import common
 import reinforce
 
 pytestmark = pytest.mark.quick
-with_scene = scripts("reinforce")
 
 # A policy of three actions whose logits are log pi. Row a of SCORES is the gradient of log pi(a)
 # with respect to the logits.
@@ -49,11 +48,11 @@ PRICE = 0.1 * HALF              # penalty for such a token with beta = 0.1
 
 
 @pytest.fixture
-def four_answers(random_table):
+def four_answers(bigram):
     """four_answers(**flags): compute the advantages of four answers, of which the third is right.
     The base finds each token half as likely as the policy that sampled it. -> (4, 3)"""
     EOS, PAD = reinforce.EOS, reinforce.PAD
-    reference = random_table()
+    reference = bigram(randn(320, 320))
     mask = f64([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
     tokens = [[7, 8, EOS], [EOS, PAD, PAD], [5, 6, 7], [7, EOS, PAD]]
     batch = made_batch(reinforce, [[1]] * 4, tokens, mask, mask, 4, f64([[0, 0, 1, 0]]))
@@ -106,7 +105,7 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
     close(reinforce.token_rewards(task, batch, cfg), 0 * ones(4, 2))
 
 
-@with_scene
+@scripts("reinforce")
 def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
     scene = scene(micro_batch_size=3)
     batch = scene.batch

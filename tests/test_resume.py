@@ -10,7 +10,7 @@ import signal
 
 import pytest
 import torch
-from small_runs import SMALL, arguments, difference, load, outcome, resume
+from small_runs import SMALL, arguments, child, difference, load, outcome, resume
 
 import grpo
 import plumbing
@@ -67,22 +67,19 @@ def test_a_run_goes_on_without_the_other_run_that_it_began_with(
     assert not difference(outcome(one), outcome(three))
 
 
-def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, capsys):
+def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, stops):
     """It gets the default of a new flag, and ignores a flag that is gone, unless the run set it."""
     folder = new_run(max_steps=5)
     path = folder / "config.json"
     record = json.loads(path.read_text())
     del record["config"]["delta"]
-    path.write_text(json.dumps({**record, "config": record["config"] | {"old_flag": 0.5}}))
-    with pytest.raises(SystemExit):
-        resume(folder, max_steps=10)
-    assert "this version has no --old_flag; resume with" in capsys.readouterr().err
+    record["config"]["old_flag"] = 0.5
+    path.write_text(json.dumps(record))
+    stops("this version has no --old_flag; resume with", resume, folder, max_steps=10)
     record["config"]["old_flag"] = 0.0
     path.write_text(json.dumps(record))
     resume(folder, max_steps=10)
     assert not difference(outcome(folder), outcome(whole))
-    _, flags = plumbing.read_config(folder)
-    assert flags["delta"] == script.Config.delta
 
 
 # ---- kill -9 ---------------------------------------------------------------------------------
@@ -113,16 +110,10 @@ def die_in(owner, name, file, number):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_path, moment):
-    words = arguments(SMALL | {"output_dir": tmp_path / "run"})
-    child = os.fork()
-    if child == 0:
-        try:
-            die_in(*MOMENTS[moment])
-            script.main(words)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    def mortal():
+        die_in(*MOMENTS[moment])
+        script.main(arguments(SMALL | {"output_dir": tmp_path / "run"}))
+    assert child(mortal) == -signal.SIGKILL
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
 
@@ -130,24 +121,14 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
 # ---- numbers that are not finite -------------------------------------------------------------
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
-        script, new_run, whole, capsys, tmp_path, monkeypatch):
-    loss = script.aggregate
-    log = plumbing.Run.log
-
-    def failing(*args, **options):
-        return loss(*args, **options) * factor[-1]
-
-    def counted(run, *args):
-        log(run, *args)
-        factor.append(math.nan if run.step >= 4 else 1)
-    factor = [1]
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(plumbing.Run, "log", counted)
-        patch.setattr(script, "aggregate", failing)
-        new_run()
-    assert stop.value.code == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and re.search(r"step \d+: .*'loss': nan", error)
+        script, new_run, whole, stops, tmp_path, monkeypatch, watch):
+    aggregate = script.aggregate
+    logged = watch(plumbing.Run, "log", lambda run, *_: run.step)
+    with monkeypatch.context() as patch:
+        patch.setattr(script, "aggregate", lambda *args: (
+            aggregate(*args) * (math.nan if len(logged) >= 4 else 1)))
+        error = stops("'loss': nan", new_run, code=1)
+    assert re.match(r"error: step \d+: ", error)
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run0")
     assert not difference(outcome(tmp_path / "run0"), outcome(whole))

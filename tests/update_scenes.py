@@ -35,12 +35,6 @@ def gradient_of(loss, model):
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def shift(model, size, generator):
-    """Move all weights of a model by random amounts."""
-    for weight in model.parameters():
-        weight.data += size * torch.randn(weight.shape, generator=generator).to(weight)
-
-
 def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
     """Make a batch with known contents: a row for each prompt, in groups of G. -> Batch"""
     tokens = torch.tensor(tokens)
@@ -118,7 +112,8 @@ def scene(script, config, talker, load_task):
         policy = talker(cfg).double()
         reference = copy.deepcopy(policy)
         generator = torch.Generator().manual_seed(0)
-        shift(reference, 0.1, generator)
+        for weight in reference.parameters():
+            weight.data += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
         batch = script.sample_batch(policy, load_task(cfg), cfg, 0)
         assert len(set(batch.lengths.tolist())) > 3             # similar lengths would test little
         noise = torch.randn(NUM_ROWS, 8, generator=generator).double()
@@ -127,23 +122,6 @@ def scene(script, config, talker, load_task):
         A = f64(ADVANTAGES)[:, None] * batch.mask * scale
         return Scene(script, cfg, policy, reference, batch, A)
     return make
-
-
-@pytest.fixture
-def spy(script, monkeypatch):
-    """spy(look): the list of look(args, metrics), which grows by one with each optimizer step."""
-    def install(look):
-        backward = script.backward
-        seen = []
-
-        @functools.wraps(backward)
-        def spied(*args):
-            metrics = backward(*args)
-            seen.append(look(args, dict(metrics)))
-            return metrics
-        monkeypatch.setattr(script, "backward", spied)
-        return seen
-    return install
 
 
 # ---- short runs of main ----------------------------------------------------------------------
