@@ -96,7 +96,7 @@ lab-%: $(READY)
 	$(PY) -m lab $*
 
 replicate: $(READY)      ## make replicate A="kl masking" SEED=1000: repeat claims on other seeds: lab.md
-	$(PY) -m lab.replicate $(A) $(if $(SEED),--seed $(SEED))
+	$(PY) -m lab $(A) --replicate $(or $(SEED),1000)
 
 r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md
 	$(PY) -m lab.r1

@@ -27,12 +27,11 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib
-import io
+import itertools
 import json
 import math
 import multiprocessing
 import os
-import shlex
 import subprocess
 import tempfile
 import time
@@ -42,7 +41,6 @@ from pathlib import Path
 import numpy
 import torch
 
-import common
 import dpo
 import grpo
 import gspo
@@ -51,7 +49,6 @@ import ppo
 import reinforce
 from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
 from report import chart, replaced
-from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
@@ -98,7 +95,7 @@ ONE = "All seeds share one base, so for any other base the intervals are much to
 READ = "This is one small policy: [how to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
-         "--device cpu --output_dir run")
+         "--device cpu")
 SHOWN_BY = "reward", "entropy", "loss", "grad_norm"
 OURS = "ours"                                       # the source of a claim that no paper makes
 PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text("utf-8"))  # -> addresses
@@ -133,20 +130,16 @@ def first_steps(name):
     commands = {command.split()[0]: command for command, _ in getattr(one, "SIDES", {}).values()
                 if command and "--reward model" not in command}     # whose base has to be right
     numbers = []
-    for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
-        script, *flags = shlex.split(f"{command} {SHORT}")
-        main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
-        torch.set_default_dtype(torch.float64)
-        with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-                contextlib.ExitStack() as rewards:
-            for script in (reinforce, ppo, grpo, gspo, dpo):
-                rewards.enter_context(replaced(script, reward=lambda *x: len(x[1]) % 2))
-            os.chdir(work)                              # for a base of its own
-            main(flags)
-            steps = read_log("run", "metrics", *SHOWN_BY)
-            numbers += [line[key] for line in steps for key in SHOWN_BY]
-            os.chdir(ROOT)
-        torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.float64)
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as rewards:
+        os.chdir(work)                                  # for bases of its own
+        for script in (reinforce, ppo, grpo, gspo, dpo):
+            rewards.enter_context(replaced(script, reward=lambda *x: len(x[1]) % 2))
+        for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
+            columns = run_once(f"{command} {SHORT}", 0, SHOWN_BY)
+            numbers += itertools.chain(*zip(*columns.values()))
+        os.chdir(ROOT)
+    torch.set_default_dtype(torch.float32)
     return numbers
 
 
@@ -205,30 +198,31 @@ def describe(processes):
 
 
 def make_pool(processes):
-    if processes < 1:
-        common.fail(f"--processes {processes}: must be at least 1")
     context = multiprocessing.get_context("spawn")              # a fork can hang with threads
     return concurrent.futures.ProcessPoolExecutor(processes, context)
 
 
-def kept(name):
-    """Look up what docs/lab/NAME.json contains, to add seeds to it. -> list of [case, seed,
-    columns], the stored dict about the measurement. Exits if the code now computes something else,
-    or if the rows of a case would have other seeds."""
-    stored, about = read(name)
-    if not check(name):
-        common.fail(f"{name}: its first steps are no longer the same; measure it without --add", 1)
-    jobs = wanted(name, arrays(stored))
-    results = []
-    for case, columns in stored.items():
-        before = about["seeds"][case]
-        now = [seed for job, seed in jobs if job == case]
-        if now and now[:len(before)] != before:
-            common.fail(f"{name}: {case} is stored with seeds {spans(before)}, and {name}.py now "
-                        f"has {spans(now)}; let the stored ones come first, or leave out --add")
-        for seed, *values in zip(before, *columns.values()):
-            results.append([case, seed, dict(zip(columns, values))])
-    return results, about
+def measure(name, processes):
+    """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
+    this is interrupted, the next call continues, unless the code was committed in between."""
+    about = describe(processes)
+    path = ROOT / "runs" / f"lab-{name}.json"
+    results, seconds = [], 0                                    # [case, seed, columns]
+    if path.exists():
+        *interrupted, before = json.loads(path.read_text("utf-8"))
+        if before == about:
+            results, seconds = interrupted
+    clock = time.perf_counter() - seconds
+    with make_pool(processes) as pool:
+        while jobs := missing(name, results):
+            for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
+                results.append([*job, columns])
+                seconds = round(time.perf_counter() - clock)
+                plumbing.write(path, json.dumps([results, seconds, about]))
+    seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
+    about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
+    store(f"lab/{name}", {"about": about} | grouped(results))
+    path.unlink()
 
 
 def missing(name, results):
@@ -237,48 +231,10 @@ def missing(name, results):
     return [job for job in wanted(name, arrays(grouped(results))) if job not in done]
 
 
-def measure(name, processes, add=False):
-    """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
-    this is interrupted, the next call continues, unless the code was committed in between.
-    add: keep what is stored there, and measure only what it lacks."""
-    tuning = {*getattr(module(name), "TUNING", ())}
-    if shared := tuning & {*module(name).SEEDS}:
-        common.fail(f"{name}: SEEDS and TUNING share {spans(sorted(shared))}; a rate must not "
-                    "be judged with the seeds that chose it")
-    about = describe(processes)
-    results, seconds = [], 0                                    # [case, seed, columns]
-    if add:
-        results, before = kept(name)
-        if not missing(name, results):
-            print(f"{name}: nothing is missing")
-            return
-        seconds = before["seconds"]
-        judging = {seed for _, seed, _ in results} - tuning
-        about["before"] = f"seeds {spans(sorted(judging))} at commit {before['commit']}" + (
-            f", of which {before['before']}" if "before" in before else "")
-    path = ROOT / "runs" / f"lab-{name}.json"
-    if path.exists():
-        *interrupted, before = json.loads(path.read_text("utf-8"))
-        if before == about:
-            results, seconds = interrupted
-        else:
-            print(f"{path}: does not continue, because it began at commit {before['commit']} with "
-                  f"{before['processes']} processes, or without --add", flush=True)
-    clock = time.perf_counter() - seconds
-    with make_pool(processes) as pool:
-        while jobs := missing(name, results):
-            for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
-                if columns.keys() != grouped(results).get(job[0], columns).keys():
-                    common.fail(f"{name}: {job[0]} now has other columns than its stored seeds", 1)
-                results.append([*job, columns])
-                seconds = round(time.perf_counter() - clock)
-                plumbing.write(path, json.dumps([results, seconds, about]))
-    seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
-    about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
-    stored = {"about": about} | grouped(results)
-    lines = json.dumps(stored).replace("]], ", "]],\n").replace("}, ", "},\n")
-    plumbing.write(DOCS / f"lab/{name}.json", lines + "\n")
-    path.unlink(missing_ok=True)
+def store(name, content):
+    """Write docs/NAME.json, with a line for each column of numbers."""
+    lines = json.dumps(content).replace("]], ", "]],\n").replace("}, ", "},\n")
+    plumbing.write(DOCS / f"{name}.json", lines + "\n")
 
 
 def grouped(results):
@@ -291,29 +247,11 @@ def grouped(results):
     return found
 
 
-def read(name):
-    """Read docs/lab/NAME.json, or exit with one line. -> {case: {column: a list with an entry for
-    each seed}}, a dict about the measurement"""
-    path = DOCS / f"lab/{name}.json"
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-        about = stored.pop("about")
-        is_whole = all(len(rows) == len(about["seeds"][case])
-                       for case, columns in stored.items() for rows in columns.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        common.fail(f"{path}: missing or damaged; restore it, or run: python -m lab {name}")
-    return stored, about
-
-
 def load(name):
-    """Load the stored results, without cases that the experiment no longer has. -> {case: {column:
-    array}}, a dict about the measurement"""
-    stored, about = read(name)
-    x = arrays(stored)
-    cases = {case for case, _ in wanted(name, x)}
-    return {case: columns for case, columns in x.items() if case in cases}, about
+    """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
+    stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
+    about = stored.pop("about")
+    return arrays(stored), about
 
 
 def arrays(stored):
@@ -487,34 +425,33 @@ def steps_to(rows, level, window):
 
 # ---- 3. the pages ----------------------------------------------------------------------------
 
+def cell(values, form=".3g"):
+    """Write the mean of the seeds, and the lowest and highest seed; or a text as it is. -> str"""
+    if isinstance(values, str):
+        return values
+    low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
+    text = low if low == high else f"{mean} ({low} to {high})"
+    return text.replace("inf", "never")
+
+
 def numbers(cases, by="", form=".3g"):
-    """Write a table with a row for each case, {column: a number for each seed, or a text}. A cell
-    has the mean of the seeds, and the lowest and highest seed. -> Markdown"""
-    def cell(values):
-        if isinstance(values, str):
-            return values
-        low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-        text = low if low == high else f"{mean} ({low} to {high})"
-        return text.replace("inf", "never")
+    """Write a table with a row for each case, {column: a number for each seed, or a text}.
+    -> Markdown"""
     return table([by, *next(iter(cases.values()))],
-                 [[case, *map(cell, columns.values())] for case, columns in cases.items()])
+                 [[case, *(cell(values, form) for values in columns.values())]
+                  for case, columns in cases.items()])
 
 
 def at_best(name, x):
     """Look up what each of COMPARED has with SEEDS at its best learning rate.
-    -> {(side, what): {column: array}}"""
+    -> {(side, what): {"rate": a text, column: array}}"""
     one = module(name)
-    best = {pair: tune(name, x, *pair)[1] for pair in one.COMPARED}
-    return {pair: {column: rows[len(one.TUNING):] for column, rows in x[case].items()}
-            for pair, case in best.items()}
-
-
-def best_rates(name, x):
-    """Look up the best learning rate of each of COMPARED. -> {(side, what): a text}"""
     found = {}
-    for side, what in module(name).COMPARED:
+    for side, what in one.COMPARED:
         (first, *_, last), best = tune(name, x, side, what)
-        found[side, what] = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
+        rate = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
+        columns = {column: rows[len(one.TUNING):] for column, rows in x[best].items()}
+        found[side, what] = {"rate": rate} | columns
     return found
 
 

@@ -1,24 +1,17 @@
-"""Repeat the claims of experiments of the lab on other seeds: python -m lab.replicate [NAME ...]
---seed S (make replicate).
+"""Repeat the claims of experiments on other seeds: python -m lab [NAME ...] --replicate SEED (make
+replicate).
 
 Each side runs at the learning rate that its page chose, without the search. There are as many seeds
-as on the page, from S on, and none that the page used. An experiment with one base keeps this base.
-The numbers go to docs/replication.json, and a table of verdicts to docs/lab.md. An experiment that
-is not named keeps what it has there. The table leaves it out if its page now has other cases or
-rates."""
-import argparse
+as on the page, from SEED on, and none that the page used. An experiment with one base keeps this
+base. The numbers go to docs/replication.json, and a table of verdicts to docs/lab.md. An experiment
+that is not named keeps what it has there. The table leaves it out if its page now has other cases
+or rates."""
 import itertools
 import json
-import os
 import time
 
-import common
-import plumbing
 from lab import bench
-from lab.docs import put, table
-from report import start
-
-FIRST = 1000                            # first seed, if you name none
+from lab.docs import table
 
 
 def jobs(name, x, first):
@@ -59,22 +52,13 @@ def replicate(name, first, processes):
         columns = pool.map(bench.perform, [name] * len(todo), *zip(*todo))
         found = bench.grouped([*job, values] for job, values in zip(todo, columns))
     about["seconds"] = round(time.perf_counter() - clock)
-    stored |= {name: {"about": about} | found}
-    lines = json.dumps(stored).replace("}}, ", "}},\n").replace("]], ", "]],\n")
-    plumbing.write(bench.DOCS / "replication.json", lines + "\n")
+    bench.store("replication", stored | {name: {"about": about} | found})
 
 
 def load():
     """Load the repeated measurements. -> {name: {"about": dict, case: {column: rows}}}"""
     path = bench.DOCS / "replication.json"
-    try:
-        stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        is_whole = all("about" in found for found in stored.values())
-    except (ValueError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        common.fail(f"{path}: damaged; restore it with git, or delete it")
-    return stored
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def compared():
@@ -85,7 +69,7 @@ def compared():
     for name, found in load().items():
         about = found.pop("about")
         x = bench.load(name)[0] if name in bench.NAMES else None
-        if x is None or {case for case, _ in jobs(name, x, FIRST)} != found.keys():
+        if x is None or {case for case, _ in jobs(name, x, 0)} != found.keys():
             print(f"{name}: left out, because the lab no longer has what was repeated", flush=True)
             continue
         pairs = zip(*(bench.judged(name, numbers)[0] for numbers in (x, renewed(name, x, found))))
@@ -98,27 +82,3 @@ def compared():
     heads = ["page", "claim", "verdict there", "new verdict", "new effect (95% interval)"]
     return (f"Repeated so far: {', '.join(covered) or 'none'}. {kept} of {len(rows)} verdicts stay."
             f"\n\n{table(heads, rows)}")
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(bench.NAMES))
-    parser.add_argument("--seed", type=int, default=FIRST, help=f"first seed (default: {FIRST})")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(),
-                        help="number of processes at a time (default: one for each core)")
-    args = parser.parse_args(argv)
-    unknown = [name for name in args.names if name not in bench.NAMES]
-    if unknown:
-        common.fail(f"{unknown[0]}: unknown experiment; choose from {', '.join(bench.NAMES)}")
-    if args.seed < 0:
-        common.fail(f"--seed {args.seed}: must be at least 0")
-    for name in args.names or bench.NAMES:
-        replicate(name, args.seed, args.processes)
-    text = compared()
-    put("replication", text, "replicate")
-    print(text)
-
-
-if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""     # as for the pages
-    start(main)
