@@ -1,19 +1,19 @@
 """Run experiments of the lab, judge their claims, and write their pages: python -m lab NAME (make
 lab-NAME), or all of them (make lab).
 
-An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, and
+An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, and what
+DEFAULTS does not say:
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
   FEWER             {case or side: its seeds}, for those that do not have all SEEDS
   SIDES, COMPARED   {side: (command line of a script, or None for measure, a learning rate to begin
                     with)}, and pairs (side, what) that are compared by score(columns, what), with
                     SEEDS, at the rate that is best on the seeds TUNING; cases are "SIDE, RATE".
                     METRICS are kept of each step of a script, and SCORES of the trained policy
-  ONE_BASE = True   if all seeds start from one base; else each seed has its own, unless BASES says
-                    something else
+  ONE_BASE = True   if all seeds start from one base; else each seed has its own
   OTHER_SEEDS       seeds that measure uses besides SEEDS and TUNING
-  EQUAL, TUNED      what its page says about fairness, unless it is what the constants here say
-  CHECK             a command whose first two steps show whether the code has changed; by default,
-                    one of SIDES for each script
+  EQUAL, TUNED      what its page says about fairness
+  CHECK             a command whose first two steps show whether the code has changed, if none of
+                    SIDES does
   page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
 x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
 docs/lab/NAME.json. What can be computed exactly is computed in page.
@@ -86,9 +86,11 @@ NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 NEAR = 0.05
 MOST_RATES = 7                  # learning rates that a search tries
-# What was held equal and what was tuned, unless the experiment says something else
-EQUAL = "base, problems, batches and other flags"
-TUNED = "nothing; the learning rate is 5e-4"
+# What an experiment has unless its module says something else
+DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
+            "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
+            "EQUAL": "base, problems, batches and other flags",
+            "TUNED": "nothing; the learning rate is 5e-4"}
 SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
          "tokens, says nothing about a large model.")
 ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
@@ -102,7 +104,11 @@ PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text("utf-8")) 
 
 
 def module(name):
-    return importlib.import_module(f"lab.claims.{name}")
+    """Import an experiment, with DEFAULTS for what its module does not say. -> module"""
+    one = importlib.import_module(f"lab.claims.{name}")
+    for key, value in DEFAULTS.items():
+        vars(one).setdefault(key, value)
+    return one
 
 
 # ---- 1. measuring ----------------------------------------------------------------------------
@@ -113,7 +119,7 @@ def perform(name, case, seed):
     print(f"{name}: {case}, seed {seed}", flush=True)
     one = module(name)
     side, _, rate = case.rpartition(", ")
-    command, _ = getattr(one, "SIDES", {}).get(side, (None, None))
+    command, _ = one.SIDES.get(side, (None, None))
     if command:
         columns = run_once(f"{command} --learning_rate {rate} --base_seed {seed}", seed,
                            one.METRICS, one.SCORES)
@@ -127,7 +133,7 @@ def first_steps(name):
     nearly the same numbers, and rewarding odd lengths, because so short a base is never right.
     -> list of numbers"""
     one = module(name)
-    commands = {command.split()[0]: command for command, _ in getattr(one, "SIDES", {}).values()
+    commands = {command.split()[0]: command for command, _ in one.SIDES.values()
                 if command and "--reward model" not in command}     # whose base has to be right
     numbers = []
     torch.set_default_dtype(torch.float64)
@@ -135,7 +141,7 @@ def first_steps(name):
         os.chdir(work)                                  # for bases of its own
         for script in (reinforce, ppo, grpo, gspo, dpo):
             rewards.enter_context(replaced(script, reward=lambda *x: len(x[1]) % 2))
-        for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
+        for command in commands.values() or [one.CHECK]:
             columns = run_once(f"{command} {SHORT}", 0, SHOWN_BY)
             numbers += itertools.chain(*zip(*columns.values()))
         os.chdir(ROOT)
@@ -172,16 +178,15 @@ def tune(name, x, side, what):
 
 def seeds_of(one, case):
     """Look up the seeds of a case of an experiment."""
-    fewer = getattr(one, "FEWER", {})
-    return fewer.get(case) or fewer.get(case.rpartition(", ")[0]) or one.SEEDS
+    return one.FEWER.get(case) or one.FEWER.get(case.rpartition(", ")[0]) or one.SEEDS
 
 
 def wanted(name, x):
     """List what has to be measured, as far as the results x show it. -> pairs of a case and a
     seed"""
     one = module(name)
-    jobs = [(case, seed) for case in getattr(one, "CASES", ()) for seed in seeds_of(one, case)]
-    found = [tune(name, x, *pair) for pair in getattr(one, "COMPARED", ())]
+    jobs = [(case, seed) for case in one.CASES for seed in seeds_of(one, case)]
+    found = [tune(name, x, *pair) for pair in one.COMPARED]
     jobs += [(case, seed) for tried, _ in found for case in tried for seed in one.TUNING]
     if all(best for _, best in found):
         jobs += [(best, seed) for _, best in found for seed in seeds_of(one, best)]
@@ -476,11 +481,10 @@ def page(name):
     one = module(name)
     claims, parts = judged(name, x)
     [draw] = [part for part in parts if callable(part)]
-    has_one = hasattr(one, "ONE_BASE")
-    bases = getattr(one, "BASES", "all from one base" if has_one else "each with its own base")
+    bases = "all from one base" if one.ONE_BASE else "each with its own base"
     rows = [claim.cells() for claim in claims]
     for claim, row in zip(claims, rows):
-        row[2] += ", one base" * (has_one and not claim.computed)
+        row[2] += ", one base" * (one.ONE_BASE and not claim.computed)
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     if any(claim.rates for claim in claims):
         heads.insert(3, "both sides (best rates)")
@@ -488,9 +492,8 @@ def page(name):
             row.insert(3, claim.sides())
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
-        f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}. "
-        f"{READ}\n",
-        table(heads, rows), *[f"{ONE}\n"] * has_one,
+        f"Held equal: {one.EQUAL}. Tuned: {one.TUNED}. {READ}\n",
+        table(heads, rows), *[f"{ONE}\n"] * one.ONE_BASE,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
@@ -499,7 +502,7 @@ def page(name):
 
 
 def link_to(name):
-    return f"[{name}](lab/{name}.md)" + ", one base" * hasattr(module(name), "ONE_BASE")
+    return f"[{name}](lab/{name}.md)" + ", one base" * module(name).ONE_BASE
 
 
 def answers(claims):

@@ -18,10 +18,10 @@ def jobs(name, x, first):
     """List what has to be measured: each case, and each side at its best rate, with seeds from
     `first` on. -> pairs of a case and a seed"""
     one = bench.module(name)
-    used = {*one.SEEDS, *getattr(one, "TUNING", ()), *getattr(one, "OTHER_SEEDS", ())}
-    best = [bench.tune(name, x, *pair)[1] for pair in getattr(one, "COMPARED", ())]
+    used = {*one.SEEDS, *one.TUNING, *one.OTHER_SEEDS}
+    best = [bench.tune(name, x, *pair)[1] for pair in one.COMPARED]
     found = []
-    for case in dict.fromkeys([*getattr(one, "CASES", ()), *best]):
+    for case in dict.fromkeys([*one.CASES, *best]):
         unused = (seed for seed in itertools.count(first) if seed not in used)
         number = len(bench.seeds_of(one, case))
         found += [(case, seed) for seed in itertools.islice(unused, number)]
@@ -35,7 +35,7 @@ def renewed(name, x, found):
     one = bench.module(name)
     numbers = dict(x)
     for case, columns in found.items():
-        first = 0 if case in getattr(one, "CASES", ()) else len(one.TUNING)
+        first = 0 if case in one.CASES else len(one.TUNING)
         numbers[case] = {column: bench.array(x[case][column][:first].tolist() + rows)
                          for column, rows in columns.items()}
     return numbers

@@ -271,10 +271,10 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     monkeypatch.setattr(
         torch.optim, "AdamW", lambda *x, **y: rates.append(y["lr"]) or adamw(*x, **y))
     found = module.measure(case, 0)
-    has_own = not hasattr(module, "ONE_BASE")       # each seed has a base of its own
+    has_own = not module.ONE_BASE                    # each seed has a base of its own
     assert all(("--base_seed 0" in flags) == has_own for flags in given) and given
     stored, _ = bench.load(name)
-    assert stored.keys() >= {*getattr(module, "CASES", ())}
+    assert stored.keys() >= {*module.CASES}
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
@@ -325,8 +325,8 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
 def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
     for one in map(bench.module, bench.NAMES):
-        assert {*one.SEEDS}.isdisjoint(getattr(one, "TUNING", ())), "judged by what chose the rate"
-        for command, _ in getattr(one, "SIDES", {}).values():
+        assert {*one.SEEDS}.isdisjoint(one.TUNING), "judged by what chose the rate"
+        for command, _ in one.SIDES.values():
             script, *flags = shlex.split(command or one.CHECK)
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             common.load_task(plumbing.parse_flags(module.Config, flags), grpo.verify)
