@@ -106,10 +106,6 @@ def test_steps_are_counted_to_where_the_mean_crosses_the_level():
     assert bench.steps_to(rows, 0.675, 2).tolist() == pytest.approx([3.75, math.inf])
     assert bench.steps_to(rows, 0.2, 2).tolist() == [1, 1]          # from the first mean on
     assert bench.steps_to(rows, 0.4, 1).tolist() == pytest.approx([0.2, 2])
-    cells = {"a": {"x": numpy.array([3, math.inf])}, "b": {"x": numpy.array([0.5, 0.5])},
-             "c": {"x": "1e-3"}}
-    table = "| by | x |\n| --- | --- |\n| a | never (3 to never) |\n| b | 0.5 |\n| c | 1e-3 |\n"
-    assert bench.numbers(cells, "by") == table
 
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
