@@ -24,6 +24,8 @@ def main(argv=None):
     for name in args.names:
         if name not in bench.NAMES:
             common.fail(f"{name}: unknown experiment; choose from {names}")
+    if (args.replicate or 0) < 0:
+        common.fail(f"--replicate {args.replicate}: a seed must be at least 0")
     chosen = args.names or bench.NAMES
     if args.check:
         stale = [name for name in chosen if not bench.check(name)]
@@ -32,7 +34,9 @@ def main(argv=None):
     elif args.replicate is not None:
         for name in chosen:
             replicate.replicate(name, args.replicate, args.processes)
-        put("replication", replicate.compared(), "replicate")
+        text = replicate.compared()
+        put("replication", text, "replicate")
+        print(text)
     else:
         for name in chosen:
             if not args.draw:

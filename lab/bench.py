@@ -41,6 +41,7 @@ from pathlib import Path
 import numpy
 import torch
 
+import common
 import dpo
 import grpo
 import gspo
@@ -203,37 +204,50 @@ def describe(processes):
 
 
 def make_pool(processes):
+    if processes < 1:
+        common.fail(f"--processes {processes}: must be at least 1")
     context = multiprocessing.get_context("spawn")              # a fork can hang with threads
     return concurrent.futures.ProcessPoolExecutor(processes, context)
 
 
 def measure(name, processes):
-    """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
-    this is interrupted, the next call continues, unless the code was committed in between."""
+    """Measure an experiment, and store the results in docs/lab/NAME.json."""
     about = describe(processes)
     path = ROOT / "runs" / f"lab-{name}.json"
-    results, seconds = [], 0                                    # [case, seed, columns]
-    if path.exists():
-        *interrupted, before = json.loads(path.read_text("utf-8"))
-        if before == about:
-            results, seconds = interrupted
-    clock = time.perf_counter() - seconds
-    with make_pool(processes) as pool:
-        while jobs := missing(name, results):
-            for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
-                results.append([*job, columns])
-                seconds = round(time.perf_counter() - clock)
-                plumbing.write(path, json.dumps([results, seconds, about]))
+    results, seconds = collect(name, functools.partial(wanted, name), about, path)
     seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
     about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
     store(f"lab/{name}", {"about": about} | grouped(results))
     path.unlink()
 
 
-def missing(name, results):
-    """List what is wanted, and is not in the results. -> pairs of a case and a seed"""
+def collect(name, jobs_of, about, path):
+    """Measure the pairs of a case and a seed that jobs_of lists from the results so far, in several
+    processes. The file `path` keeps what has ended, so if this is interrupted, the next call
+    continues, unless `about` has changed, such as the commit. -> lists of [case, seed, columns],
+    seconds"""
+    results, seconds = [], 0
+    if path.exists():
+        *interrupted, before = json.loads(path.read_text("utf-8"))
+        if before == about:
+            results, seconds = interrupted
+        else:
+            other = [f"{key} {before[key]}" for key in before if before[key] != about.get(key)]
+            print(f"{path}: does not continue, because it began with {', '.join(other)}")
+    clock = time.perf_counter() - seconds
+    with make_pool(about["processes"]) as pool:
+        while jobs := missing(jobs_of, results):
+            for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
+                results.append([*job, columns])
+                seconds = round(time.perf_counter() - clock)
+                plumbing.write(path, json.dumps([results, seconds, about]))
+    return results, seconds
+
+
+def missing(jobs_of, results):
+    """List the pairs of a case and a seed that are not in the results."""
     done = {(case, seed) for case, seed, _ in results}
-    return [job for job in wanted(name, arrays(grouped(results))) if job not in done]
+    return [job for job in jobs_of(arrays(grouped(results))) if job not in done]
 
 
 def store(name, content):
@@ -252,9 +266,18 @@ def grouped(results):
     return found
 
 
+def read(name, remedy):
+    """Read docs/NAME.json. If this fails, exit with one line. -> dict"""
+    path = DOCS / f"{name}.json"
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        common.fail(f"{path}: missing or damaged; restore it with git, or {remedy}")
+
+
 def load(name):
     """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
-    stored = json.loads((DOCS / f"lab/{name}.json").read_text("utf-8"))
+    stored = read(f"lab/{name}", f"run: python -m lab {name}")
     about = stored.pop("about")
     return arrays(stored), about
 

@@ -120,8 +120,7 @@ def text(stored):
         origin = start_of(name)
         gain = difference(found["pass@1"] - x[origin]["pass@1"]) if origin else ""
         rows.append([name, origin, cell(found["pass@1"], ".2f"), gain, cell(found["tokens"], ".0f"),
-                     cell(found["format"], ".2f"),
-                     cell(found["words"], ".2f")])
+                     cell(found["format"], ".2f"), cell(found["words"], ".2f")])
     heads = ["run", "starts from", "pass@1", "gain in pass@1 (95% interval)", "tokens", "format",
              "steps in words"]
     costs = [[f"{without} / {name}", difference(x[name]["pass@1"] - x[without]["pass@1"]),

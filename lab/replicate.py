@@ -7,8 +7,6 @@ base. The numbers go to docs/replication.json, and a table of verdicts to docs/l
 that is not named keeps what it has there. The table leaves it out if its page now has other cases
 or rates."""
 import itertools
-import json
-import time
 
 from lab import bench
 from lab.docs import table
@@ -44,21 +42,20 @@ def renewed(name, x, found):
 def replicate(name, first, processes):
     """Measure an experiment with new seeds, and store the results in docs/replication.json."""
     x, _ = bench.load(name)
-    stored = load()                                 # before the measurement, in case it is damaged
+    load()                                          # before the measurement, in case it is damaged
     todo = jobs(name, x, first)
     about = {"seeds": sorted({seed for _, seed in todo})} | bench.describe(processes)
-    clock = time.perf_counter()
-    with bench.make_pool(processes) as pool:
-        columns = pool.map(bench.perform, [name] * len(todo), *zip(*todo))
-        found = bench.grouped([*job, values] for job, values in zip(todo, columns))
-    about["seconds"] = round(time.perf_counter() - clock)
-    bench.store("replication", stored | {name: {"about": about} | found})
+    path = bench.ROOT / "runs" / f"replicate-{name}.json"
+    results, seconds = bench.collect(name, lambda _: todo, about, path)
+    found = {"about": about | {"seconds": seconds}} | bench.grouped(results)
+    bench.store("replication", load() | {name: found})
+    path.unlink()
 
 
 def load():
     """Load the repeated measurements. -> {name: {"about": dict, case: {column: rows}}}"""
-    path = bench.DOCS / "replication.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    exists = (bench.DOCS / "replication.json").exists()
+    return bench.read("replication", "delete it") if exists else {}
 
 
 def compared():

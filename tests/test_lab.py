@@ -126,7 +126,29 @@ def made_up(tmp_path, monkeypatch):
     return make
 
 
-def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(made_up, tmp_path, monkeypatch):
+@pytest.mark.parametrize("main, flags, message", [
+    (lab.__main__.main, "nope --draw", "nope: unknown experiment; choose from hacking, "),
+    (lab.__main__.main, "kl --processes 0", "--processes 0: must be at least 1"),
+    (lab.__main__.main, "kl --replicate 9 --processes 0", "--processes 0: must be at least 1"),
+    (lab.__main__.main, "kl --replicate -1", "--replicate -1: a seed must be at least 0"),
+    (lab.__main__.main, "kl --replicate 9 --draw", "not allowed with"),
+    (r1.main, "3 3", "at least 2 different seeds"),
+    (r1.main, "--processes 0", "--processes 0: must be at least 1")])
+def test_flags_that_contradict_or_make_no_sense_are_refused(main, flags, message, stops):
+    stops(message, main, flags.split())
+
+
+def test_a_file_of_numbers_that_is_damaged_or_missing_gets_one_line(made_up, tmp_path, stops):
+    made_up(SEEDS=(0,))
+    stops("made_up.json: missing or damaged; restore it with git, or run: python -m lab made_up",
+          lab.__main__.main, ["made_up", "--draw"])
+    bench.store("lab/made_up", {"about": {}})
+    (tmp_path / "replication.json").write_text("{")
+    stops("replication.json: missing or damaged", lab.__main__.main, ["--replicate", "9"])
+
+
+def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(
+        made_up, tmp_path, monkeypatch, capsys):
     def run_once(flags, seed, metrics, scores):
         rate = float(re.fullmatch(f"grpo.py --learning_rate (.*) --base_seed {seed}", flags)[1])
         assert metrics == ["reward"] and scores == []
@@ -146,7 +168,9 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(made_up, tmp_pat
     plumbing.write(kept, json.dumps([[["x", 3, {"value": 99}]], 7, {"commit": "another"}]))
     with pytest.raises(KeyboardInterrupt):
         bench.measure("made_up", 2)
+    assert "not continue, because it began with commit another\n" in capsys.readouterr().out
     bench.measure("made_up", 2)
+    assert "not continue" not in capsys.readouterr().out
     assert measured == [("x", 3), ("x", 4), ("y", 3), ("y", 3)] and not kept.exists()
     x, about = bench.load("made_up")
     assert x["a, 0.001"]["reward"].tolist() == [0.0] * 3 and about["processes"] == 2
@@ -170,7 +194,7 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mad
         rate = float(case.split(", ")[-1])
         return {"up": -abs(rate - 4e-3) + (seed < 8) * rate if "b" in case else -math.inf}
     results, rounds = [], []
-    while jobs := bench.missing("made_up", results):
+    while jobs := bench.missing(functools.partial(bench.wanted, "made_up"), results):
         rounds.append(len(jobs))
         results += [[*job, measured(*job)] for job in jobs]
     assert rounds == [2 * 6, 2, 2, 3 + 2]       # two rates more for the first side, then SEEDS
@@ -193,9 +217,14 @@ def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_
 
 
 def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
-        made_up, tmp_path, monkeypatch):
+        made_up, tmp_path, monkeypatch, capsys):
+    measured = []
+
     def measure(case, seed):
         assert case in ("a, 0.002", "b")                        # the search is not repeated
+        measured.append(seed)
+        if measured == [3, 4]:
+            raise KeyboardInterrupt
         return {"up": [seed, 1 / 3][:1 + seed % 2], "in": 0.5}
 
     def page(x):
@@ -211,13 +240,17 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
     bench.store("lab/made_up", stored | {
         "about": {}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}})
     monkeypatch.setattr(lab.__main__, "put", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        lab.__main__.main(["--replicate", "1"])
     for first, seeds in ((1, [3, 4]), (4, [4, 6])):
         lab.__main__.main(["--replicate", f"{first}"])
         found = replicate.load()["made_up"]
         assert found["about"]["seeds"] == seeds
         assert [row[0] for row in found["b"]["up"]] == seeds == [row[0] for row in
                                                                 found["a, 0.002"]["up"]]
+    assert measured == [3, 4, 4, 3, 4, 4, 6, 4, 6] and not [*tmp_path.glob("runs/*")]
     text = replicate.compared()
+    assert text in capsys.readouterr().out
     assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
     assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
     assert "it follows" not in text
