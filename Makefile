@@ -96,7 +96,7 @@ lab-%: $(READY)
 	$(PY) -m lab $*
 
 replicate: $(READY)      ## make replicate A="kl masking" SEED=1000: repeat claims on other seeds: lab.md
-	$(PY) -m lab.replicate $(A) $(if $(SEED),--seed $(SEED))
+	$(PY) -m lab $(A) --replicate $(or $(SEED),1000)
 
 r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md
 	$(PY) -m lab.r1
@@ -115,7 +115,7 @@ gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py (50 minutes
 	.venv-gemma/bin/python -m lab.gemma
 
 gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (4 hours on a CPU): docs/gemma.json
-	.venv-gemma/bin/python -m lab.gemma --sweep
+	.venv-gemma/bin/python -m lab.gemma 1e-6,0 3e-6,0 1e-5,0 3e-5,0 3e-6,1 3e-6,2
 
 recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages
 	.venv-recipes/bin/python -m pytest tests/test_recipes.py

@@ -1,19 +1,19 @@
 """Run experiments of the lab, judge their claims, and write their pages: python -m lab NAME (make
 lab-NAME), or all of them (make lab).
 
-An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, and
+An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, and what
+DEFAULTS does not say:
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
   FEWER             {case or side: its seeds}, for those that do not have all SEEDS
   SIDES, COMPARED   {side: (command line of a script, or None for measure, a learning rate to begin
                     with)}, and pairs (side, what) that are compared by score(columns, what), with
                     SEEDS, at the rate that is best on the seeds TUNING; cases are "SIDE, RATE".
                     METRICS are kept of each step of a script, and SCORES of the trained policy
-  ONE_BASE = True   if all seeds start from one base; else each seed has its own, unless BASES says
-                    something else
+  ONE_BASE = True   if all seeds start from one base; else each seed has its own
   OTHER_SEEDS       seeds that measure uses besides SEEDS and TUNING
-  EQUAL, TUNED      what its page says about fairness, unless it is what the constants here say
-  CHECK             a command whose first two steps show whether the code has changed; by default,
-                    one of SIDES for each script
+  EQUAL, TUNED      what its page says about fairness
+  CHECK             a command whose first two steps show whether the code has changed, if none of
+                    SIDES does
   page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
 x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
 docs/lab/NAME.json. What can be computed exactly is computed in page.
@@ -27,12 +27,11 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib
-import io
+import itertools
 import json
 import math
 import multiprocessing
 import os
-import shlex
 import subprocess
 import tempfile
 import time
@@ -51,7 +50,6 @@ import ppo
 import reinforce
 from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
 from report import chart, replaced
-from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
@@ -89,23 +87,29 @@ NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 NEAR = 0.05
 MOST_RATES = 7                  # learning rates that a search tries
-# What was held equal and what was tuned, unless the experiment says something else
-EQUAL = "base, problems, batches and other flags"
-TUNED = "nothing; the learning rate is 5e-4"
+# What an experiment has unless its module says something else
+DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
+            "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
+            "EQUAL": "base, problems, batches and other flags",
+            "TUNED": "nothing; the learning rate is 5e-4"}
 SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
          "tokens, says nothing about a large model.")
 ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
 READ = "This is one small policy: [how to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
-         "--device cpu --output_dir run")
+         "--device cpu")
 SHOWN_BY = "reward", "entropy", "loss", "grad_norm"
 OURS = "ours"                                       # the source of a claim that no paper makes
 PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text("utf-8"))  # -> addresses
 
 
 def module(name):
-    return importlib.import_module(f"lab.claims.{name}")
+    """Import an experiment, with DEFAULTS for what its module does not say. -> module"""
+    one = importlib.import_module(f"lab.claims.{name}")
+    for key, value in DEFAULTS.items():
+        vars(one).setdefault(key, value)
+    return one
 
 
 # ---- 1. measuring ----------------------------------------------------------------------------
@@ -116,7 +120,7 @@ def perform(name, case, seed):
     print(f"{name}: {case}, seed {seed}", flush=True)
     one = module(name)
     side, _, rate = case.rpartition(", ")
-    command, _ = getattr(one, "SIDES", {}).get(side, (None, None))
+    command, _ = one.SIDES.get(side, (None, None))
     if command:
         columns = run_once(f"{command} --learning_rate {rate} --base_seed {seed}", seed,
                            one.METRICS, one.SCORES)
@@ -130,23 +134,19 @@ def first_steps(name):
     nearly the same numbers, and rewarding odd lengths, because so short a base is never right.
     -> list of numbers"""
     one = module(name)
-    commands = {command.split()[0]: command for command, _ in getattr(one, "SIDES", {}).values()
+    commands = {command.split()[0]: command for command, _ in one.SIDES.values()
                 if command and "--reward model" not in command}     # whose base has to be right
     numbers = []
-    for command in commands.values() or [getattr(one, "CHECK", "grpo.py")]:
-        script, *flags = shlex.split(f"{command} {SHORT}")
-        main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
-        torch.set_default_dtype(torch.float64)
-        with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-                contextlib.ExitStack() as rewards:
-            for script in (reinforce, ppo, grpo, gspo, dpo):
-                rewards.enter_context(replaced(script, reward=lambda *x: len(x[1]) % 2))
-            os.chdir(work)                              # for a base of its own
-            main(flags)
-            steps = read_log("run", "metrics", *SHOWN_BY)
-            numbers += [line[key] for line in steps for key in SHOWN_BY]
-            os.chdir(ROOT)
-        torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.float64)
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as rewards:
+        os.chdir(work)                                  # for bases of its own
+        for script in (reinforce, ppo, grpo, gspo, dpo):
+            rewards.enter_context(replaced(script, reward=lambda *x: len(x[1]) % 2))
+        for command in commands.values() or [one.CHECK]:
+            columns = run_once(f"{command} {SHORT}", 0, SHOWN_BY)
+            numbers += itertools.chain(*zip(*columns.values()))
+        os.chdir(ROOT)
+    torch.set_default_dtype(torch.float32)
     return numbers
 
 
@@ -179,16 +179,15 @@ def tune(name, x, side, what):
 
 def seeds_of(one, case):
     """Look up the seeds of a case of an experiment."""
-    fewer = getattr(one, "FEWER", {})
-    return fewer.get(case) or fewer.get(case.rpartition(", ")[0]) or one.SEEDS
+    return one.FEWER.get(case) or one.FEWER.get(case.rpartition(", ")[0]) or one.SEEDS
 
 
 def wanted(name, x):
     """List what has to be measured, as far as the results x show it. -> pairs of a case and a
     seed"""
     one = module(name)
-    jobs = [(case, seed) for case in getattr(one, "CASES", ()) for seed in seeds_of(one, case)]
-    found = [tune(name, x, *pair) for pair in getattr(one, "COMPARED", ())]
+    jobs = [(case, seed) for case in one.CASES for seed in seeds_of(one, case)]
+    found = [tune(name, x, *pair) for pair in one.COMPARED]
     jobs += [(case, seed) for tried, _ in found for case in tried for seed in one.TUNING]
     if all(best for _, best in found):
         jobs += [(best, seed) for _, best in found for seed in seeds_of(one, best)]
@@ -211,74 +210,50 @@ def make_pool(processes):
     return concurrent.futures.ProcessPoolExecutor(processes, context)
 
 
-def kept(name):
-    """Look up what docs/lab/NAME.json contains, to add seeds to it. -> list of [case, seed,
-    columns], the stored dict about the measurement. Exits if the code now computes something else,
-    or if the rows of a case would have other seeds."""
-    stored, about = read(name)
-    if not check(name):
-        common.fail(f"{name}: its first steps are no longer the same; measure it without --add", 1)
-    jobs = wanted(name, arrays(stored))
-    results = []
-    for case, columns in stored.items():
-        before = about["seeds"][case]
-        now = [seed for job, seed in jobs if job == case]
-        if now and now[:len(before)] != before:
-            common.fail(f"{name}: {case} is stored with seeds {spans(before)}, and {name}.py now "
-                        f"has {spans(now)}; let the stored ones come first, or leave out --add")
-        for seed, *values in zip(before, *columns.values()):
-            results.append([case, seed, dict(zip(columns, values))])
-    return results, about
-
-
-def missing(name, results):
-    """List what is wanted, and is not in the results. -> pairs of a case and a seed"""
-    done = {(case, seed) for case, seed, _ in results}
-    return [job for job in wanted(name, arrays(grouped(results))) if job not in done]
-
-
-def measure(name, processes, add=False):
-    """Measure an experiment in several processes, and store the results in docs/lab/NAME.json. If
-    this is interrupted, the next call continues, unless the code was committed in between.
-    add: keep what is stored there, and measure only what it lacks."""
-    tuning = {*getattr(module(name), "TUNING", ())}
-    if shared := tuning & {*module(name).SEEDS}:
-        common.fail(f"{name}: SEEDS and TUNING share {spans(sorted(shared))}; a rate must not "
-                    "be judged with the seeds that chose it")
+def measure(name, processes):
+    """Measure an experiment, and store the results in docs/lab/NAME.json."""
     about = describe(processes)
-    results, seconds = [], 0                                    # [case, seed, columns]
-    if add:
-        results, before = kept(name)
-        if not missing(name, results):
-            print(f"{name}: nothing is missing")
-            return
-        seconds = before["seconds"]
-        judging = {seed for _, seed, _ in results} - tuning
-        about["before"] = f"seeds {spans(sorted(judging))} at commit {before['commit']}" + (
-            f", of which {before['before']}" if "before" in before else "")
     path = ROOT / "runs" / f"lab-{name}.json"
+    results, seconds = collect(name, functools.partial(wanted, name), about, path)
+    seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
+    about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
+    store(f"lab/{name}", {"about": about} | grouped(results))
+    path.unlink()
+
+
+def collect(name, jobs_of, about, path):
+    """Measure the pairs of a case and a seed that jobs_of lists from the results so far, in several
+    processes. The file `path` keeps what has ended, so if this is interrupted, the next call
+    continues, unless `about` has changed, such as the commit. -> lists of [case, seed, columns],
+    seconds"""
+    results, seconds = [], 0
     if path.exists():
         *interrupted, before = json.loads(path.read_text("utf-8"))
         if before == about:
             results, seconds = interrupted
         else:
-            print(f"{path}: does not continue, because it began at commit {before['commit']} with "
-                  f"{before['processes']} processes, or without --add", flush=True)
+            other = [f"{key} {before[key]}" for key in before if before[key] != about.get(key)]
+            print(f"{path}: does not continue, because it began with {', '.join(other)}")
     clock = time.perf_counter() - seconds
-    with make_pool(processes) as pool:
-        while jobs := missing(name, results):
+    with make_pool(about["processes"]) as pool:
+        while jobs := missing(jobs_of, results):
             for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
-                if columns.keys() != grouped(results).get(job[0], columns).keys():
-                    common.fail(f"{name}: {job[0]} now has other columns than its stored seeds", 1)
                 results.append([*job, columns])
                 seconds = round(time.perf_counter() - clock)
                 plumbing.write(path, json.dumps([results, seconds, about]))
-    seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
-    about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
-    stored = {"about": about} | grouped(results)
-    lines = json.dumps(stored).replace("]], ", "]],\n").replace("}, ", "},\n")
-    plumbing.write(DOCS / f"lab/{name}.json", lines + "\n")
-    path.unlink(missing_ok=True)
+    return results, seconds
+
+
+def missing(jobs_of, results):
+    """List the pairs of a case and a seed that are not in the results."""
+    done = {(case, seed) for case, seed, _ in results}
+    return [job for job in jobs_of(arrays(grouped(results))) if job not in done]
+
+
+def store(name, content):
+    """Write docs/NAME.json, with a line for each column of numbers."""
+    lines = json.dumps(content).replace("]], ", "]],\n").replace("}, ", "},\n")
+    plumbing.write(DOCS / f"{name}.json", lines + "\n")
 
 
 def grouped(results):
@@ -291,29 +266,20 @@ def grouped(results):
     return found
 
 
-def read(name):
-    """Read docs/lab/NAME.json, or exit with one line. -> {case: {column: a list with an entry for
-    each seed}}, a dict about the measurement"""
-    path = DOCS / f"lab/{name}.json"
+def read(name, remedy):
+    """Read docs/NAME.json. If this fails, exit with one line. -> dict"""
+    path = DOCS / f"{name}.json"
     try:
-        stored = json.loads(path.read_text("utf-8"))
-        about = stored.pop("about")
-        is_whole = all(len(rows) == len(about["seeds"][case])
-                       for case, columns in stored.items() for rows in columns.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        common.fail(f"{path}: missing or damaged; restore it, or run: python -m lab {name}")
-    return stored, about
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        common.fail(f"{path}: missing or damaged; restore it with git, or {remedy}")
 
 
 def load(name):
-    """Load the stored results, without cases that the experiment no longer has. -> {case: {column:
-    array}}, a dict about the measurement"""
-    stored, about = read(name)
-    x = arrays(stored)
-    cases = {case for case, _ in wanted(name, x)}
-    return {case: columns for case, columns in x.items() if case in cases}, about
+    """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
+    stored = read(f"lab/{name}", f"run: python -m lab {name}")
+    about = stored.pop("about")
+    return arrays(stored), about
 
 
 def arrays(stored):
@@ -487,34 +453,33 @@ def steps_to(rows, level, window):
 
 # ---- 3. the pages ----------------------------------------------------------------------------
 
+def cell(values, form=".3g"):
+    """Write the mean of the seeds, and the lowest and highest seed; or a text as it is. -> str"""
+    if isinstance(values, str):
+        return values
+    low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
+    text = low if low == high else f"{mean} ({low} to {high})"
+    return text.replace("inf", "never")
+
+
 def numbers(cases, by="", form=".3g"):
-    """Write a table with a row for each case, {column: a number for each seed, or a text}. A cell
-    has the mean of the seeds, and the lowest and highest seed. -> Markdown"""
-    def cell(values):
-        if isinstance(values, str):
-            return values
-        low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-        text = low if low == high else f"{mean} ({low} to {high})"
-        return text.replace("inf", "never")
+    """Write a table with a row for each case, {column: a number for each seed, or a text}.
+    -> Markdown"""
     return table([by, *next(iter(cases.values()))],
-                 [[case, *map(cell, columns.values())] for case, columns in cases.items()])
+                 [[case, *(cell(values, form) for values in columns.values())]
+                  for case, columns in cases.items()])
 
 
 def at_best(name, x):
     """Look up what each of COMPARED has with SEEDS at its best learning rate.
-    -> {(side, what): {column: array}}"""
+    -> {(side, what): {"rate": a text, column: array}}"""
     one = module(name)
-    best = {pair: tune(name, x, *pair)[1] for pair in one.COMPARED}
-    return {pair: {column: rows[len(one.TUNING):] for column, rows in x[case].items()}
-            for pair, case in best.items()}
-
-
-def best_rates(name, x):
-    """Look up the best learning rate of each of COMPARED. -> {(side, what): a text}"""
     found = {}
-    for side, what in module(name).COMPARED:
+    for side, what in one.COMPARED:
         (first, *_, last), best = tune(name, x, side, what)
-        found[side, what] = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
+        rate = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
+        columns = {column: rows[len(one.TUNING):] for column, rows in x[best].items()}
+        found[side, what] = {"rate": rate} | columns
     return found
 
 
@@ -539,11 +504,10 @@ def page(name):
     one = module(name)
     claims, parts = judged(name, x)
     [draw] = [part for part in parts if callable(part)]
-    has_one = hasattr(one, "ONE_BASE")
-    bases = getattr(one, "BASES", "all from one base" if has_one else "each with its own base")
+    bases = "all from one base" if one.ONE_BASE else "each with its own base"
     rows = [claim.cells() for claim in claims]
     for claim, row in zip(claims, rows):
-        row[2] += ", one base" * (has_one and not claim.computed)
+        row[2] += ", one base" * (one.ONE_BASE and not claim.computed)
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     if any(claim.rates for claim in claims):
         heads.insert(3, "both sides (best rates)")
@@ -551,9 +515,8 @@ def page(name):
             row.insert(3, claim.sides())
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
-        f"Held equal: {getattr(one, 'EQUAL', EQUAL)}. Tuned: {getattr(one, 'TUNED', TUNED)}. "
-        f"{READ}\n",
-        table(heads, rows), *[f"{ONE}\n"] * has_one,
+        f"Held equal: {one.EQUAL}. Tuned: {one.TUNED}. {READ}\n",
+        table(heads, rows), *[f"{ONE}\n"] * one.ONE_BASE,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
@@ -562,7 +525,7 @@ def page(name):
 
 
 def link_to(name):
-    return f"[{name}](lab/{name}.md)" + ", one base" * hasattr(module(name), "ONE_BASE")
+    return f"[{name}](lab/{name}.md)" + ", one base" * module(name).ONE_BASE
 
 
 def answers(claims):

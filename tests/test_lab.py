@@ -101,184 +101,130 @@ def test_two_fractions_are_the_same_if_their_whole_interval_is_near_0(
         bench.Claim("so", "VinePPO", ([1.65, 1.7], [0.5, 0.6]))
 
 
-def test_every_claim_with_one_base_says_so():
-    for name in ("wrongrewards", "credit", "rates"):
-        claims, _, text = bench.page(name)
-        number = sum(not claim.computed for claim in claims)
-        assert text.count(", one base |") == number * (name != "rates") and number > 1
-        assert (bench.ONE in text) == (name != "rates")
-
-
-def test_the_row_of_a_claim_has_each_side_and_its_rate_if_the_claim_names_rates():
-    *_, text = bench.page("signal")
-    row = "| 0.0169 (-0.00307 to 0.037) | 0.779 (0.0005), 0.762 (0.00025) | ≤ 0.02 | ours |"
-    assert row in text and "| 0.154 (0.0793 to 0.23) |  | ≥ 0.05 |" in text
-    assert "best rates" not in bench.page("hacking")[2]
-
-
-def test_a_bug_names_three_of_the_metrics_that_show_it_and_counts_the_others():
-    *_, text = bench.page("bugs")
-    assert "`reward_std` too low, 2 more | temperature |" in text       # entropy, groups, std
-    assert "| `loss` too high | nothing |" in text and "0 more" not in text
-
-
 def test_steps_are_counted_to_where_the_mean_crosses_the_level():
     rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
     assert bench.steps_to(rows, 0.675, 2).tolist() == pytest.approx([3.75, math.inf])
     assert bench.steps_to(rows, 0.2, 2).tolist() == [1, 1]          # from the first mean on
     assert bench.steps_to(rows, 0.4, 1).tolist() == pytest.approx([0.2, 2])
-    cells = {"a": {"x": numpy.array([3, math.inf])}, "b": {"x": numpy.array([0.5, 0.5])},
-             "c": {"x": "1e-3"}}
-    table = "| by | x |\n| --- | --- |\n| a | never (3 to never) |\n| b | 0.5 |\n| c | 1e-3 |\n"
-    assert bench.numbers(cells, "by") == table
 
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
 
-def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """made_up(SEEDS=..., ...): make an experiment of these parts. It is measured in this process,
+    and stored in the folder of the test."""
+    here = contextlib.nullcontext(types.SimpleNamespace(map=map))
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: here)
+    for name, value in {"ROOT": tmp_path, "DOCS": tmp_path, "NAMES": ("made_up",)}.items():
+        monkeypatch.setattr(bench, name, value)
+    (tmp_path / "lab").mkdir()
+
+    def make(**parts):
+        monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
+            score=lambda columns, what: columns[what], **parts))
+    return make
+
+
+@pytest.mark.parametrize("main, flags, message", [
+    (lab.__main__.main, "nope --draw", "nope: unknown experiment; choose from hacking, "),
+    (lab.__main__.main, "kl --processes 0", "--processes 0: must be at least 1"),
+    (lab.__main__.main, "kl --replicate 9 --processes 0", "--processes 0: must be at least 1"),
+    (lab.__main__.main, "kl --replicate -1", "--replicate -1: a seed must be at least 0"),
+    (lab.__main__.main, "kl --replicate 9 --draw", "not allowed with"),
+    (r1.main, "3 3", "at least 2 different seeds"),
+    (r1.main, "--processes 0", "--processes 0: must be at least 1")])
+def test_flags_that_contradict_or_make_no_sense_are_refused(main, flags, message, stops):
+    stops(message, main, flags.split())
+
+
+def test_a_file_of_numbers_that_is_damaged_or_missing_gets_one_line(made_up, tmp_path, stops):
+    made_up(SEEDS=(0,))
+    stops("made_up.json: missing or damaged; restore it with git, or run: python -m lab made_up",
+          lab.__main__.main, ["made_up", "--draw"])
+    bench.store("lab/made_up", {"about": {}})
+    (tmp_path / "replication.json").write_text("{")
+    stops("replication.json: missing or damaged", lab.__main__.main, ["--replicate", "9"])
+
+
+def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(
+        made_up, tmp_path, monkeypatch, capsys):
     def run_once(flags, seed, metrics, scores):
         rate = float(re.fullmatch(f"grpo.py --learning_rate (.*) --base_seed {seed}", flags)[1])
         assert metrics == ["reward"] and scores == []
-        return {"reward": [-abs(rate - 1e-3)]}
-    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(3, 4), TUNING=(8,), SIDES={"a": ("grpo.py", 1e-3)}, COMPARED=[("a", "reward")],
-        score=lambda columns, what: columns[what].mean(axis=1), METRICS=["reward"], SCORES=[],
-        CASES=["x", "y"], FEWER={"y": (3,)}, measure=lambda case, seed: {
-            "value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}))
-    here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
-    for where, name, value in (
-            (bench, "ROOT", tmp_path), (bench, "DOCS", tmp_path), (bench, "run_once", run_once),
-            (bench, "first_steps", lambda name: [0.1]),
-            (concurrent.futures, "ProcessPoolExecutor", lambda *_: here)):
-        monkeypatch.setattr(where, name, value)
-    for folder in ("lab", "runs"):
-        (tmp_path / folder).mkdir()
-    another = {"commit": "another", "processes": 2}
-    interrupted = [[["x", 3, {"value": 99}]], 7, another]                   # not to be mixed in
-    (tmp_path / "runs/lab-made_up.json").write_text(json.dumps(interrupted))
+        return {"reward": -abs(rate - 1e-3)}
+    measured = []
+
+    def measure(case, seed):
+        measured.append((case, seed))
+        if measured == [("x", 3), ("x", 4), ("y", 3)]:
+            raise KeyboardInterrupt
+        return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}
+    made_up(SEEDS=(3, 4), TUNING=(8,), SIDES={"a": ("grpo.py", 1e-3)}, COMPARED=[("a", "reward")],
+            METRICS=["reward"], SCORES=[], CASES=["x", "y"], FEWER={"y": (3,)}, measure=measure)
+    monkeypatch.setattr(bench, "run_once", run_once)
+    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1])
+    kept = tmp_path / "runs/lab-made_up.json"
+    plumbing.write(kept, json.dumps([[["x", 3, {"value": 99}]], 7, {"commit": "another"}]))
+    with pytest.raises(KeyboardInterrupt):
+        bench.measure("made_up", 2)
+    assert "not continue, because it began with commit another\n" in capsys.readouterr().out
     bench.measure("made_up", 2)
-    stored, about = bench.load("made_up")
-    assert stored["a, 0.001"]["reward"].tolist() == [[0.0]] * 3 and about["processes"] == 2
-    assert stored["a, 0.002"]["reward"].tolist() == [[-0.001]] and len(stored["y"]["value"]) == 1
-    assert stored["x"]["value"].tolist() == [6, 8]
-    assert stored["x"]["steps"].tolist() == [[3, pytest.approx(math.nan, nan_ok=True)],
-                                             [4, 0.333333]]
-    assert not (tmp_path / "runs/lab-made_up.json").exists()
-    assert not about["commit"].endswith("-dirty")               # nothing has changed there
-    one = sys.modules["lab.claims.made_up"]
-    one.SEEDS, one.FEWER = (3, 4, 5), {}
-    one.measure = lambda case, seed: {"other": 0}
-    with pytest.raises(SystemExit):
-        bench.measure("made_up", 2, add=True)
-    assert "x now has other columns" in capsys.readouterr().err
-    one.measure = lambda case, seed: {"value": -seed, "steps": [0.5]}
-    bench.measure("made_up", 2, add=True)
-    longer, about = bench.load("made_up")
-    assert longer["x"]["value"].tolist() == [6, 8, -5]          # the stored seeds are kept
-    assert longer["y"]["value"].tolist() == [6, -4, -5]
-    assert len(longer["a, 0.001"]["reward"]) == 4 and len(longer["a, 0.002"]["reward"]) == 1
-    assert about["before"].startswith("seeds 3 to 4 at commit ")
-    assert about["seeds"] == {"x": [3, 4, 5], "y": [3, 4, 5], "a, 0.0005": [8], "a, 0.002": [8],
-                              "a, 0.001": [8, 3, 4, 5]}
-
-    def add(**changes):
-        before = path.read_bytes()
-        for key, value in changes.items():
-            monkeypatch.setattr(one, key, value)
-        with contextlib.suppress(SystemExit):
-            bench.measure("made_up", 2, add=True)
-        return "unchanged" if path.read_bytes() == before else "written", capsys.readouterr()
-    path = tmp_path / "lab/made_up.json"
-    for changes, message in (
-            ({}, "made_up: nothing is missing"),
-            ({"SEEDS": (3, 4)}, "x is stored with seeds 3 to 5, and made_up.py now has 3 to 4"),
-            ({"SEEDS": (2, 3, 4, 5)}, "x is stored with seeds 3 to 5, and made_up.py now has 2 to"),
-            ({"SEEDS": (3, 4, 5), "TUNING": (9,)}, "a, 0.0005 is stored with seeds 8, and made_up"),
-            ({"SEEDS": (3, 4, 5, 8), "TUNING": (8,)}, "SEEDS and TUNING share 8")):
-        state, told = add(**changes)
-        assert state == "unchanged" and message in told.out + told.err
-    # a case that is taken out keeps its numbers, for when it returns
-    assert add(SEEDS=(3, 4, 5), CASES=["x"])[0] == "unchanged"
-    assert "y" not in bench.load("made_up")[0]
-    assert add(SEEDS=(3, 4, 5, 6))[0] == "written"
-    assert add(CASES=["x", "y"])[0] == "written"
-    longer, about = bench.load("made_up")
-    assert longer["y"]["value"].tolist() == [6, -4, -5, -6]
-    assert [part.split(" at ")[0] for part in about["before"].split(", of which ")] == [
-        "seeds 3 to 6", "seeds 3 to 5", "seeds 3 to 4"]
-    text = path.read_text("utf-8")
-    shorter = text.replace('"seeds": {"x": [3, ', '"seeds": {"x": [')
-    for damaged in ("", text[:-9], "[]", '{"x": {"value": [1]}}', shorter, None):
-        path.write_text(damaged or "", "utf-8")
-        if damaged is None:
-            path.unlink()
-        with pytest.raises(SystemExit):
-            bench.measure("made_up", 2, add=True)
-        assert "made_up.json: missing or damaged" in capsys.readouterr().err
-    path.write_text(text, "utf-8")
-    monkeypatch.setattr(bench, "first_steps", lambda name: [0.2])
-    with pytest.raises(SystemExit):                             # the code computes something else
-        bench.measure("made_up", 2, add=True)
-    assert path.read_text("utf-8") == text
+    assert "not continue" not in capsys.readouterr().out
+    assert measured == [("x", 3), ("x", 4), ("y", 3), ("y", 3)] and not kept.exists()
+    x, about = bench.load("made_up")
+    assert x["a, 0.001"]["reward"].tolist() == [0.0] * 3 and about["processes"] == 2
+    assert x["a, 0.002"]["reward"].tolist() == [-0.001] and len(x["y"]["value"]) == 1
+    assert x["x"]["value"].tolist() == [6, 8]
+    numpy.testing.assert_equal(x["x"]["steps"], [[3, numpy.nan], [4, 0.333333]])
+    assert about["seeds"]["x"] == [3, 4] and about["seeds"]["a, 0.001"] == [8, 3, 4]
 
 
-@pytest.mark.parametrize("flags, message", [
-    ("kl --draw --add", "not allowed with"), ("nope --add", "nope: unknown experiment"),
-    ("kl --processes 0", "--processes 0: must be at least 1")])
-def test_flags_that_contradict_or_make_no_sense_are_refused(flags, message, capsys):
-    with pytest.raises(SystemExit):
-        lab.__main__.main(flags.split())
-    assert message in capsys.readouterr().err
-
-
-def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, capsys):
+def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, stops):
     assert bench.check("hacking") and torch.get_default_dtype() == torch.float32
     monkeypatch.setattr(bench, "first_steps", lambda name: [0.0] * 8)
-    with pytest.raises(SystemExit):
-        lab.__main__.main(["--check", "hacking"])
-    assert "stale: hacking" in capsys.readouterr().err
+    stops("stale: hacking", lab.__main__.main, ["--check", "hacking"], code=1)
 
 
-def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(0, 1, 2), TUNING=(8, 9), SIDES={"a, b": (None, 1e-3), "c": (None, 4e-4)},
-        FEWER={"c": (0, 2)}, COMPARED=[("a, b", "up"), ("c", "up")],
-        score=lambda columns, what: columns[what]))
+def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(made_up):
+    made_up(SEEDS=(0, 1, 2), TUNING=(8, 9), SIDES={"a, b": (None, 1e-3), "c": (None, 4e-4)},
+            FEWER={"c": (0, 2)}, COMPARED=[("a, b", "up"), ("c", "up")])
 
     def measured(case, seed):                   # the best rates are 4e-3, and, by a tie, 4e-4
         rate = float(case.split(", ")[-1])
         return {"up": -abs(rate - 4e-3) + (seed < 8) * rate if "b" in case else -math.inf}
     results, rounds = [], []
-    while jobs := [job for job in bench.wanted("made_up", bench.arrays(bench.grouped(results)))
-                   if job not in [tuple(each[:2]) for each in results]]:
+    while jobs := bench.missing(functools.partial(bench.wanted, "made_up"), results):
         rounds.append(len(jobs))
         results += [[*job, measured(*job)] for job in jobs]
     assert rounds == [2 * 6, 2, 2, 3 + 2]       # two rates more for the first side, then SEEDS
     x = bench.arrays(bench.grouped(results))
     tried, best = bench.tune("made_up", x, "a, b", "up")
     assert best == "a, b, 0.004" and len(tried) == 5 and tried[-1] == "a, b, 0.008"
-    ends = bench.at_best("made_up", x)
-    assert ends["a, b", "up"]["up"].tolist() == [0.004] * 3 and len(x["c, 0.0004"]["up"]) == 4
-    assert bench.best_rates("made_up", x) == {("a, b", "up"): "0.004", ("c", "up"): "0.0004"}
+    first, second = bench.at_best("made_up", x).values()
+    assert first["rate"] == "0.004" and first["up"].tolist() == [0.004] * 3
+    assert second["rate"] == "0.0004" and len(x["c, 0.0004"]["up"]) == 4
     assert bench.spans((0, 1, 2, 5, 7, 8)) == "0 to 2 and 5 and 7 to 8"
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_end(
-        sign, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(0,), TUNING=(1,), SIDES={"a": (None, 5e-4)}, COMPARED=[("a", "up")],
-        score=lambda columns, what: columns[what]))
+def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_end(sign, made_up):
+    made_up(SEEDS=(0,), TUNING=(1,), SIDES={"a": (None, 5e-4)}, COMPARED=[("a", "up")])
     x = {f"a, {5e-4 * 2.0 ** k:g}": {"up": numpy.array([sign * k] * 2)} for k in range(-9, 10)}
     tried, best = bench.tune("made_up", x, "a", "up")
     assert len(tried) == 7 and best == (tried[-1] if sign > 0 else tried[0])
-    assert bench.best_rates("made_up", x) == {("a", "up"): f"{best[3:]}, at an end"}
+    assert bench.at_best("made_up", x)["a", "up"]["rate"] == f"{best[3:]}, at an end"
 
 
 def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
-        tmp_path, monkeypatch, capsys):
+        made_up, tmp_path, monkeypatch, capsys):
+    measured = []
+
     def measure(case, seed):
         assert case in ("a, 0.002", "b")                        # the search is not repeated
+        measured.append(seed)
+        if measured == [3, 4]:
+            raise KeyboardInterrupt
         return {"up": [seed, 1 / 3][:1 + seed % 2], "in": 0.5}
 
     def page(x):
@@ -286,44 +232,32 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
         best = bench.at_best("made_up", x)["a", "in"]["up"][:, 0]
         yield bench.Claim("a is low", bench.OURS, best, at_most=8)
         yield bench.Claim("it follows", bench.OURS, 1, at_least=1, exact=True, computed=True)
-    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-        SEEDS=(0, 1), TUNING=(2,), OTHER_SEEDS=(5,), SIDES={"a": (None, 1e-3)}, page=page,
-        COMPARED=[("a", "in")], score=lambda columns, what: columns[what], CASES=["b"],
-        measure=measure))
+    made_up(SEEDS=(0, 1), TUNING=(2,), OTHER_SEEDS=(5,), SIDES={"a": (None, 1e-3)}, page=page,
+            COMPARED=[("a", "in")], CASES=["b"], measure=measure)
     stored = {f"a, {rate}": {"up": [[9.0], [1.0], [2.0, 0.5]][:n], "in": [score, 0.7, 0.7][:n]}
               for rate, n, score in (("0.0005", 1, 0.1), ("0.001", 1, 0.2), ("0.002", 3, 0.4),
                                      ("0.004", 1, 0.3))}
-    (tmp_path / "lab").mkdir()
-    seeds = {"b": [0, 1], "a, 0.002": [2, 0, 1]} | dict.fromkeys({*stored} - {"a, 0.002"}, [2])
-    (tmp_path / "lab/made_up.json").write_text(json.dumps(
-        {"about": {"seeds": seeds}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}} | stored))
-    here = contextlib.nullcontext(types.SimpleNamespace(map=map))
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: here)
-    monkeypatch.setattr(bench, "DOCS", tmp_path)
-    monkeypatch.setattr(bench, "NAMES", ("made_up",))
+    bench.store("lab/made_up", stored | {
+        "about": {}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}})
+    monkeypatch.setattr(lab.__main__, "put", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        lab.__main__.main(["--replicate", "1"])
     for first, seeds in ((1, [3, 4]), (4, [4, 6])):
-        replicate.replicate("made_up", first, 1)
+        lab.__main__.main(["--replicate", f"{first}"])
         found = replicate.load()["made_up"]
         assert found["about"]["seeds"] == seeds
         assert [row[0] for row in found["b"]["up"]] == seeds == [row[0] for row in
                                                                 found["a, 0.002"]["up"]]
+    assert measured == [3, 4, 4, 3, 4, 4, 6, 4, 6] and not [*tmp_path.glob("runs/*")]
     text = replicate.compared()
+    assert text in capsys.readouterr().out
     assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
     assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
     assert "it follows" not in text
-    path = tmp_path / "replication.json"
-    found = json.loads(path.read_text("utf-8"))
-    elsewhere = {"made_up": {case.replace("0.002", "0.001"): rows
-                             for case, rows in found["made_up"].items()}}   # another best rate
-    for changed in ({"gone": found["made_up"]}, elsewhere):
-        path.write_text(json.dumps(changed), "utf-8")
+    found["a, 0.001"] = found.pop("a, 0.002")                   # another best rate
+    for name in ("made_up", "gone"):
+        bench.store("replication", {name: found})
         assert "Repeated so far: none. 0 of 0 verdicts stay" in replicate.compared()
-        assert f"{[*changed][0]}: left out, because" in capsys.readouterr().out
-    path.write_text(json.dumps(found)[:-9], "utf-8")
-    monkeypatch.setattr(bench, "perform", None)                 # nothing is measured in vain
-    with pytest.raises(SystemExit):
-        replicate.replicate("made_up", 1, 1)
-    assert "replication.json: damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", bench.NAMES)
@@ -354,7 +288,6 @@ def untrained(script, flags):
     ("masking", "tool tokens learned, 0.001", {"STEPS": 2}),
     ("signal", "GRPO, dynamic sampling, 0.001", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer, 0.001", {"STEPS": 2})])
-
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     module = bench.module(name)
     given = []                                      # flags of the bases
@@ -367,10 +300,10 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
     monkeypatch.setattr(
         torch.optim, "AdamW", lambda *x, **y: rates.append(y["lr"]) or adamw(*x, **y))
     found = module.measure(case, 0)
-    has_own = not hasattr(module, "ONE_BASE")       # each seed has a base of its own
+    has_own = not module.ONE_BASE                    # each seed has a base of its own
     assert all(("--base_seed 0" in flags) == has_own for flags in given) and given
     stored, _ = bench.load(name)
-    assert stored.keys() >= {*getattr(module, "CASES", ())}
+    assert stored.keys() >= {*module.CASES}
     assert found.keys() == stored[case].keys()
     for column, values in found.items():
         assert not numpy.isnan(numpy.array(values, dtype=float)).all(), column
@@ -420,9 +353,10 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
 
 def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
-    for name in bench.NAMES:
-        for command, _ in getattr(bench.module(name), "SIDES", {}).values():
-            script, *flags = shlex.split(command or bench.module(name).CHECK)
+    for one in map(bench.module, bench.NAMES):
+        assert {*one.SEEDS}.isdisjoint(one.TUNING), "judged by what chose the rate"
+        for command, _ in one.SIDES.values():
+            script, *flags = shlex.split(command or one.CHECK)
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             common.load_task(plumbing.parse_flags(module.Config, flags), grpo.verify)
 
@@ -575,24 +509,3 @@ def test_the_scores_of_r1_are_those_of_the_script_and_count_format_and_words_in_
         monkeypatch.setattr(grpo, "complete", written)
         found = r1.score("run")
     assert found["format"] == 1 / 8 and found["words"] == (0.5 + 1) / 2
-
-
-def test_a_gain_of_r1_is_the_difference_from_the_run_that_it_starts_from(refused):
-    refused("at least 2 different seeds", r1.main, ["3", "3"])
-    passes = dict(zip(r1.RUNS, (0.1, 0.9, 0.3, 0.6, 0.5, 0.8, 0.75, 0.7)))
-    seeds = {seed: {name: {"pass@1": value + add, "tokens": 9, "format": 1, "words": 2 * add,
-                           "seconds": 2} for name, value in passes.items()}
-             for seed, add in (("0", 0), ("7", 0.1))}
-    rows = r1.text({"seeds": seeds, "machine": "here"})
-    gains = {"R1-Zero": 0.8, "1. cold start": 0.2, "2. RL": 0.3, "3. rejection": -0.1,
-             "4. RL": 0.3, r1.WITHOUT: 0.45, r1.WITH: 0.6}
-    for name, gain in gains.items():
-        value = f"{passes[name] + 0.05:.2f} ({passes[name]:.2f} to {passes[name] + 0.1:.2f})"
-        gain = f"{gain:+.2f} ({gain:+.2f} to {gain:+.2f})"
-        assert f"| {name} | {r1.start_of(name)} | {value} | {gain} | 9 | 1.00 | 0.10 (" in rows
-    for without, name in r1.PAIRS:
-        cost = passes[name] - passes[without]
-        assert f"| {without} / {name} | {cost:+.2f} ({cost:+.2f} to {cost:+.2f}) | +0.00" in rows
-    assert "take 16 s" in rows and "seeds 0, 7" in rows
-    assert ("gain in pass@1, 0.70, the cold start adds 0.20, RL 0.30, rejection sampling -0.10 "
-            "and the last RL 0.30") in rows

@@ -34,20 +34,18 @@ def test_the_critic_has_a_learning_rate_of_its_own(tmp_path, monkeypatch):
     assert rates[-2:] == [1e-3, 3e-3]
 
 
-@pytest.mark.parametrize("main, script", [
-    (grpo.main, grpo), (gspo.main, gspo), (here.main, grpo), (lag.main, grpo), (zoo.main, grpo)])
-def test_the_flag_scale_rewards_reaches_the_advantages(tmp_path, watch, main, script):
-    divisors = watch(script, "advantages", lambda _, divisor="group": divisor)
-    main(arguments(INSTANT | {"scale_rewards": "none", "output_dir": tmp_path / "run"}))
-    assert divisors == ["none"]
+SCALE = {"scale_rewards": "none"}
+TAUGHT = {"task": "key", "teacher": "self", "distillation_mode": "sampled_token",
+          "teacher_coef": 1.0, "baseline": "mean"}
 
 
-def test_the_flag_baseline_reaches_the_advantages_of_distillation(run, tmp_path, watch):
-    baselines = watch(reinforce, "advantages", lambda _, baseline="none": baseline)
-    distill.main(arguments(INSTANT | {
-        "teacher": run, "distillation_mode": "sampled_token", "teacher_coef": 1.0,
-        "baseline": "mean", "output_dir": tmp_path / "taught"}))
-    assert baselines == ["mean"]
+@pytest.mark.parametrize("main, script, flags", [
+    (grpo.main, grpo, SCALE), (gspo.main, gspo, SCALE), (here.main, grpo, SCALE),
+    (lag.main, grpo, SCALE), (zoo.main, grpo, SCALE), (distill.main, reinforce, TAUGHT)])
+def test_the_flag_that_chooses_the_advantages_reaches_them(tmp_path, watch, main, script, flags):
+    chosen = watch(script, "advantages", lambda _, choice=None: choice)
+    main(arguments(INSTANT | flags | {"output_dir": tmp_path / "run"}))
+    assert chosen == [flags.get("scale_rewards", flags.get("baseline"))]
 
 
 def test_a_margin_of_0_is_not_ordered_and_log_probs_are_those_of_their_output():

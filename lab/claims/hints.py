@@ -3,7 +3,7 @@ import torch
 
 import common
 import reinforce
-from lab.bench import OURS, Claim, at_best, best_rates, numbers, steps_to
+from lab.bench import OURS, Claim, at_best, numbers, steps_to
 from lab.docs import run_once
 from lab.training import continued, load_base
 from report import chart
@@ -96,8 +96,8 @@ def page(x):
         "textbook (reverse KL)", ".2f")
     yield numbers({kind: {f"right, {mode}": last[f"{kind}, {mode}"] for mode in MODES}
                    for kind in KINDS}, "teacher", ".2f")
-    needed = [f"{side} {samples[side].mean():.3g} at {rate}"
-              for (side, _), rate in best_rates("hints", x).items()]
+    needed = [f"{side} {samples[side].mean():.3g} at {columns['rate']}"
+              for side, columns in ends.items()]
     yield f"{NEEDED.capitalize()}, at the best rate of each: {', '.join(needed)}.\n"
 
     drawn = ("work, reverse", "half, reverse", "answer, reverse", "answer, GRPO")

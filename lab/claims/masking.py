@@ -4,7 +4,7 @@ import itertools
 import torch
 
 import grpo
-from lab.bench import Claim, at_best, best_rates, numbers, steps_to
+from lab.bench import Claim, at_best, numbers, steps_to
 from lab.training import load_base, training
 from report import chart
 
@@ -64,6 +64,6 @@ def page(x):
     yield Claim(f"the {AT_END} is lower without a tool", "ReTool", (late[NO_TOOL], late[MASKED]),
                 at_most=-GAIN)
     yield lambda axis: chart.dots(axis, late, xlim=(0, 1.03), xlabel=AT_END)
-    best = best_rates("masking", x)
-    yield numbers({name: {"best rate": best.get((name, AT_END), "not tuned"), AT_END: late[name],
-                          f"steps to {LEVEL}": steps[name]} for name in runs}, "run")
+    yield numbers({name: {"best rate": columns.get("rate", "not tuned"), AT_END: late[name],
+                          f"steps to {LEVEL}": steps[name]} for name, columns in runs.items()},
+                  "run")

@@ -1,6 +1,6 @@
 """Methods: how many samples three scripts need to reach 90% accuracy, each at its own learning
 rate"""
-from lab.bench import Claim, at_best, best_rates, numbers, steps_to
+from lab.bench import Claim, at_best, numbers, steps_to
 from report import chart
 
 SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 8)
@@ -32,9 +32,8 @@ def page(x):
         yield Claim(f"{one} needs no more samples than ppo.py", source,
                     (samples[one], samples["ppo.py"]), ratio=True, at_most=1.2,
                     finding=finding)
-    best = best_rates("methods", x)
     yield numbers({side: {
-        "best rate": best[side, NEEDED], NEEDED: samples[side],
+        "best rate": columns["rate"], NEEDED: samples[side],
         "greedy accuracy, held out": columns["greedy"], "pass@1, held out": columns["pass@1"]}
         for side, columns in ends.items()}, "script", ".2f")
     yield lambda axis: chart.dots(axis, samples, STEPS * SAMPLES_A_STEP / 1000, xlabel=NEEDED)

@@ -1,6 +1,6 @@
 """Rates: which findings survive if each side gets a learning rate of its own? Two seeds choose
 the rate, and twelve others judge the method at that rate."""
-from lab.bench import OURS, UNSCORED, Claim, at_best, best_rates
+from lab.bench import OURS, UNSCORED, Claim, at_best
 from report import chart
 
 SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 7)
@@ -61,12 +61,12 @@ def score(columns, what):
 
 
 def page(x):
-    ends, best = at_best("rates", x), best_rates("rates", x)
+    best = at_best("rates", x)
     for source, text, *pair, what, finding in JUDGED:
-        values = [score(ends[side, what], what) for side in pair]
+        values = [score(best[side, what], what) for side in pair]
         yield Claim(text, source, tuple(values), at_least=GAIN,
                     finding=finding.format(*(one.mean() for one in values)),
-                    rates=tuple(best[side, what] for side in pair))
-    ends = {side: score(ends[side, what], what) for side, what in COMPARED}
+                    rates=tuple(best[side, what]["rate"] for side in pair))
+    ends = {side: score(best[side, what], what) for side, what in COMPARED}
     yield lambda axis: chart.dots(axis, ends, xlim=(0, 1.03),
                                   xlabel="accuracy or pass@1 at the end, at the best rate of each")

@@ -5,7 +5,7 @@ import numpy
 import torch
 
 import grpo
-from lab.bench import OURS, Claim, at_best, best_rates
+from lab.bench import OURS, Claim, at_best
 from lab.training import load_base, training
 from report import chart
 from tasks import pass_rates
@@ -68,7 +68,7 @@ def weight(G):
 
 
 def page(x):
-    ends, best = at_best("signal", x), best_rates("signal", x)
+    ends = at_best("signal", x)
     silent = {kind: ends[PLAIN, AT_BUDGET][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
     early, late = (silent["either"][:, steps].mean(axis=1) for steps in FIRST_AND_LAST)
@@ -81,7 +81,7 @@ def page(x):
             (AT_STEPS, f"gets a higher {AT_STEPS}", "DAPO", {"at_least": GAIN})):
         yield Claim(f"with dynamic sampling, grpo.py {text}", source,
                     tuple(score(ends[side, what], what) for side in (DYNAMIC, PLAIN)),
-                    rates=tuple(best[side, what] for side in (DYNAMIC, PLAIN)), **region)
+                    rates=tuple(ends[side, what]["rate"] for side in (DYNAMIC, PLAIN)), **region)
 
     weights = {G: weight(G) for G in SIZES}
     edges = {G: min(w[4], w[94]) / w[49] for G, w in weights.items()}       # 5%, 95% and 50%

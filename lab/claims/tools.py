@@ -1,5 +1,5 @@
 """Tools: does it help to reward each part of a tool call, or longer thoughts?"""
-from lab.bench import Claim, at_best, best_rates, numbers
+from lab.bench import Claim, at_best, numbers
 from report import chart
 
 SEEDS, TUNING = range(5), range(5, 8)
@@ -33,8 +33,7 @@ def page(x):
     for other in LONGER:
         yield Claim(f"a bonus for length does not help ({other})", "ToolRL",
                     (means[other], means[FINE]), at_most=GAIN)
-    best = best_rates("tools", x)
-    yield numbers({side: {"best rate": best[side, MEAN], MEAN: means[side],
+    yield numbers({side: {"best rate": columns["rate"], MEAN: means[side],
                           "pass@1, held out": columns["pass@1"],
                           "greedy accuracy, held out": columns["greedy"]}
                    for side, columns in ends.items()}, "reward", ".2f")

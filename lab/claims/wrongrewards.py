@@ -8,7 +8,7 @@ import numpy
 import common
 import grpo
 import plumbing
-from lab.bench import Claim, at_best, best_rates, numbers
+from lab.bench import Claim, at_best, numbers
 from lab.training import load_base, training
 from report import chart
 from tasks import gridworld
@@ -94,9 +94,8 @@ def score(columns, what):
 
 
 def page(x):
-    ends = {side: {column: score(columns, column) for column in COLUMNS}
-            for (side, _), columns in at_best("wrongrewards", x).items()}
-    true = {case: columns[TRUE] for case, columns in ends.items()}
+    runs = {side: columns for (side, _), columns in at_best("wrongrewards", x).items()}
+    true = {side: score(columns, TRUE) for side, columns in runs.items()}
     for base, kind, cause, finding in (
             ("usual", NO_PENALTY, "from the usual base, a reward without the penalty",
              "If the reward omits the penalty, walks in the grid world get"),
@@ -119,8 +118,7 @@ def page(x):
                 "true return (exact)", "Ng and others, 1999",
                 exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True, computed=True)
     yield lambda axis: chart.dots(axis, true, xlabel=f"true return, mean of the last {LAST} steps")
-    rate = best_rates("wrongrewards", x)
-    yield numbers({side: {"best rate": rate[side, PROXY], PROXY: columns[PROXY],
-                          TRUE: columns[TRUE]} for side, columns in ends.items()},
+    yield numbers({side: {"best rate": columns["rate"], PROXY: score(columns, PROXY),
+                          TRUE: true[side]} for side, columns in runs.items()},
                   "base: reward in training", ".2f")
     yield numbers(best, "best walks by this reward (exact)", ".2f")
