@@ -69,14 +69,15 @@ def in_node(snippet, **inputs):
 # ---- a step ----------------------------------------------------------------------------------
 
 METHODS = ["GRPO", "Dr. GRPO", "MaxRL", "DAPO", "CISPO", "GSPO", "REINFORCE"]
+# random numbers for completions, of which two in a group are the same
+UNIFORMS = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
+UNIFORMS[[3, 18]] = UNIFORMS[[0, 17]]
 
 
 @pytest.fixture(scope="module")
 def learned():
-    """Sample completions of the base, of which two in a group are the same. For each method, with
-    and without a clip, compute its gradient of the trained policy on them."""
-    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
-    uniforms[[3, 18]] = uniforms[[0, 17]]
+    """Sample completions of the base. For each method, with and without a clip, compute its
+    gradient of the trained policy on them."""
     return in_node("""
         const tree = new Tree(base, inputs.temperature);
         const completions = finish(rollout(tree, inputs.prompts, inputs.uniforms));
@@ -99,7 +100,7 @@ def learned():
         }
         return found;
         """, prompts=[prompt for prompt in PROMPTS for _ in range(4)],
-        uniforms=uniforms.flatten(), rewards=REWARDS, temperature=TEMPERATURE)
+        uniforms=UNIFORMS.flatten(), rewards=REWARDS, temperature=TEMPERATURE)
 
 
 def loss_of(command, completions, is_clipping):
@@ -143,11 +144,9 @@ def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
 
 
 def test_samples_are_those_of_the_script_with_the_same_random_numbers(learned):
-    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
-    uniforms[[3, 18]] = uniforms[[0, 17]]
     problems = [common.Problem(one["prompt"], "") for one in learned["completions"]]
     prompts = grpo.encode_prompts(problems, TASK, "cpu")
-    tokens, _, _, _, lengths = grpo.rollout(BASE, prompts, problems, CFG, uniforms)
+    tokens, _, _, _, lengths = grpo.rollout(BASE, prompts, problems, CFG, UNIFORMS)
     for one, row, length in zip(learned["completions"], tokens.tolist(), lengths.tolist()):
         assert one["tokens"] == row[:length]
 
@@ -219,7 +218,7 @@ def test_the_committed_page_is_made_of_todays_parts():
 
 
 @pytest.mark.parametrize("name, value, message", [
-    ("task", "countdown", "was trained with --task countdown"), ("reward", "format", "--reward"),
+    ("task", "countdown", "grpo.py --task countdown"), ("reward", "format", "--reward format"),
     ("embed.weight", 1e4, "answer differently")])   # so large that packing loses all else
 def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, name, value,
                                                                message):
