@@ -5,6 +5,7 @@ import functools
 import io
 import math
 import random
+import re
 from statistics import fmean
 
 import pytest
@@ -63,24 +64,15 @@ def test_a_step_is_summed_up_by_what_it_says():
     assert found["kl"] == pytest.approx(kl.item())
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """A folder for the bases of all runs of this module, so that each is made once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "CACHE", tmp_path_factory.mktemp("bases"))
-        yield
-
-
 @functools.cache                # two chapters may compare the same script
 def run_a_little(source, steps):
     """Run a script with few questions from a base that has learned little. -> number of steps that
     were seen"""
-    for old, new in (("P = 256 ", "P = 8 "), ("P = 80 ", "P = 3 "), ("P = 32 ", "P = 2 "),
-                     ("T = 38 ", "T = 12 "), ("T = 62 ", "T = 30 "),
-                     ("* 8:", "* 1:"), ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=16"),
-                     ("(20, 64)", "(2, 8)"),
-                     ("steps=150", "steps=1"), ("steps=60", "steps=1"), ("range(20)", "range(2)")):
-        source = source.replace(old, new)
+    for old, new in ((r"^P = \d+ ", "P = 4 "), (r"^T = 38 ", "T = 12 "), (r"^T = 62 ", "T = 30 "),
+                     (r"\* 8:", "* 1:"), ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=16"),
+                     (r"\(20, 64\)", "(2, 8)"), ("steps=(150|60)", "steps=1"),
+                     (r"range\(20\)", "range(2)")):
+        source = re.sub(old, new, source, flags=re.M)
     torch.manual_seed(0)
     watch = runs.Watch(source, 0)
     watch.module.verify = lambda answer, text: float(len(text) % 2)         # some are right
@@ -90,7 +82,8 @@ def run_a_little(source, steps):
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_every_script_of_a_chapter_runs_and_one_is_nano(name, bases):
+def test_every_script_of_a_chapter_runs_and_one_is_nano(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
     assert script(CHAPTERS[LAST].on) == NANO
     for source in sides(name).values():
         n = 1 + ("if step == 0" in source)              # others have no state between steps
