@@ -15,7 +15,7 @@ STORED = json.loads(FILE.read_text(encoding="utf-8"))       # {digest of a run: 
 RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
-FACTORS = (0.25, 0.5, 1, 2, 4)      # which multiply RATE; beyond them if the best is at an end
+FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
@@ -126,9 +126,10 @@ def measure(names):
 
 
 def sweep(name, side, source):
-    """Run a script at the rates of FACTORS with the seeds of CHOICE, and at further rates until no
-    neighbour of the best one is left. Then run it at the best rate with SEEDS."""
-    factors = {*FACTORS}
+    """Run a script at further rates, with the seeds of CHOICE, until both neighbours of the best
+    rate were run. Then run it at the best rate with SEEDS."""
+    has_picture = "x=rate" in CHAPTERS[name].fields["picture"]
+    factors = {*FACTORS} if has_picture else {0.5, 1}
     while factors:
         for factor, seed in product(factors, CHOICE):
             store(name, at_rate(source, factor), seed, is_short=True)
