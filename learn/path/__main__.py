@@ -38,15 +38,6 @@ def rungs(keys, choices=RUNGS):
     return [name_of[key] for key in keys] or choices
 
 
-def describe(name):
-    """Describe a chapter: a rung, or the base or real.py, which are none. -> str"""
-    one = CHAPTERS[name]
-    if name in RUNGS:
-        return f"{one.number:2}  {one.stem + '.py':17} {counts(name):8} {one.fields['short']}"
-    words = one.fields["command"].split()
-    return f"    {one.stem + '.py':17} {one.fields['help']}: {command('learn.path', *words)}"
-
-
 def write(path, source):
     """Write a script, but never over one that the reader has changed. -> Path"""
     if path.exists() and path.read_text("utf-8", "replace") != source:
@@ -110,7 +101,10 @@ def main():
     args = flags.parse_intermixed_args()
     match args.words:
         case []:
-            print(*map(describe, CHAPTERS), sep="\n")
+            for name, one in CHAPTERS.items():
+                number, size = (one.number, counts(name)) if name in RUNGS else ("", "")
+                text = one.fields.get("help", one.fields["short"])
+                print(f"{number:2}  {one.stem + '.py':17} {size:8} {text}")
         case ["write", *keys] if args.real:
             for name in rungs(keys, REAL_RUNGS):
                 print(write(args.to / f"{CHAPTERS[name].stem}_real.py", real_script(name)))

@@ -21,8 +21,6 @@ FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "
          "samples")                 # what is stored of a run at another rate
 
 
-# ---- 1. stored runs --------------------------------------------------------------------------
-
 def digest(source, seed, steps):
     """Hash what a run depends on: the script below its docstring, the seed, the steps. -> str"""
     text = source.split('"""', 2)[2]
@@ -90,8 +88,6 @@ def default_seed(name):
         (shares[SEEDS.index(seed)] - fmean(shares))**2 for shares in ends(name).values()))
 
 
-# ---- 2. learning rates -----------------------------------------------------------------------
-
 def by_rate(name, side):
     """Average the share of right outputs at the end over the seeds of CHOICE. -> {factor: mean}"""
     means = {}
@@ -112,8 +108,6 @@ def best(name):
     """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict"""
     return {side: highest(by_rate(name, side)) for side in sides(name)}
 
-
-# ---- 3. measuring ----------------------------------------------------------------------------
 
 def measure(names):
     """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""

@@ -9,7 +9,7 @@ with " " or "-" must occur in the script exactly once, and the lines with " " or
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
 about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py. It
-and the first chapter, the base, are no rungs: @help and @command say what you can run instead.
+and the first chapter, the base, are no rungs: @help says what you can run instead.
 """
 import difflib
 import functools
