@@ -40,27 +40,34 @@ def difference(one, other):
     return [line for line in difflib.ndiff(*bodies) if line[0] in "+-"]
 
 
-def path(name):
-    """Find a script, whose name may lack the .py. -> Path"""
-    return ROOT / f"{name.removesuffix('.py')}.py"
+def read(word):
+    """Read a script, whose name may lack the .py. ValueError if it is unknown. -> its text"""
+    name = word.removesuffix(".py") + ".py"
+    if name not in SCRIPTS:
+        raise ValueError(f"{word!r}: unknown script; choose one of {', '.join(SCRIPTS)}")
+    return (ROOT / name).read_text("utf-8")
 
 
 def main(words):
     """Run a command: copy the machinery to all scripts, or compare two of them."""
     match words:
         case ["--diff", one, other]:
-            lines = difference(path(one).read_text("utf-8"), path(other).read_text("utf-8"))
+            lines = difference(read(one), read(other))
             print(*lines, f"{len(lines)} lines", sep="\n")
         case [word]:
-            source = path(word).read_text("utf-8")
+            source = read(word)
             for name in SCRIPTS:
-                old = path(name).read_text("utf-8")
+                old = read(name)
                 new = sync(source, old)
                 print(f"{name}: {'in step' if new == old else 'changed'}")
-                path(name).write_text(new, "utf-8")
+                (ROOT / name).write_text(new, "utf-8")
         case _:
-            sys.exit(__doc__)
+            raise ValueError("run: make sync FROM=grpo.py, or: make diff A=grpo.py B=gspo.py")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -116,6 +116,8 @@ def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sid
     monkeypatch.setattr(measure, "STORED", stored)
     assert measure.default_seed("kl") == 3              # one side alone has 2, the other 4
     assert measure.default_seed("clip") == 0            # its runs are missing
+    monkeypatch.setattr(measure, "FILE", measure.ROOT / "missing.json")
+    assert measure.load() == {}
 
 
 def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monkeypatch, tmp_path):
@@ -125,6 +127,12 @@ def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monke
     measure.FILE.write_text(stored, "utf-8")
     measure.save({"of a script that has changed": {}})
     assert measure.FILE.read_text("utf-8") == stored
+
+
+def test_all_runs_that_measure_asks_for_are_stored(monkeypatch):
+    monkeypatch.setattr(measure, "STORED", measure.load())
+    monkeypatch.setattr(runs, "run", lambda *_, **__: pytest.fail("a run is missing"))
+    measure.measure(RUNGS)
 
 
 def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
@@ -151,15 +159,16 @@ def call(monkeypatch, tmp_path, capsys):
     return call
 
 
-def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call):
+def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeypatch):
+    assert call("reinforce").splitlines()[-1].startswith("  REINFORCE ")     # without the base
     said = call("dpo")
     assert "DPO, r/w (orange on the page): path/20_dpo_orange.py" in said
     assert f"imitate, r/w: seed {measure.default_seed('dpo')}\n" in said
     shares = measure.ends("dpo")["with"]
     low, mean, high = min(shares), fmean(shares), max(shares)
     assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
-    assert "seed 7" in call("dpo", "--seed", 7)
-    assert call("reinforce").splitlines()[-1].startswith("  REINFORCE ")     # without the base
+    monkeypatch.setattr(measure, "STORED", {})          # as after a change of nano.py
+    assert call("dpo", "--seed", 7).splitlines()[-3].split() == "DPO 30% not measured".split()
 
 
 def test_an_edited_script_has_the_seed_of_its_chapter(call):
@@ -171,15 +180,23 @@ def test_an_edited_script_has_the_seed_of_its_chapter(call):
     assert "seed 7: 30%" in call("run", file, "--seed", 7)
 
 
-def test_a_file_that_the_reader_has_changed_in_any_encoding_is_kept_and_run(
-        call, stops, monkeypatch, tmp_path):
+@pytest.mark.parametrize("words", ["write", "write gspo", "gspo", "write gspo --real"])
+def test_a_file_that_the_reader_has_changed_is_kept_and_the_original_goes_elsewhere(
+        call, stops, words):
+    call(*words.split())
+    file = next(path.FOLDER.glob(f"{CHAPTERS['gspo'].stem}*"))
+    original = file.read_text()
+    file.write_text("mine")
+    said = stops(f"{file}: differs from the original", call, *words.split())
+    assert (f"learn.path run {file}" in said) == ("--real" not in words)
+    call(*said.rpartition("learn.path ")[2].split())                # the command that it offers
+    assert file.read_text() == "mine"
+    assert (path.FOLDER / "original" / file.name).read_text() == original
+
+
+def test_a_file_that_the_reader_has_changed_runs_in_any_encoding(call, monkeypatch, tmp_path):
     file = tmp_path / call("write", "gspo").split()[1]
-    mine = b"\xef\xbb\xbf" + file.read_bytes() + b"# caf\xe9\n"
-    file.write_bytes(mine)
-    for words in (["write", "gspo"], ["gspo"]):
-        stops("differs from the original", call, *words)
-        call(*words, "--to", "original")
-    assert file.read_bytes() == mine
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes() + b"# caf\xe9\n")
     monkeypatch.setattr(runs, "run", lambda source, *_, **__: {
         "steps": [], "code": compile(source, "mine", "exec")})
     call("run", file)
@@ -201,3 +218,10 @@ def test_rungs_are_written_for_a_real_model_if_they_fit(call, refused, tmp_path)
 def test_the_list_has_each_chapter_and_numbers_those_that_can_be_run(call):
     numbers = [line[:2].strip() for line in call().splitlines()]
     assert numbers == ["", *(str(CHAPTERS[name].number) for name in RUNGS), ""]
+
+
+@pytest.mark.parametrize("words, message", [
+    ("0", "0: choose one of these rungs: reinforce"), ("run", "run: choose one of these rungs"),
+    ("wirte 6", "unknown command wirte 6"), ("run path/mine.py", "write all scripts: ")])
+def test_wrong_words_get_one_line(call, refused, words, message):
+    refused(message, call, *words.split())

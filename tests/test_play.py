@@ -218,7 +218,7 @@ def test_the_committed_page_is_made_of_todays_parts():
 
 
 @pytest.mark.parametrize("name, value, message", [
-    ("task", "countdown", "grpo.py --task countdown"), ("reward", "format", "--reward format"),
+    ("task", "countdown", "was trained with --task countdown"), ("reward", "format", "--reward"),
     ("embed.weight", 1e4, "answer differently")])   # so large that packing loses all else
 def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, name, value,
                                                                message):
@@ -231,3 +231,15 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, nam
     (run / "config.json").write_text(json.dumps(record))
     torch.save(saved, run / "checkpoint.pt")
     refused(message, play.main, [str(run)])
+
+
+def test_anything_that_is_missing_is_named_in_one_line(run, refused, monkeypatch):
+    monkeypatch.setattr(build, "PAGE", run / "play.html")
+    refused("give it a run, too", play.main, [])
+    play.main([str(run)])
+    monkeypatch.setenv("PATH", "")
+    refused("--measure needs Node.js", play.main, ["--measure"])
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["base"]["greedy"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    refused("no greedy scores", play.main, [str(run)])

@@ -15,6 +15,7 @@
 
 Numbers or names of rungs after `write` or `measure` select chapters.
 """
+import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -41,7 +42,11 @@ def rungs(keys, choices=RUNGS):
 def write(path, source):
     """Write a script, but never over one that the reader has changed. -> Path"""
     if path.exists() and path.read_text("utf-8", "replace") != source:
-        common.fail(f"{path}: differs from the original, which --to FOLDER writes elsewhere")
+        elsewhere = command("learn.path", *sys.argv[1:], "--to", path.parent / "original")
+        offers = [f"to write the original elsewhere: {elsewhere}"]
+        if not path.stem.endswith("_real"):                 # which `run` cannot run
+            offers.insert(0, f"to run yours: {command('learn.path', 'run', path)}")
+        common.fail(f"{path}: differs from the original; {'; '.join(offers)}")
     plumbing.write(path, source)
     return path
 
@@ -73,9 +78,11 @@ def show(name, seed, folder):
                for side, source in sides(name).items()}
     print(f"\nRight samples in the last three steps, with seed {seed}; on the page, the mean of "
           "five seeds (and their range):")
-    for side, shares in measure.ends(name).items():
-        print(f"  {labels[side]:14} {last(results[side]):4.0%}   "
-              f"{fmean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})")
+    on_page = {side: f"{fmean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
+               for side, shares in measure.ends(name).items()}
+    for side, result in results.items():
+        if result["steps"]:                             # the base has none
+            print(f"  {labels[side]:14} {last(result):4.0%}   {on_page.get(side, 'not measured')}")
 
 
 def run_file(path, seed):
@@ -121,9 +128,11 @@ def main():
         case ["page"]:
             from learn.path import page
             page.write()
-        case keys:
-            for name in rungs(keys):
-                show(name, args.seed, args.to)
+        case [key]:
+            show(*rungs([key]), args.seed, args.to)
+        case _:
+            common.fail(f"unknown command {' '.join(args.words)}: run "
+                        f"{command('learn.path', '--help')}")
 
 
 if __name__ == "__main__":

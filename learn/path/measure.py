@@ -11,7 +11,6 @@ import plumbing
 from learn.path.rungs import BASE, CHAPTERS, ROOT, RUNGS, script, sides
 
 FILE = ROOT / "docs" / "path.json"
-STORED = json.loads(FILE.read_text(encoding="utf-8"))       # {digest of a run: its results}
 RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
@@ -19,6 +18,14 @@ FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
+
+
+def load():
+    """Read docs/path.json. -> {digest of a run: its results}; empty if there is no such file"""
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+
+
+STORED = load()
 
 
 def digest(source, seed, steps):
@@ -112,42 +119,43 @@ def best(name):
 def measure(names):
     """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""
     for name in names:
-        for side, source in sides(name).items():
+        for side in sides(name):
             for seed in SEEDS:
-                store(name, source, seed)
+                store(name, side, seed)
             if name != RUNGS[0]:                            # before which nothing is trained
-                sweep(name, side, source)
+                sweep(name, side)
 
 
-def sweep(name, side, source):
+def sweep(name, side):
     """Run a script at further rates, with the seeds of CHOICE, until both neighbours of the best
     rate were run. Then run it at the best rate with SEEDS."""
-    has_picture = "x=rate" in CHAPTERS[name].fields["picture"]
-    factors = {*FACTORS} if has_picture else {0.5, 1}
+    is_drawn = any("x=rate" in line and f"| {side}=" in line
+                   for line in CHAPTERS[name].fields["picture"].splitlines())
+    factors = {*FACTORS} if is_drawn else {0.5, 1}
     while factors:
         for factor, seed in product(factors, CHOICE):
-            store(name, at_rate(source, factor), seed, is_short=True)
+            store(name, side, seed, factor)
         means = by_rate(name, side)
         best = highest(means)
         factors = {best / 2, best * 2} & {*EVERY_FACTOR} - means.keys()
     for seed in SEEDS:
-        store(name, at_rate(source, best), seed, is_short=True)
+        store(name, side, seed, best)
 
 
-def store(name, source, seed, is_short=False):
-    """Run a script unless docs/path.json contains the run, and store the run, or only its final
-    numbers, there."""
+def store(name, side, seed, factor=None):
+    """Run a script unless docs/path.json contains the run, and store it there. With a factor, run
+    the script at this rate, and store only the final numbers."""
     from learn.path.runs import run
-    key = digest(source, seed, CHAPTERS[name].steps)
-    if key in STORED:
+    source, steps = at_rate(sides(name)[side], factor or 1), CHAPTERS[name].steps
+    key = digest(source, seed, steps)
+    if key in STORED and (factor or "steps" in STORED[key]):
         return
-    result = run(source, seed, steps=CHAPTERS[name].steps)
-    one = rounded(result)
-    if is_short:
+    one = rounded(run(source, seed, steps=steps))
+    if factor:
         one = {of: round(value(one, of), 4) for of in FINAL
                if of.partition("_")[2] in ("", *one["steps"])}
     save({key: one})
-    print(f"{CHAPTERS[name].stem}, seed {seed}: stored", flush=True)
+    print(f"{name}, {side}, {factor or 1:g} times the rate, seed {seed}: stored", flush=True)
 
 
 def rounded(result):
@@ -165,6 +173,6 @@ def save(runs):
     current = {digest(at_rate(source, factor), seed, CHAPTERS[name].steps) for name in RUNGS
                for source in sides(name).values() for factor in EVERY_FACTOR
                for seed in SEEDS + CHOICE}
-    STORED.update(json.loads(FILE.read_text(encoding="utf-8")) | runs)
+    STORED.update(load() | runs)
     text = json.dumps({key: STORED[key] for key in sorted(STORED) if key in current})
     plumbing.write(FILE, text.replace('}, "', '},\n"') + "\n")

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import torch
 
+import common
 import plumbing
 from learn.play import build
 from report import parser, start
 
 
 def main(argv=None):
-    """Write the page and print its size."""
+    """Write the page and print its size. Exits with one line if there is nothing to make it of."""
     command = parser(__doc__)
     command.add_argument("run", metavar="RUN", type=Path, nargs="?",
                          help="folder of a run on the task arithmetic")
@@ -21,9 +22,11 @@ def main(argv=None):
     torch.set_num_threads(1)
     old = build.data_of(build.PAGE)
     data = build.read(args.run) if args.run else old
+    if data is None:
+        common.fail(f"{build.PAGE}: learn.play did not make this page; give it a run, too")
     if args.measure:
         data["measured"] = build.measure(data)
-    elif old["packed"]["base"] == data["packed"]["base"] and old["cfg"] == data["cfg"]:
+    elif old and old["packed"]["base"] == data["packed"]["base"] and old["cfg"] == data["cfg"]:
         data["measured"] = old["measured"]                          # it is about the base
     text = build.assemble(data)
     plumbing.write(build.PAGE, text)

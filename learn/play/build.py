@@ -88,15 +88,16 @@ def read(folder):
     would be wrong about it. -> dict for JSON"""
     script, cfg = read_run(folder)
     name, flags = plumbing.read_config(folder)
-    task_name = flags["task"].partition(":")[0]             # arithmetic:3-7 is arithmetic
-    if name == "dpo.py" or [task_name, flags["reward"], flags["init_from"]] != [
-            "arithmetic", "accuracy", ""]:
-        used = " ".join(f"--{flag} {flags[flag]}" for flag in ("task", "reward", "init_from"))
-        common.fail(f"{folder}: is a run of {name} {used}; choose one on arithmetic that starts "
-                    "from the base and learns from rewards for right answers alone")
+    for flag, value in {"task": "arithmetic", "reward": "accuracy", "init_from": ""}.items():
+        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
+            common.fail(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
+                        "arithmetic that starts from the base and rewards only right answers")
+    if name == "dpo.py":
+        common.fail(f"{folder}: this run of dpo.py learned from pairs; choose a run of a script "
+                    "that learns from rewards")
     summary = read_summary(folder)
-    if summary is None:
-        common.fail(f"{folder}: summary.json has no scores; resume the run")
+    if summary is None or "greedy" not in summary["base"]:
+        common.fail(f"{folder}: summary.json has no greedy scores; resume the run")
     run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
            "num_updates": cfg.num_iterations * cfg.num_mini_batches, "steps": summary["steps"],
            "problems": summary["base"]["problems"],
@@ -116,11 +117,15 @@ def read(folder):
 
 def measure(data):
     """Measure with measure.js what the levers do to the base, with several seeds. This takes a
-    quarter of an hour on one core. -> dict for JSON"""
+    quarter of an hour on one core. Exits with one line without Node.js. -> dict for JSON"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in (*ENGINE, "measure.js")]
     program = "\n".join(['"use strict";', f"const stored = {json.dumps(data)};", *texts])
-    return json.loads(subprocess.run(["node", "-"], input=program, stdout=subprocess.PIPE,
-                                     encoding="utf-8", check=True).stdout)
+    try:
+        done = subprocess.run(["node", "-"], input=program, stdout=subprocess.PIPE,
+                              encoding="utf-8", check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        common.fail(f"node could not run measure.js: {error}; --measure needs Node.js")
+    return json.loads(done.stdout)
 
 
 # ---- 4. the page -----------------------------------------------------------------------------
@@ -152,5 +157,6 @@ def assemble(data):
 
 
 def data_of(path):
-    """Read the data of assemble() from a page. -> dict"""
-    return json.loads(DATA.search(path.read_text(encoding="utf-8"))[1])
+    """Read the data of assemble() from a page. -> dict, or None if there is no such page"""
+    found = DATA.search(path.read_text(encoding="utf-8")) if path.exists() else None
+    return json.loads(found[1]) if found else None
