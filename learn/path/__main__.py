@@ -35,7 +35,8 @@ def rungs(keys, choices=RUNGS):
     name_of = {key: name for name in choices for key in (name, str(CHAPTERS[name].number))}
     for key in keys:
         if key not in name_of:
-            common.fail(f"{key}: choose one of these rungs: {' '.join(choices)}")
+            common.fail(f"{key}: choose one of these rungs: {' '.join(choices)}; what they are: "
+                        f"{command('learn.path')}")
     return [name_of[key] for key in keys] or choices
 
 
