@@ -168,7 +168,9 @@ def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeyp
     low, mean, high = min(shares), fmean(shares), max(shares)
     assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
     monkeypatch.setattr(measure, "STORED", {})          # as after a change of nano.py
-    assert call("dpo", "--seed", 7).splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]
+    said = call("dpo", "--seed", 7)
+    assert "DPO, r/w: seed 7\n" in said and "with seed 7;" in said
+    assert said.splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]
 
 
 def test_an_edited_script_has_the_seed_of_its_chapter(call):

@@ -91,7 +91,7 @@ class Watch:
         policy = self.batches[0][0]             # with the weights that it has after the step
         tokens, logps, mask = (torch.cat(parts) for parts in [*zip(*self.batches)][1:])
 
-        def kl_to(other):
+        def kl(other, tokens, logps, mask):
             change = (logps - self.real["logprobs"](other, tokens)[0]) * mask
             return (change.sum() / mask.sum()).item()           # in nats per token
         texts = self.real["decode"](tokens)
@@ -108,7 +108,8 @@ class Watch:
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
             cut=(lengths > self.module.T).float().mean().item(),        # outputs without END
-            kl=kl_to(self.start), step_kl=kl_to(policy))
+            kl=fmean(kl(self.start, *batch[1:]) for batch in self.batches),
+            step_kl=kl(policy, tokens, logps, mask))
 
 
 def run(source, seed, label=None, file="rung.py", **sizes):
