@@ -15,10 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # All scripts, in the order of the papers; add the name of a new script here.
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
 MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
-USAGE = "run: make sync FROM=grpo.py, or: make diff A=grpo.py B=gspo.py"
 
-
-# ---- 1. the parts of a script ----------------------------------------------------------------
 
 def split(source):
     """Split a script at the marker line, which begins the second part. Raises a ValueError unless
@@ -29,8 +26,6 @@ def split(source):
     lesson, _, rest = source.partition(line)
     return lesson + "\n", MARKER + rest
 
-
-# ---- 2. two scripts --------------------------------------------------------------------------
 
 def sync(source, target):
     """Copy the machinery of `source` into `target`. -> the new text of `target`"""
@@ -45,8 +40,6 @@ def difference(one, other):
     return [line for line in difflib.ndiff(*bodies) if line[0] in "+-"]
 
 
-# ---- 3. the commands -------------------------------------------------------------------------
-
 def read(word):
     """Read a script, whose name may lack the .py. ValueError if it is unknown. -> its text"""
     name = word.removesuffix(".py") + ".py"
@@ -55,30 +48,26 @@ def read(word):
     return (ROOT / name).read_text("utf-8")
 
 
-def repair(word):
-    """Copy the machinery of one script to all others, and print which of them changed."""
-    source = read(word)
-    for name in SCRIPTS:
-        old = read(name)
-        new = sync(source, old)
-        print(f"{name}: {'in step' if new == old else 'changed'}")
-        (ROOT / name).write_text(new, "utf-8")
-
-
 def main(words):
-    """Run a command. Bad arguments or scripts give one line on stderr and exit code 2."""
-    try:
-        if len(words) == 3 and words[0] == "--diff":
-            lines = difference(read(words[1]), read(words[2]))
+    """Run a command: copy the machinery to all scripts, or compare two of them."""
+    match words:
+        case ["--diff", one, other]:
+            lines = difference(read(one), read(other))
             print(*lines, f"{len(lines)} lines", sep="\n")
-        elif len(words) == 1:
-            repair(words[0])
-        else:
-            raise ValueError(USAGE)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        case [word]:
+            source = read(word)
+            for name in SCRIPTS:
+                old = read(name)
+                new = sync(source, old)
+                print(f"{name}: {'in step' if new == old else 'changed'}")
+                (ROOT / name).write_text(new, "utf-8")
+        case _:
+            raise ValueError("run: make sync FROM=grpo.py, or: make diff A=grpo.py B=gspo.py")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

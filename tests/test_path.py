@@ -5,7 +5,8 @@ import functools
 import io
 import math
 import random
-import statistics
+import re
+from statistics import fmean
 
 import pytest
 import torch
@@ -23,21 +24,21 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     source = NANO.replace("P = 32 ", "P = 4 ").replace("HELD_OUT = 500 ", "HELD_OUT = 9 ")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         nano.main(seed=3, base_steps=4, steps=2)
+    kinds = ("greedy answers", "samples", "samples", "greedy answers")
+    wanted = [f"mine: {kind}: {line}" for kind, line in zip(kinds, out.getvalue().split("\n")[-5:])]
     for _ in range(2):                                      # the second run reads the stored base
-        watch = runs.Watch(source, seed=3, base_steps=4, label="mine: ")
-        watch.run(3, base_steps=4, steps=2)
-        assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
-    before, *steps, after = capsys.readouterr().out.splitlines()[-4:]
-    assert {before[:31], after[:31]} == {"mine: greedy answers: held-out "}
-    assert [line[:21] for line in steps] == ["mine: samples: step 0", "mine: samples: step 1"]
+        runs.run(source, 3, "mine: ", base_steps=4, steps=2)
+        printed = capsys.readouterr().out.splitlines()[-4:]
+        assert [line.partition(", right ")[0] for line in printed] == wanted
 
 
 def test_a_base_is_stored_for_a_seed_and_what_shapes_it():
-    file = runs.Watch(NANO, seed=3).file
-    assert file == runs.Watch(NANO.replace("P = 32 ", "P = 16 "), seed=3).file
-    for source, seed in ((NANO, 4), (NANO.replace("T = 38 ", "T = 36 "), 3),
-                         (NANO.replace("share = 0.9 ", "share = 0.8 "), 3)):
-        assert runs.Watch(source, seed).file != file
+    file = runs.Watch(NANO, seed=3).base(1000)
+    assert file == runs.Watch(NANO.replace("P = 32 ", "P = 16 "), seed=3).base(1000)
+    for source, seed, steps in ((NANO, 4, 1000), (NANO, 3, 999),
+                                (NANO.replace("T = 38 ", "T = 36 "), 3, 1000),
+                                (NANO.replace("share = 0.9 ", "share = 0.8 "), 3, 1000)):
+        assert runs.Watch(source, seed).base(steps) != file
 
 
 def test_a_step_is_summed_up_by_what_it_says():
@@ -51,42 +52,38 @@ def test_a_step_is_summed_up_by_what_it_says():
     tokens = rung.encode(rows, rung.W + rung.T)
     with torch.no_grad():
         logps, mask = watch.real["logprobs"](policy, tokens)
-    watch.batches = [(policy, tokens, logps + 0.25, mask, kl) for kl in (0.5, 1.5)]
+    watch.batches = [(policy, tokens, logps + 0.25, mask)] * 2
+    watch.start = rung.GPT()
     found = watch.summary()
     assert found["text"] == question + last
-    assert (found["right"], found["think"], found["cut"], found["kl"]) == (0.5, 0.5, 0.25, 1.0)
+    assert (found["right"], found["think"], found["cut"]) == (0.5, 0.5, 0.25)
     assert (found["silent"], found["samples"]) == (0.0, 8)
     assert found["wrong_tokens"] == rung.T + 0.5 and found["step_kl"] == pytest.approx(0.25)
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """A folder for the bases of all runs of this module, so that each is made once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "CACHE", tmp_path_factory.mktemp("bases"))
-        yield
+    start_logps, _ = watch.real["logprobs"](watch.start, tokens)
+    kl = ((logps + 0.25 - start_logps) * mask).sum() / mask.sum()
+    assert found["kl"] == pytest.approx(kl.item())
 
 
 @functools.cache                # two chapters may compare the same script
 def run_a_little(source, steps):
     """Run a script with few questions from a base that has learned little. -> number of steps that
     were seen"""
-    for old, new in (("P = 256 ", "P = 8 "), ("P = 80 ", "P = 3 "), ("P = 32 ", "P = 2 "),
-                     ("T = 38 ", "T = 12 "), ("T = 62 ", "T = 30 "),
-                     ("* 8:", "* 1:"), ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=16"),
-                     ("(20, 64)", "(2, 8)"),
-                     ("steps=150", "steps=1"), ("steps=60", "steps=1"), ("range(20)", "range(2)")):
-        source = source.replace(old, new)
+    for old, new in ((r"^P = \d+ ", "P = 4 "), (r"^T = 38 ", "T = 12 "), (r"^T = 62 ", "T = 30 "),
+                     (r"\* 8:", "* 1:"), ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=16"),
+                     (r"\(20, 64\)", "(2, 8)"), ("steps=(150|60)", "steps=1"),
+                     (r"range\(20\)", "range(2)")):
+        source = re.sub(old, new, source, flags=re.M)
     torch.manual_seed(0)
-    watch = runs.Watch(source, 0, base_steps=2)
+    watch = runs.Watch(source, 0)
     watch.module.verify = lambda answer, text: float(len(text) % 2)         # some are right
     watch.module.hint = lambda question, output: "07;" + question           # without an answer
-    watch.run(0, base_steps=2, steps=steps)
+    watch.module.main(seed=0, base_steps=2, steps=steps)
     return len(watch.steps)
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_every_script_of_a_chapter_runs_and_one_is_nano(name, bases):
+def test_every_script_of_a_chapter_runs_and_one_is_nano(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
     assert script(CHAPTERS[LAST].on) == NANO
     for source in sides(name).values():
         n = 1 + ("if step == 0" in source)              # others have no state between steps
@@ -97,11 +94,9 @@ def test_every_script_of_a_chapter_runs_and_one_is_nano(name, bases):
 def test_claims_hold_on_the_stored_seeds(name):
     """A claim that ends with `on 4` is about at least 4 seeds, and one that begins with `best:`
     about the best rate of each side."""
-    stored = measure.load()
     for line in CHAPTERS[name].fields.get("claim", "").splitlines():
         claim, _, least = line.removeprefix("best: ").partition(" on ")
-        factors = measure.best(name, stored) if line.startswith("best: ") else None
-        runs = measure.runs_of(name, stored, factors)
+        runs = measure.runs_of(name, at_best=line.startswith("best: "))
         (low, metric), *others = (part.split(" ", 1) for part in claim.split(" < "))
         holds = [measure.value(b, of_high) > measure.value(a, metric) for high, of_high in others
                  for a, b in zip(runs[low], runs[high], strict=True)]
@@ -114,23 +109,48 @@ def test_a_level_is_reached_by_the_mean_of_three_steps_even_of_the_last_three():
         assert measure.value(one, f"samples_to {level}") == samples
 
 
-def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sides():
+def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sides(monkeypatch):
     lasts = {"without": [0.0, 0.2, 0.3, 0.4, 0.6], "with": [0.5, 0.8, 0.9, 0.62, 0.68]}
-    stored = {measure.digest(source, seed, measure.steps_of("kl")): {"last": lasts[side][seed]}
+    stored = {measure.digest(source, seed, CHAPTERS["kl"].steps): {"last": lasts[side][seed]}
               for side, source in sides("kl").items() for seed in measure.SEEDS}
-    assert measure.default_seed("kl", stored) == 3      # one side alone has 2, the other 4
-    assert measure.default_seed("kl", {}) == 0
-    assert measure.default_seed("reinforce", measure.load()) in measure.SEEDS
+    monkeypatch.setattr(measure, "STORED", stored)
+    assert measure.default_seed("kl") == 3              # one side alone has 2, the other 4
+    assert measure.default_seed("clip") == 0            # its runs are missing
+    monkeypatch.setattr(measure, "FILE", measure.ROOT / "missing.json")
+    assert measure.load() == {}
 
+
+def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monkeypatch, tmp_path):
+    stored = measure.FILE.read_text("utf-8")
+    monkeypatch.setattr(measure, "FILE", tmp_path / "path.json")
+    monkeypatch.setattr(measure, "STORED", {})
+    measure.FILE.write_text(stored, "utf-8")
+    measure.save({"of a script that has changed": {}})
+    assert measure.FILE.read_text("utf-8") == stored
+
+
+def test_all_runs_that_measure_asks_for_are_stored(monkeypatch):
+    monkeypatch.setattr(measure, "STORED", measure.load())
+    monkeypatch.setattr(runs, "run", lambda *_, **__: pytest.fail("a run is missing"))
+    measure.measure(RUNGS)
+
+
+def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    page.write()
+    for file in tmp_path.iterdir():
+        assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
+
+
+# ---- the command -----------------------------------------------------------------------------
 
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
     """call(*words): run a command in an empty folder, where a run takes no time. -> text"""
     monkeypatch.chdir(tmp_path)
-    steps = [{"right": right, "text": ""} for right in (0.0, 0.25, 0.25, 0.4)]
-    monkeypatch.setattr(runs, "run", lambda source, seed, number=0, label=None, **_: print(
-        f"{label}seed {seed}") or dict(steps=steps * (source != script(BASE)), seconds=0.0,
-                                       accuracy=[0.5]))
+    steps = [{"right": right} for right in (0.0, 0.25, 0.25, 0.4)]
+    monkeypatch.setattr(runs, "run", lambda source, seed, label, **_: print(
+        f"{label}seed {seed}") or dict(steps=steps * (source != script(BASE))))
 
     def call(*words):
         monkeypatch.setattr("sys.argv", ["path", *map(str, words)])
@@ -139,91 +159,71 @@ def call(monkeypatch, tmp_path, capsys):
     return call
 
 
-def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call):
-    stored = measure.load()
+def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeypatch):
+    assert call("reinforce").splitlines()[-1].startswith("  REINFORCE ")     # without the base
     said = call("dpo")
     assert "DPO, r/w (orange on the page): path/20_dpo_orange.py" in said
-    assert f"imitate, r/w: seed {measure.default_seed('dpo', stored)}\n" in said
-    assert "also" not in said and "fourth" not in said and "nan" not in call("reinforce")
-    shares = [measure.value(one, "last") for one in measure.runs_at("dpo", "with", stored)]
-    low, mean, high = min(shares), statistics.fmean(shares), max(shares)
+    assert f"imitate, r/w: seed {measure.default_seed('dpo')}\n" in said
+    shares = measure.ends("dpo")["with"]
+    low, mean, high = min(shares), fmean(shares), max(shares)
     assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
-    assert "seed 7" in call("dpo", "--seed", 7)
+    monkeypatch.setattr(measure, "STORED", {})          # as after a change of nano.py
+    said = call("dpo", "--seed", 7)
+    assert "DPO, r/w: seed 7\n" in said and "with seed 7;" in said
+    assert said.splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]
 
 
 def test_an_edited_script_has_the_seed_of_its_chapter(call):
     name, seed = next((name, seed) for name in RUNGS[1:]
-                      if (seed := measure.default_seed(name, measure.load())) > 0)
-    file = f"path/{CHAPTERS[name].file.replace('.py', '_with.py')}"
-    call("write", name)
+                      if (seed := measure.default_seed(name)) > 0)
+    file = call("write", name).split()[1]
     assert call("run", file) == (
         f"seed {seed}\nRight samples in the last three steps, with seed {seed}: 30%\n")
     assert "seed 7: 30%" in call("run", file, "--seed", 7)
 
 
-def test_an_edited_script_may_have_a_mark_or_bytes_of_another_encoding(
-        call, refused, monkeypatch):
-    call("write", "--real", "gspo")                             # flags may come first
-    call("write", "gspo")
-    file = path.FOLDER / CHAPTERS["gspo"].file.replace(".py", "_with.py")
+@pytest.mark.parametrize("words", ["write", "write gspo", "gspo", "write gspo --real"])
+def test_a_file_that_the_reader_has_changed_is_kept_and_the_original_goes_elsewhere(
+        call, stops, words):
+    call(*words.split())
+    file = next(path.FOLDER.glob(f"{CHAPTERS['gspo'].stem}*"))
+    original = file.read_text()
+    file.write_text("mine")
+    said = stops(f"{file}: differs from the original", call, *words.split())
+    assert (f"learn.path run {file}" in said) == ("--real" not in words)
+    call(*said.rpartition("learn.path ")[2].split())                # the command that it offers
+    assert file.read_text() == "mine"
+    assert (path.FOLDER / "original" / file.name).read_text() == original
+
+
+def test_a_file_that_the_reader_has_changed_runs_in_any_encoding(call, monkeypatch, tmp_path):
+    file = tmp_path / call("write", "gspo").split()[1]
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes() + b"# caf\xe9\n")
     monkeypatch.setattr(runs, "run", lambda source, *_, **__: {
         "steps": [], "code": compile(source, "mine", "exec")})
     call("run", file)
-    refused("differs from the original", call, "write", "gspo")
 
 
-def test_an_error_in_an_edited_script_names_its_file(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_an_error_in_an_edited_script_names_its_file(tmp_path):
     with pytest.raises(ZeroDivisionError) as error:
         runs.run("1 / 0", 0, file="path/mine.py")
     assert error.traceback[-1].frame.code.raw.co_filename == "path/mine.py"
 
 
-def test_the_list_has_a_number_for_each_rung_that_can_be_run_and_help_for_the_rest(call, refused):
-    lines = call().splitlines()
-    numbers = [line.split()[0] for line in lines if line.strip()[0].isdigit()]
-    rest = [line for line in lines if line[:2] == "  "]
-    assert path.rungs([word for word in numbers if not word.endswith(".py")]) == RUNGS
-    for number, line in zip((0, 1 + len(RUNGS)), rest, strict=True):
-        assert "-m learn.path " in line
-        refused(line.split(maxsplit=1)[1], call, number)
+def test_rungs_are_written_for_a_real_model_if_they_fit(call, refused, tmp_path):
+    file = call("write", "--real", "gspo").strip()                      # flags may come first
+    assert "expand_as" in (tmp_path / file).read_text()
+    for key in ("tool", "99"):
+        refused(f"{key}: choose one of these rungs: reinforce", call, "write", key, "--real")
 
 
-def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monkeypatch, tmp_path):
-    stored = measure.load()
-    monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
-    measure.save(stored | {"of a script that has changed": {}})
-    assert measure.load() == stored
+def test_the_list_has_each_chapter_and_numbers_those_that_can_be_run(call):
+    numbers = [line[:2].strip() for line in call().splitlines()]
+    assert numbers == ["", *(str(CHAPTERS[name].number) for name in RUNGS), ""]
 
 
-def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr(page, "DOCS", tmp_path)
-    page.write(measure.load())
-    for file in tmp_path.iterdir():
-        assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
-
-
-def test_rungs_are_written_for_a_real_model(monkeypatch, tmp_path, capsys, refused):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["path", "write", "gspo", "--real"])
-    path.main()
-    assert "expand_as" in (tmp_path / capsys.readouterr().out.strip()).read_text()
-    for key, message in (("tool", "does not run on a real model"), ("99", "is not a rung")):
-        monkeypatch.setattr("sys.argv", ["path", "write", key, "--real"])
-        refused(message, path.main)
-
-
-def test_a_file_that_the_reader_has_changed_is_kept_and_the_original_goes_elsewhere(call, stops):
-    for end, *words in (("", "write"), ("_with", "write", "gspo"), ("_with", "gspo"),
-                        ("_real", "write", "gspo", "--real")):
-        call(*words)
-        file = path.FOLDER / CHAPTERS["gspo"].file.replace(".py", f"{end}.py")
-        original = file.read_text()
-        file.write_text("mine")
-        said = stops(f"{file}: differs from the original", call, *words)
-        assert (f"learn.path run {file}" in said) == (end != "_real")
-        call(*said.rpartition("learn.path ")[2].split())            # the command that it offers
-        assert file.read_text() == "mine"
-        assert (file.parent / "original" / file.name).read_text() == original
-        file.unlink()
+@pytest.mark.parametrize("words, message", [
+    ("0", "0: choose one of these rungs: reinforce"), ("run", "run: choose one of these rungs"),
+    ("wirte 6", "unknown command wirte 6"), ("run path/mine.py", "write all scripts: ")])
+def test_wrong_words_get_one_line(call, refused, words, message):
+    refused(message, call, *words.split())

@@ -69,14 +69,24 @@ def in_node(snippet, **inputs):
 # ---- a step ----------------------------------------------------------------------------------
 
 METHODS = ["GRPO", "Dr. GRPO", "MaxRL", "DAPO", "CISPO", "GSPO", "REINFORCE"]
+PROBLEMS = [common.Problem(prompt, "") for prompt in PROMPTS for _ in range(4)]
+# random numbers for completions, of which two in a group are the same
+UNIFORMS = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
+UNIFORMS[[3, 18]] = UNIFORMS[[0, 17]]
+
+
+@pytest.fixture(scope="module")
+def written():
+    """Sample completions of the base with grpo.py. -> prompts (B, W), tokens (B, T), mask (B, T)"""
+    prompts = grpo.encode_prompts(PROBLEMS, TASK, "cpu")
+    tokens, mask, *_ = grpo.rollout(BASE, prompts, PROBLEMS, CFG, UNIFORMS)
+    return prompts, tokens, mask.double()
 
 
 @pytest.fixture(scope="module")
 def learned():
-    """Sample completions of the base, of which two in a group are the same. For each method, with
-    and without a clip, compute its gradient of the trained policy on them."""
-    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
-    uniforms[[3, 18]] = uniforms[[0, 17]]
+    """Sample the same completions in node. For each method, with and without a clip, compute its
+    gradient of the trained policy on them."""
     return in_node("""
         const tree = new Tree(base, inputs.temperature);
         const completions = finish(rollout(tree, inputs.prompts, inputs.uniforms));
@@ -98,20 +108,15 @@ def learned():
           found[method] = [METHODS[method].command, gradientOf(true), gradientOf(false)];
         }
         return found;
-        """, prompts=[prompt for prompt in PROMPTS for _ in range(4)],
-        uniforms=uniforms.flatten(), rewards=REWARDS, temperature=TEMPERATURE)
+        """, prompts=[problem.prompt for problem in PROBLEMS],
+        uniforms=UNIFORMS.flatten(), rewards=REWARDS, temperature=TEMPERATURE)
 
 
-def loss_of(command, completions, is_clipping):
+def loss_of(command, is_clipping, prompts, tokens, mask):
     """Compute the loss of the script that a command names, at its flags. -> scalar"""
     file, *words = shlex.split(command)
     script = SCRIPTS[file]
     cfg = plumbing.parse_flags(script.Config, words)
-    problems = [common.Problem(one["prompt"], "") for one in completions]
-    prompts = grpo.encode_prompts(problems, TASK, "cpu")
-    rows = [one["tokens"] for one in completions]
-    tokens = torch.tensor([row + [grpo.PAD] * (T - len(row)) for row in rows])
-    mask = torch.tensor([[1.0] * len(row) + [0.0] * (T - len(row)) for row in rows]).double()
     logps, _ = script.score(TRAINED, prompts, tokens, TEMPERATURE)
     old_logps = script.score(BASE, prompts, tokens, TEMPERATURE)[0].detach()
     rewards = torch.tensor(REWARDS).double()
@@ -126,14 +131,12 @@ def loss_of(command, completions, is_clipping):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
+def test_the_gradient_of_a_step_is_that_of_the_script(learned, written, method):
     assert learned["methods"] == METHODS
     assert learned["ranges"]["gspo"] == [gspo.Config.epsilon, gspo.Config.epsilon_high]
-    completions = learned["completions"]
-    assert completions[0]["tokens"] == completions[3]["tokens"]
     command, *gradients = learned[method]
     for gradient, is_clipping in zip(gradients, (True, False)):
-        loss = loss_of(command, completions, is_clipping)
+        loss = loss_of(command, is_clipping, *written)
         wanted = torch.autograd.grad(loss, list(TRAINED.parameters()))
         parts = torch.tensor(gradient).double().split([weight.numel() for weight in wanted])
         for (name, _), part, weight in zip(TRAINED.named_parameters(), parts, wanted):
@@ -142,14 +145,10 @@ def test_the_gradient_of_a_step_is_that_of_the_script(learned, method):
     assert (gradients[0] == gradients[1]) == (method == "REINFORCE")
 
 
-def test_samples_are_those_of_the_script_with_the_same_random_numbers(learned):
-    uniforms = torch.rand(20, T, generator=torch.Generator().manual_seed(1)).double()
-    uniforms[[3, 18]] = uniforms[[0, 17]]
-    problems = [common.Problem(one["prompt"], "") for one in learned["completions"]]
-    prompts = grpo.encode_prompts(problems, TASK, "cpu")
-    tokens, _, _, _, lengths = grpo.rollout(BASE, prompts, problems, CFG, uniforms)
-    for one, row, length in zip(learned["completions"], tokens.tolist(), lengths.tolist()):
-        assert one["tokens"] == row[:length]
+def test_samples_are_those_of_the_script_with_the_same_random_numbers(learned, written):
+    _, tokens, mask = written
+    rows = [row[is_written].tolist() for row, is_written in zip(tokens, mask.bool())]
+    assert [one["tokens"] for one in learned["completions"]] == rows and rows[0] == rows[3]
 
 
 def test_steps_of_adamw_are_those_of_torch_with_short_and_long_gradients():
@@ -232,3 +231,15 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, nam
     (run / "config.json").write_text(json.dumps(record))
     torch.save(saved, run / "checkpoint.pt")
     refused(message, play.main, [str(run)])
+
+
+def test_anything_that_is_missing_is_named_in_one_line(run, refused, monkeypatch):
+    monkeypatch.setattr(build, "PAGE", run / "play.html")
+    refused("give it a run, too", play.main, [])
+    play.main([str(run)])
+    monkeypatch.setenv("PATH", "")
+    refused("--measure needs Node.js", play.main, ["--measure"])
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["base"]["greedy"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    refused("no greedy scores", play.main, [str(run)])

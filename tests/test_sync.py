@@ -3,6 +3,7 @@ stay short, and that no folder grows unseen."""
 import importlib
 import inspect
 import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -40,6 +41,16 @@ def test_a_script_without_one_marker_line_is_not_copied():
     for text in (source + sync.MARKER, source.replace(sync.MARKER, "")):
         with pytest.raises(ValueError, match="but exactly one must"):
             sync.sync(text, source)
+
+
+@pytest.mark.parametrize("words, message", [
+    ([], "run: make sync FROM=grpo.py"), (["nano"], "'nano': unknown script; choose one of"),
+    (["--diff", "grpo", "grpoo"], "'grpoo': unknown script")])
+def test_wrong_words_get_one_line(words, message):
+    done = subprocess.run([sys.executable, "learn/sync.py", *words], cwd=ROOT, text=True,
+                          capture_output=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {message}")
 
 
 def test_a_function_of_several_lessons_has_one_text():

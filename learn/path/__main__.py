@@ -27,77 +27,63 @@ from report import command, parser, start
 
 FOLDER = Path("path")
 COLOURS = {"without": "grey", "with": "blue", "also": "orange", "fourth": "dotted"}     # of a side
-FILES = {"also": "orange", "fourth": "dotted"}      # how the names of the files of these sides end
+ENDS = {"without": "without", "with": "with", "also": "orange", "fourth": "dotted"}     # of a file
 
 
-def describe(name):
-    """Describe a chapter: a rung, or the base or real.py, which are none. -> str"""
-    fields = CHAPTERS[name].fields
-    if name in RUNGS:
-        return f"{counts(name):8} {fields['short']}"
-    return f"{fields['help']}: {command('learn.path', *fields['command'].split())}"
+def rungs(keys, choices=RUNGS):
+    """Look up rungs by number or name. -> list of names; all choices if there are no keys"""
+    name_of = {key: name for name in choices for key in (name, str(CHAPTERS[name].number))}
+    for key in keys:
+        if key not in name_of:
+            common.fail(f"{key}: choose one of these rungs: {' '.join(choices)}; what they are: "
+                        f"{command('learn.path')}")
+    return [name_of[key] for key in keys] or choices
 
 
 def write(path, source):
-    """Write a script. Exits with one line if you have changed it there. -> Path"""
-    if not path.exists():
-        plumbing.write(path, source)
-    elif path.read_text("utf-8", "replace") != source:
-        is_real = path.stem.endswith("_real")       # which `run` cannot run
-        run = "" if is_real else f"; to run yours: {command('learn.path', 'run', path)}"
+    """Write a script, but never over one that the reader has changed. -> Path"""
+    if path.exists() and path.read_text("utf-8", "replace") != source:
         elsewhere = command("learn.path", *sys.argv[1:], "--to", path.parent / "original")
-        common.fail(f"{path}: differs from the original{run}; to write the original elsewhere: "
-                    f"{elsewhere}")
+        offers = [f"to write the original elsewhere: {elsewhere}"]
+        if not path.stem.endswith("_real"):                 # which `run` cannot run
+            offers.insert(0, f"to run yours: {command('learn.path', 'run', path)}")
+        common.fail(f"{path}: differs from the original; {'; '.join(offers)}")
+    plumbing.write(path, source)
     return path
 
 
 def write_sides(name, folder):
     """Write the scripts that a chapter compares, with its setting and number of steps. -> Paths"""
-    steps = f"steps={measure.steps_of(name)})"
-    return [write(folder / CHAPTERS[name].file.replace(".py", f"_{FILES.get(side, side)}.py"),
+    steps = f"steps={CHAPTERS[name].steps})"
+    return [write(folder / f"{CHAPTERS[name].stem}_{ENDS[side]}.py",
                   source.replace("steps=40)", steps)) for side, source in sides(name).items()]
-
-
-def write_real(name, folder):
-    """Write the script of a rung for a real model. -> Path"""
-    if name not in REAL_RUNGS:
-        common.fail(f"{name} does not run on a real model; these rungs do: {' '.join(REAL_RUNGS)}")
-    return write(folder / CHAPTERS[name].file.replace(".py", "_real.py"), real_script(name))
 
 
 def last(result):
     """Compute the share of right samples in the last three steps of a run. -> float"""
-    return measure.value(measure.short(result), "last")
-
-
-def on_page(name, side, stored):
-    """Summarize where the stored runs of a side end. -> str: mean (least to most)"""
-    try:
-        shares = [measure.value(one, "last") for one in measure.runs_at(name, side, stored)]
-    except KeyError:
-        return "not measured"
-    return f"{fmean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
+    return fmean(step["right"] for step in result["steps"][-3:])
 
 
 def show(name, seed, folder):
     """Print the patch of a rung, run the scripts that its chapter compares, and print where they
     end, next to the numbers of the page."""
     from learn.path.runs import run
-    stored = measure.load()
     fields, labels = CHAPTERS[name].fields, CHAPTERS[name].labels
     if seed is None:
-        seed = measure.default_seed(name, stored)
+        seed = measure.default_seed(name)
     notes = [fields[key] for key in ("note", "note_without", "note_also") if key in fields]
     print(*diff(name), "", *notes, sep="\n")
     for side, path in zip(sides(name), write_sides(name, folder)):
         print(f"{labels[side]} ({COLOURS[side]} on the page): {path}")
-    results = {side: run(source, seed, measure.steps_of(name), label=f"{labels[side]}: ")
+    results = {side: run(source, seed, f"{labels[side]}: ", steps=CHAPTERS[name].steps)
                for side, source in sides(name).items()}
     print(f"\nRight samples in the last three steps, with seed {seed}; on the page, the mean of "
           "five seeds (and their range):")
+    on_page = {side: f"{fmean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
+               for side, shares in measure.ends(name).items()}
     for side, result in results.items():
         if result["steps"]:                             # the base has none
-            print(f"  {labels[side]:14} {last(result):4.0%}   {on_page(name, side, stored)}")
+            print(f"  {labels[side]:14} {last(result):4.0%}   {on_page.get(side, 'not measured')}")
 
 
 def run_file(path, seed):
@@ -106,23 +92,11 @@ def run_file(path, seed):
     if not path.is_file():
         common.fail(f"{path} does not exist; write all scripts: {command('learn.path', 'write')}")
     if seed is None:
-        seed = next((measure.default_seed(name, measure.load()) for name in RUNGS
-                     if path.stem.startswith(CHAPTERS[name].file.removesuffix(".py"))), 0)
+        seed = next((measure.default_seed(name) for name in RUNGS
+                     if path.stem.startswith(CHAPTERS[name].stem)), 0)
     result = run(path.read_text("utf-8-sig", "replace"), seed, label="", file=str(path))
-    if result["steps"]:
+    if result["steps"]:                                 # the base has none
         print(f"Right samples in the last three steps, with seed {seed}: {last(result):.0%}")
-
-
-def rungs(keys):
-    """Look up rungs by number or name. -> list of names; of all rungs if there are no keys"""
-    name_of = {key: name for name in RUNGS for key in (name, str(CHAPTERS[name].number))}
-    for key in keys:
-        if key not in name_of:
-            names = [name for name in CHAPTERS if key in (name, str(CHAPTERS[name].number))]
-            common.fail(f"{key} is not a rung" + (
-                f", but {describe(*names)}" if names else
-                f"; list the rungs: {command('learn.path')}"))
-    return [name_of[key] for key in keys] or RUNGS
 
 
 def main():
@@ -135,25 +109,26 @@ def main():
     args = flags.parse_intermixed_args()
     match args.words:
         case []:
-            for name, chapter in CHAPTERS.items():
-                number = chapter.number if name in RUNGS else ""
-                print(f"{number:2}  {chapter.file:17} {describe(name)}")
+            for name, one in CHAPTERS.items():
+                number, size = (one.number, counts(name)) if name in RUNGS else ("", "")
+                text = one.fields.get("help", one.fields["short"])
+                print(f"{number:2}  {one.stem + '.py':17} {size:8} {text}")
         case ["write", *keys] if args.real:
-            names = rungs(keys) if keys else REAL_RUNGS
-            print(*(write_real(name, args.to) for name in names), sep="\n")
+            for name in rungs(keys, REAL_RUNGS):
+                print(write(args.to / f"{CHAPTERS[name].stem}_real.py", real_script(name)))
         case ["write"]:
-            print(*(write(args.to / CHAPTERS[name].file, script(name)) for name in CHAPTERS),
-                  sep="\n")
+            for name, one in CHAPTERS.items():
+                print(write(args.to / f"{one.stem}.py", script(name)))
         case ["write", *keys]:
-            print(*(file for name in rungs(keys) for file in write_sides(name, args.to)), sep="\n")
+            for name in rungs(keys):
+                print(*write_sides(name, args.to), sep="\n")
         case ["run", file]:
             run_file(Path(file), args.seed)
         case ["measure", *keys]:
             measure.measure(rungs(keys))
-            measure.sweep([name for name in rungs(keys) if name != RUNGS[0]])
         case ["page"]:
             from learn.path import page
-            page.write(measure.load())
+            page.write()
         case [key]:
             show(*rungs([key]), args.seed, args.to)
         case _:

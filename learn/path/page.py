@@ -8,7 +8,7 @@ from string import Template
 from urllib.parse import urlencode
 
 from learn import look
-from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, runs_at, runs_of, value
+from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
@@ -16,36 +16,36 @@ DOCS = ROOT / "docs"
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+| seed \d)? "
-                    r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
+NUMBER = re.compile(r"\{(?:(?P<chapter>\w+) )?(?P<side>without|with|also|fourth)"
+                    r"(?: (?P<best>best)| at (?P<rate>[\d.e-]+)| seed (?P<seed>\d))? "
+                    r"(?P<percent>%?)(?P<name>[a-z_]+(?: [\d.]+)?)(?: as (?P<form>\S+?))?\}")
 STYLES = [page.STYLE, Path(__file__).with_name("path.css")]
 PAGE, CHAPTER = (Template(Path(__file__).with_name(f"{name}.html").read_text("utf-8").rstrip("\n"))
                  for name in ("page", "chapter"))
 
 
-def fill(text, here, stored):
+def fill(text, here):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
     {with best %last} is at the best rate of the side, and {with at 1e-3 %last} is at another rate,
     with the seeds of CHOICE. {with seed 0 %last} is of one seed. -> str"""
     def number(match):
-        chapter, side, at, percent, name, form = match.groups()
-        chapter = chapter or here
+        chapter = match["chapter"] or here
+        side = match["side"]
         seeds, factor = SEEDS, 1
-        if at == " best":
-            factor = best(chapter, stored)[side]
-        elif at and "seed" in at:
-            seeds = [int(at.split()[1])]
-        elif at:
-            seeds, factor = CHOICE, float(at.split()[1]) / RATE
-        runs = runs_at(chapter, side, stored, seeds, factor)
-        if name == "text":                              # an output of the last step with seed 0
+        if match["best"]:
+            factor = best(chapter)[side]
+        elif match["rate"]:
+            seeds, factor = CHOICE, float(match["rate"]) / RATE
+        elif match["seed"]:
+            seeds = [int(match["seed"])]
+        runs = runs_at(chapter, side, seeds, factor)
+        if match["name"] == "text":                     # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
-        x = fmean(value(one, name) for one in runs)
+        x = fmean(value(one, match["name"]) for one in runs)
         if not math.isfinite(x):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
-        return f"{100 * x:.0f}%" if percent else f"{x:{form or '.2f'}}"
-    text = re.sub(r"\{wins (best )?(\w+)\}",
-                  lambda match: str(wins(here, match[2], stored, match[1])), text)
+        return f"{100 * x:.0f}%" if match["percent"] else f"{x:{match['form'] or '.2f'}}"
+    text = re.sub(r"\{wins( best)?\}", lambda match: str(wins(here, match[1])), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
 
@@ -56,22 +56,21 @@ def rate(factor):
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def wins(name, metric, stored, at_best=False):
-    """Count the seeds on which a number is better with the patch than without it. -> int"""
-    runs = runs_of(name, stored, best(name, stored) if at_best else None)
-    return sum(value(b, metric) > value(a, metric)
-               for a, b in zip(runs["without"], runs["with"]))
+def wins(name, at_best=False):
+    """Count the seeds on which more outputs are right with the patch than without it. -> int"""
+    shares = ends(name, at_best)
+    return sum(b > a for a, b in zip(shares["without"], shares["with"], strict=True))
 
 
 # ---- a picture -------------------------------------------------------------------------------
-def chart(name, stored, line):
+def chart(name, line):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
     their mean. line is `METRIC | title | range=0 1 | without=label | with=label`. With x=samples
     the axis counts outputs; with x=rate it has the learning rates. -> SVG, title"""
-    metric, title, *options = (part.strip() for part in fill(line, name, stored).split("|"))
+    metric, title, *options = (part.strip() for part in fill(line, name).split("|"))
     options = dict(option.split("=", 1) for option in options)
-    axis = options.get("x")
-    curves = series(name, metric, options, stored)
+    axis = options.get("x", "step")
+    curves = {side: series(name, side, metric, axis) for side in sides(name) if side in options}
     places = [place for rows in curves.values() for row in rows for place in row]
     last = max(x for x, _ in places)
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
@@ -80,47 +79,44 @@ def chart(name, stored, line):
     in_percent = options.get("range") == "0 1"
     levels = {tick: f"{100 * tick:.0f}%" if in_percent else f"{tick:g}".replace("-", "−")
               for tick in look.ticks(low, high)}
-    marks = dict(enumerate(map(rate, FACTORS))) if axis == "rate" else {}
+    marks = dict(enumerate(map(rate, FACTORS))) if axis == "rate" else {
+        0: "output 0" if axis == "samples" else "step 0", last: f"{last:,.0f}"}
     d.axes(0, last, low, marks, levels)
-    if not marks:
-        d.text(0, low, "output 0" if axis == "samples" else "step 0", "dim", "0 18")
-        d.text(last, low, f"{last:,.0f}", "e dim", "0 18")
-    ends = {}
     thin = "thin crowd" if len(curves) > 2 else "thin"
+    heights = {}
     for side, rows in curves.items():
         mean = [[fmean(axis) for axis in zip(*row)] for row in zip(*rows)]
-        for row, kind in [*((row, thin) for row in rows), (mean, "mean")]:
-            d.curve(((x, max(min(y, high), low)) for x, y in row), f"{side} {kind}")
-        ends[side] = d.y(max(min(mean[-1][1], high), low))
-    order = sorted(ends, key=ends.get)
+        for row in [*rows, mean]:
+            inside = [(x, max(min(y, high), low)) for x, y in row]
+            d.curve(inside, f"{side} {'mean' if row is mean else thin}")
+        heights[side] = d.y(inside[-1][1])                      # where the mean ends
+    order = sorted(heights, key=heights.get)
     for upper, lower in [*zip(order, order[1:])] * 9:           # push labels apart
-        short = max(0, 18 - (ends[lower] - ends[upper]))
-        ends[upper] -= short / 2
-        ends[lower] += short / 2
-    for side, y in ends.items():
-        d.text(last, low, options[side], side, f"6 {y - d.y(low)}")
+        short = max(0, 18 - (heights[lower] - heights[upper]))
+        heights[upper] -= short / 2
+        heights[lower] += short / 2
+    for side, height in heights.items():
+        d.text(last, low, options[side], side, f"6 {height - d.y(low)}")
     return d.svg(WIDTH, HEIGHT, title), title
 
 
-def series(name, metric, options, stored):
-    """List the curves of a picture, one per seed. -> dict from side to list of lists of (x, y)"""
-    if options.get("x") == "rate":
-        return {side: [[(i, value(runs_at(name, side, stored, [seed], factor)[0], metric))
-                        for i, factor in enumerate(FACTORS)] for seed in CHOICE]
-                for side in sides(name) if side in options}
-    return {side: [[(sum(one["steps"]["samples"][:i + 1]) if "x" in options else i, y)
-                    for i, y in enumerate(one["steps"][metric])] for one in runs]
-            for side, runs in runs_of(name, stored).items() if side in options}
+def series(name, side, metric, axis):
+    """List the curves of a side, one per seed. -> list of lists of (x, y)"""
+    if axis == "rate":
+        by_rate = [runs_at(name, side, CHOICE, factor) for factor in FACTORS]
+        return [[(i, value(one, metric)) for i, one in enumerate(runs)] for runs in zip(*by_rate)]
+    return [[(sum(one["steps"]["samples"][:i + 1]) if axis == "samples" else i, y)
+             for i, y in enumerate(one["steps"][metric])] for one in runs_at(name, side)]
 
 
 # ---- the page --------------------------------------------------------------------------------
-def prose(text, name, stored):
+def prose(text, name):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
     paragraph that begins with ! is an answer, which is folded."""
     paragraphs = ""
     for part in text.split("\n\n"):
         words = part.removeprefix("! ").split()
-        inner = page.prose(fill(" ".join(words), name, stored), None, has_links=False)
+        inner = page.prose(fill(" ".join(words), name), None, has_links=False)
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
@@ -165,7 +161,7 @@ def grid(head, rows):
             f"<tbody>{body}</tbody></table>")
 
 
-def rates(name, stored):
+def rates(name):
     """Build the part of a chapter in which each side has its own best rate. -> HTML"""
     field = CHAPTERS[name].fields
     if "fair" not in field:
@@ -174,10 +170,10 @@ def rates(name, stored):
     labels = CHAPTERS[name].labels
     rows = [(html.escape(labels[side]), f"{{{side} %last}}",
              f"{{{side} best %last}} at {rate(factor)}")
-            for side, factor in best(name, stored).items()]
+            for side, factor in best(name).items()]
     head = ["right outputs at the end", f"at {rate(1)}", "at the best rate"]
     return ("<h3>With the best learning rate for each side</h3>"
-            + fill(grid(head, rows), name, stored) + prose(field["fair"] + predicted, name, stored))
+            + fill(grid(head, rows), name) + prose(field["fair"] + predicted, name))
 
 
 def playground(name):
@@ -192,10 +188,10 @@ def playground(name):
     return folded(f"Train in this page: {lever[1]}", frame, "ask")
 
 
-def chapter(name, stored):
+def chapter(name):
     """Build a chapter: the text, the pictures, and the patch or pieces of real.py. -> HTML"""
     number, _, _, field = CHAPTERS[name]
-    say = lambda text: prose(text, name, stored)
+    say = lambda text: prose(text, name)
     inline = lambda text: say(text)[3:-4]
     changes = "".join(folded(inline(field[note]), patch_box(field[kind].split("\n")), "setting")
                       if kind in field else f"<p class=setting>{inline(field[note])}</p>"
@@ -204,7 +200,7 @@ def chapter(name, stored):
     equations = "".join(f'<div class="eq{" long" * (len(text) > 50)}"><div>'
                         f"{paper.math(text, ' displaystyle=true')}</div></div>"
                         for text in field["equation"].split("\n"))
-    drawn = (chart(name, stored, line) for line in field.get("picture", "").splitlines())
+    drawn = (chart(name, line) for line in field.get("picture", "").splitlines())
     charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
                      for svg, title in drawn)
     if name == LAST:
@@ -217,10 +213,10 @@ def chapter(name, stored):
                         for title, lines in pieces(field))
     else:
         command = f"-m learn.path {number}"
-        results = rates(name, stored)
+        results = rates(name)
         num_lines = script(name).count("\n")
-        shown = (f"<p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>"
-                 + patch_box(diff(name)))
+        shown = (f"<p class=head><b>{CHAPTERS[name].stem}.py</b> {counts(name)}, "
+                 f"{num_lines} lines</p>{patch_box(diff(name))}")
     asked, _, answer = field["question"].partition("\n\n")
     names = [*RUNGS, LAST]
     at = names.index(name)
@@ -243,7 +239,7 @@ def pieces(field):
         yield title, [f" {line}" for line in shown.split("\n")]
 
 
-def table(stored):
+def table():
     """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
     right outputs without and with the patch at the shared rate and at the best rate of each side,
     each with a verdict unless the patch is ahead on all seeds, and what else was measured."""
@@ -251,19 +247,19 @@ def table(stored):
     verdict |= {0: "worse", len(SEEDS): ""}
     for name in RUNGS:
         field = CHAPTERS[name].fields
-        pairs = [(fill("{with %first} → {with %last}", name, stored), ""), ("", "")]
+        pairs = [(fill("{with %first} → {with %last}", name), ""), ("", "")]
         if name != RUNGS[0]:                        # before which nothing is trained
-            pairs = [(fill(f"{{without {at}%last}} → {{with {at}%last}}", name, stored),
-                      verdict[wins(name, "last", stored, at)]) for at in ("", "best ")]
+            pairs = [(fill(f"{{without{at} %last}} → {{with{at} %last}}", name),
+                      verdict[wins(name, at)]) for at in ("", " best")]
         yield (field.get("branch"), name, counts(name), field.get("where", ""), *pairs,
-               fill(field.get("besides", ""), name, stored))
+               fill(field.get("besides", ""), name))
 
 
-def build(stored):
+def build():
     """Build docs/path.html. -> HTML"""
     top = CHAPTERS[BASE].fields
     rows = ""
-    for branch, name, *cells, shared, own, besides in table(stored):
+    for branch, name, *cells, shared, own, besides in table():
         if branch:
             rows += f"<tr><th colspan=6>{branch}</th></tr>"
         for text, judged in (shared, own):
@@ -273,41 +269,41 @@ def build(stored):
         rows += f"<tr><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
     names = [*RUNGS, LAST]
     body = PAGE.substitute(
-        {key: prose(top[key], BASE, stored) for key in ("lead", "after", "onward")},
+        {key: prose(top[key], BASE) for key in ("lead", "after", "onward")},
         title=top["title"], rate=rate(1), rows=rows, links="".join(map(link, names)),
-        chapters="".join(chapter(name, stored) for name in names))
+        chapters="".join(chapter(name) for name in names))
     return look.document(top["title"], top["description"].replace("\n", " "), body, "../",
                          "The path", STYLES, "path")
 
 
-def build_markdown(stored, title):
+def build_markdown(title):
     """Build docs/path.md: a table of the rungs, whose anchors are those of path.html, and what fits
     real.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
-    for branch, name, *cells, shared, own, besides in table(stored):
+    for branch, name, *cells, shared, own, besides in table():
         one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | | |\n" if branch else ""
         cells += [f"{text}{f' ({judged})' * bool(judged)}" for text, judged in (shared, own)]
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields
-    return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
+    return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{top['here']}\n\n"
             f"![{title}](path.svg)\n\n"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"
             f"| --- | --- | --- | --- | --- | --- | --- |\n{rows}\n## A real model\n\n"
-            f"{last['hook']}\n\n{fill(last['offer'], LAST, stored)}\n")
+            f"{last['hook']}\n\n{fill(last['offer'], LAST)}\n")
 
 
-def write(stored):
+def write():
     """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, title = chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
+    picture, title = chart(COVER, CHAPTERS[COVER].fields["picture"].split("\n")[0])
     # An SVG in a page knows only its own width. Larger letters need room on the left, too
     style = look.small(look.COLOURS + look.CHART
                        + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
     picture = picture.replace(">", f"><style>{style}</style>", 1)
     picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
-    for name, text in (("path.html", build(stored)), ("path.md", build_markdown(stored, title)),
+    for name, text in (("path.html", build()), ("path.md", build_markdown(title)),
                        ("path.svg", picture)):
         (DOCS / name).write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ with " " or "-" must occur in the script exactly once, and the lines with " " or
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
 about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py. It
-and the first chapter, the base, are no rungs: @help and @command say what you can run instead.
+and the first chapter, the base, are no rungs: @help says what you can run instead.
 """
 import difflib
 import functools
@@ -30,8 +30,13 @@ class Chapter(NamedTuple):
     fields: dict        # name -> text
 
     @property
-    def file(self):
-        return f"{self.number:02}_{self.name}.py"
+    def stem(self):
+        """The name of the rung's file, without the .py."""
+        return f"{self.number:02}_{self.name}"
+
+    @property
+    def steps(self):
+        return int(self.fields["steps"])
 
     @property
     def anchor(self):
@@ -135,6 +140,6 @@ def diff(name):
 
 
 def counts(name):
-    """Count the added and removed lines of a patch. -> str such as "+2 -1", empty for the base"""
-    signs = [line[0] for line in diff(name)] if name in RUNGS else []
-    return f"+{signs.count('+')} -{signs.count('-')}" if signs else ""
+    """Count the added and removed lines of a patch. -> str such as +2 -1"""
+    signs = [line[0] for line in diff(name)]
+    return f"+{signs.count('+')} -{signs.count('-')}"

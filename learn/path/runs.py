@@ -29,47 +29,53 @@ MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend"
 class Watch:
     """Execute a script as a module; self.steps gets a dict of numbers for each step it prints."""
 
-    def __init__(self, source, seed, base_steps=1000, label=None, file="rung.py"):
+    def __init__(self, source, seed, label=None, file="rung.py"):
+        self.source = source
+        self.seed = seed
+        self.label = label              # begins each printed line; if None, nothing is printed
+        self.steps, self.batches, self.accuracy = [], [], []
         self.module = types.ModuleType("rung")
         exec(compile(source, file, "exec"), self.module.__dict__)
         self.real = dict(self.module.__dict__)
-        parts = [ast.dump(node) for node in ast.parse(source).body
-                 if getattr(node, "name", "") in MAKE_A_BASE]
-        sizes = [self.real.get(name) for name in ("VOCABULARY", "W", "K", "T", "D", "H")]
-        key = f"{parts}{sizes}{seed}{base_steps}{common.ARITHMETIC}"
-        self.file = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
-        self.steps, self.batches, self.printed = [], [], []
-        self.label = label              # begins each printed line; if None, nothing is printed
         for name in ("make_base", "sample", "print"):
             setattr(self.module, name, getattr(self, name))
 
+    def base(self, steps):
+        """Name the file of a base by all that shapes it. -> Path"""
+        parts = [ast.dump(node) for node in ast.parse(self.source).body
+                 if getattr(node, "name", "") in MAKE_A_BASE]
+        sizes = [self.real.get(name) for name in ("VOCABULARY", "W", "K", "T", "D", "H")]
+        key = f"{parts}{sizes}{self.seed}{steps}{common.ARITHMETIC}"
+        return CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+
     def make_base(self, policy, rng, steps):
-        if not self.file.exists():
+        file = self.base(steps)
+        if not file.exists():
             self.real["make_base"](policy, rng, steps)
             states = [policy.state_dict(), rng.getstate(), torch.get_rng_state()]
-            plumbing.write(self.file, states, f".{secrets.token_hex(4)}.tmp")
-        weights, python_state, torch_state = torch.load(self.file, weights_only=True)
+            plumbing.write(file, states, f".{secrets.token_hex(4)}.tmp")
+        weights, python_state, torch_state = torch.load(file, weights_only=True)
         policy.load_state_dict(weights)
         rng.setstate(python_state)
         torch.set_rng_state(torch_state)
-        self.base = copy.deepcopy(policy)
+        self.start = copy.deepcopy(policy)
         self.begun = time.process_time()
 
+    @torch.no_grad()
     def sample(self, policy, questions, greedy=False):
         tokens = self.real["sample"](policy, questions, greedy)
         if not greedy:
-            with torch.no_grad():
-                logps, mask = self.real["logprobs"](policy, tokens)
-                change = (logps - self.real["logprobs"](self.base, tokens)[0]) * mask
-            kl = (change.sum() / mask.sum()).item()
-            self.batches.append((policy, tokens, logps, mask, kl))
+            logps, mask = self.real["logprobs"](policy, tokens)
+            self.batches.append((policy, tokens, logps, mask))
         return tokens
 
     def print(self, *values, **options):
         text = " ".join(map(str, values))
-        self.printed.append(text)
-        kind = "greedy answers: " if text.startswith("held-out") else ""
-        if text.startswith("step "):
+        kind = ""
+        if text.startswith("held-out"):
+            kind = "greedy answers: "
+            self.accuracy.append(float(text.split()[3]))
+        elif text.startswith("step "):
             kind = "samples: "
             printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
             self.steps.append(self.summary() | printed)
@@ -78,13 +84,16 @@ class Watch:
         if self.label is not None:
             builtins.print(f"{self.label}{kind}{text}", **options)
 
+    @torch.no_grad()
     def summary(self):
         """Measure the outputs of a step. -> dict: one text, and shares or means of all outputs"""
         W, G = self.module.W, getattr(self.module, "G", 1)
-        (policy, *_), *_ = self.batches
-        tokens, logps, mask = (torch.cat(parts) for parts in [*zip(*self.batches)][1:4])
-        with torch.no_grad():
-            change = (logps - self.real["logprobs"](policy, tokens)[0]) * mask
+        policy = self.batches[0][0]             # with the weights that it has after the step
+        tokens, logps, mask = (torch.cat(parts) for parts in [*zip(*self.batches)][1:])
+
+        def kl(other, tokens, logps, mask):
+            change = (logps - self.real["logprobs"](other, tokens)[0]) * mask
+            return (change.sum() / mask.sum()).item()           # in nats per token
         texts = self.real["decode"](tokens)
         questions = ["".join(self.module.VOCABULARY[token] for token in row[:W])
                      for row in tokens.tolist()]
@@ -99,20 +108,16 @@ class Watch:
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
             cut=(lengths > self.module.T).float().mean().item(),        # outputs without END
-            kl=fmean(kl for *_, kl in self.batches),        # KL to the base, in nats per token
-            step_kl=(change.sum() / mask.sum()).item())    # KL of the batch's policy to the new one
-
-    def run(self, seed, **sizes):
-        """Run main. -> dict: steps, CPU seconds after the base, greedy accuracy before and after"""
-        self.module.main(seed=seed, **sizes)
-        seconds = time.process_time() - self.begun
-        accuracy = [float(text.split()[3]) for text in self.printed if text.startswith("held-out")]
-        return dict(steps=self.steps, seconds=seconds, accuracy=accuracy)
+            kl=fmean(kl(self.start, *batch[1:]) for batch in self.batches),
+            step_kl=kl(policy, tokens, logps, mask))
 
 
-def run(source, seed, steps=None, label=None, file="rung.py"):
-    """Run and watch a script, by default for as many steps as its main. -> dict of Watch.run"""
+def run(source, seed, label=None, file="rung.py", **sizes):
+    """Run and watch a script, whose main gets the sizes, such as its number of steps. -> dict:
+    steps, CPU seconds after the base, greedy accuracy before and after"""
     torch.manual_seed(0)                # a script may draw numbers before its main sets the seed
     random.seed(0)
-    sizes = {} if steps is None else dict(steps=steps)
-    return Watch(source, seed, label=label, file=file).run(seed, **sizes)
+    watch = Watch(source, seed, label, file)
+    watch.module.main(seed=seed, **sizes)
+    seconds = time.process_time() - watch.begun
+    return dict(steps=watch.steps, seconds=seconds, accuracy=watch.accuracy)

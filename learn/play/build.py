@@ -84,20 +84,20 @@ def sizes(script, cfg, task):
 
 
 def read(folder):
-    """Read everything that the page needs from a run. ValueError if the texts of the page would be
-    wrong about it. -> dict for JSON"""
+    """Read everything that the page needs from a run. Exits with one line if the texts of the page
+    would be wrong about it. -> dict for JSON"""
     script, cfg = read_run(folder)
     name, flags = plumbing.read_config(folder)
     for flag, value in {"task": "arithmetic", "reward": "accuracy", "init_from": ""}.items():
         if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
-            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
-                             "arithmetic that starts from the base and rewards only right answers")
+            common.fail(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
+                        "arithmetic that starts from the base and rewards only right answers")
     if name == "dpo.py":
-        raise ValueError(f"{folder}: this run of dpo.py learned from pairs; choose a run of a "
-                         "script that learns from rewards")
+        common.fail(f"{folder}: this run of dpo.py learned from pairs; choose a run of a script "
+                    "that learns from rewards")
     summary = read_summary(folder)
     if summary is None or "greedy" not in summary["base"]:
-        raise ValueError(f"{folder}: summary.json has no scores; resume the run")
+        common.fail(f"{folder}: summary.json has no greedy scores; resume the run")
     run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
            "num_updates": cfg.num_iterations * cfg.num_mini_batches, "steps": summary["steps"],
            "problems": summary["base"]["problems"],
@@ -108,8 +108,8 @@ def read(folder):
     packed = pack(*policies)
     for weights, unpacked in zip(policies, unpack(packed)):
         if not torch.equal(*(answers(script, cfg, task, part) for part in (weights, unpacked))):
-            raise ValueError(f"{folder}: its policies answer differently after packing; choose a "
-                             "different run")
+            common.fail(f"{folder}: its policies answer differently after packing; choose a "
+                        "different run")
     return {"cfg": sizes(script, cfg, task), "run": run, "packed": packed, "measured": None}
 
 
@@ -117,14 +117,14 @@ def read(folder):
 
 def measure(data):
     """Measure with measure.js what the levers do to the base, with several seeds. This takes a
-    quarter of an hour on one core. ValueError without Node.js. -> dict for JSON"""
+    quarter of an hour on one core. Exits with one line without Node.js. -> dict for JSON"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in (*ENGINE, "measure.js")]
     program = "\n".join(['"use strict";', f"const stored = {json.dumps(data)};", *texts])
     try:
         done = subprocess.run(["node", "-"], input=program, stdout=subprocess.PIPE,
                               encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ValueError(f"node could not run measure.js: {error}") from None
+        common.fail(f"node could not run measure.js: {error}; --measure needs Node.js")
     return json.loads(done.stdout)
 
 
@@ -157,9 +157,6 @@ def assemble(data):
 
 
 def data_of(path):
-    """Read the data of assemble() from a page. ValueError if it is a different page. -> dict"""
-    try:
-        return json.loads(DATA.search(path.read_text(encoding="utf-8"))[1])
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: learn.play did not make this page ({type(error).__name__}); "
-                         "give it a run, too") from None
+    """Read the data of assemble() from a page. -> dict, or None if there is no such page"""
+    found = DATA.search(path.read_text(encoding="utf-8")) if path.exists() else None
+    return json.loads(found[1]) if found else None
