@@ -16,14 +16,14 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file.
-MOST_LINES = {"common.py": 401, "plumbing.py": 505, "machinery": 235, "lesson": 310, "ppo.py": 380,
+MOST_LINES = {"common.py": 400, "plumbing.py": 505, "machinery": 235, "lesson": 310, "ppo.py": 380,
               "grpo.py as a whole": 545, "nano.py": 200, "real.py": 312}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python that git tracks in a folder, with the folders in it; "." has only its files. If your change
 # needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
 # the change sees what it costs.
-MOST_OF_A_FOLDER = {".": 3990, "tasks": 1485, "kernels": 710, "examples": 1290, "vectors": 1390,
-                    "report": 1230, "engines": 1060, "learn": 3360, "lab": 3660, "tests": 12100}
+MOST_OF_A_FOLDER = {".": 3990, "tasks": 1485, "kernels": 710, "examples": 1260, "vectors": 1370,
+                    "report": 1180, "engines": 1060, "learn": 3330, "lab": 3530, "tests": 11650}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
