@@ -61,16 +61,46 @@ SAME = [                            # our loss, TRL's flags, flags of both
     ("grpo how=sequence_sum", {"loss_type": "luspo"}, {}),
     ("grpo", {"loss_type": "grpo"}, {"beta": 0.1}),
     ("grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1, "use_bias_correction_kl": False}),
-    ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True})]
+    ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True}),
+    ("grpo", {"loss_type": "grpo"}, {"entropy_coef": 0.3})]
+
+
+def compare(folder, loss, flags, both):
+    """Train with TRL's own loss and with ours, and check that each step has the same numbers."""
+    theirs = steps(made(folder, **flags | both))
+    found = steps(made(folder, loss, **both))
+    assert len(found) == 4 and all(step["grad_norm"] > 1e-3 for step in found[1:])
+    for one, other in zip(found, theirs):
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
 
 
 @pytest.mark.parametrize("loss, flags, both", SAME)
 def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_llama):
-    theirs = steps(made(small_llama, **flags | both))
-    found = steps(made(small_llama, loss, **both))
-    assert len(found) == 4 and all(step["grad_norm"] > 1e-3 for step in found[1:])
-    for one, other in zip(found, theirs):
-        assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
+    compare(small_llama, loss, flags, both)
+
+
+PROGRAM = """
+import engines.behind
+import os
+import sys
+from pathlib import Path
+import torch.distributed
+import test_engine_trl as here
+here.compare(Path(sys.argv[1]), "grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1})
+assert torch.distributed.get_world_size() == 2
+os._exit(0)                 # or a thread of gloo may abort the process while Python shuts down
+"""
+
+
+def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
+    """The batch of an optimizer step is divided, and the gradients are averaged."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+         "program.py", small_llama], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
 
 
 # ---- one gradient ----------------------------------------------------------------------------
@@ -110,45 +140,10 @@ def gradient(trainer, batch, parts, processes=1):
     return total
 
 
-PROGRAM = """
-import engines.behind
-import json
-import os
-import sys
-from pathlib import Path
-import test_engine_trl as here
-folder, kind, file = sys.argv[1:]
-loss, flags = {"ours": ("grpo loss_type=dapo", {}), "theirs": (None, {"loss_type": "dapo"})}[kind]
-trainer = here.made(Path(folder), loss, beta=0.1, **flags)
-found = here.steps(trainer)
-if trainer.accelerator.is_main_process:
-    Path(file).write_text(json.dumps([trainer.accelerator.num_processes, found]))
-trainer.accelerator.end_training()
-os._exit(0)                 # or a thread of gloo may abort the process while Python shuts down
-"""
-
-
-def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
-    """The batch of an optimizer step is divided, and the gradients are averaged."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    found = {}
-    for kind in ("ours", "theirs"):
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-             "program.py", small_llama, kind, f"{kind}.json"], cwd=tmp_path, capture_output=True,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        processes, found[kind] = json.loads((tmp_path / f"{kind}.json").read_text())
-        assert processes == 2 and len(found[kind]) == 4
-    for one, other in zip(found["ours"], found["theirs"]):
-        assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
-
-
 @pytest.mark.parametrize("how", ours.engines.AVERAGES)
 def test_parts_and_processes_never_change_the_gradient(how, small_llama):
-    """With the KL and the entropy bonus, whose averages TRL takes over each part alone."""
-    trainer = made(small_llama, f"grpo how={how}", beta=0.1, entropy_coef=0.3)
+    """With the KL, which TRL averages in the same way."""
+    trainer = made(small_llama, f"grpo how={how}", beta=0.1)
     batch = inputs_of(trainer)
     batch["ref_per_token_logps"] = batch["old_per_token_logps"] - 0.1
     whole = gradient(trainer, batch, parts=1)
@@ -158,43 +153,18 @@ def test_parts_and_processes_never_change_the_gradient(how, small_llama):
         same(gradient(trainer, batch, parts, processes), whole, rtol=1e-4, atol=1e-5 * scale)
 
 
-def test_the_entropy_bonus_is_the_coefficient_times_the_mean_entropy(small_llama):
-    found = []
-    for coef in (0.0, 0.3):
-        trainer = made(small_llama, "grpo", entropy_coef=coef)
-        found.append(gradient(trainer, inputs_of(trainer), parts=2))
-    batch = inputs_of(trainer)
-    logps, entropy, _ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
-        trainer, trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-        torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
-        batch["completion_ids"].shape[1], compute_entropy=True)
-    mask = batch["completion_mask"]
-    trainer.model.zero_grad()
-    (-0.3 * (entropy * mask).sum() / mask.sum()).backward()
-    for name, weight in trainer.model.named_parameters():
-        same(found[1][name] - found[0][name], weight.grad, rtol=1e-3, atol=1e-6)
-
-
-def test_tokens_of_a_tool_and_tokens_without_a_gradient_are_counted(small_llama):
+def test_tokens_without_a_gradient_are_counted(small_llama):
     trainer = made(small_llama, "grpo epsilon=0.1 epsilon_high=0.1")
     batch = inputs_of(trainer)
     batch["advantages"][0] = 0
-    before = gradient(trainer, batch, parts=1)
-    log_rho = (trainer.scored[0] - batch["old_per_token_logps"]).detach()
+    gradient(trainer, batch, parts=1)
+    log_rho = (trainer.logps - batch["old_per_token_logps"]).detach()
     A, mask = batch["advantages"][:, None], batch["completion_mask"]
     counts = (A != 0) * mask
     clipped = torch.where(A > 0, log_rho.exp() > 1.1, log_rho.exp() < 0.9) * counts
     metrics = trainer._metrics["train"]
     assert metrics["no_gradient"][-1] == pytest.approx(clipped.sum().item() / counts.sum().item())
     assert metrics["max_log_ratio"][-1] == pytest.approx((log_rho * mask).abs().max().item())
-    batch["tool_mask"] = torch.ones_like(mask)
-    batch["tool_mask"][:, 2:5] = 0
-    noisy = batch["old_per_token_logps"].clone()
-    noisy[:, 2:5] += 5 * torch.randn(8, 3)
-    found = gradient(trainer, batch, parts=1)
-    batch["old_per_token_logps"] = noisy
-    same(gradient(trainer, batch, parts=1), found)              # these tokens do not count
-    assert any(not torch.allclose(found[name], before[name]) for name in found)
 
 
 def test_the_weights_for_vllm_multiply_the_loss(small_llama):
@@ -206,18 +176,6 @@ def test_the_weights_for_vllm_multiply_the_loss(small_llama):
     trainer.vllm_importance_sampling_correction = trainer.use_vllm = True
     half = gradient(trainer, batch, parts=1)
     same(half, {name: one / 2 for name, one in once.items()})
-
-
-def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refused):
-    trainer = made(small_llama, "grpo")
-    batch = inputs_of(trainer)
-    old_logps, mask = batch["old_per_token_logps"], batch["completion_mask"]
-    trainer.check_sampler({"sampling_per_token_logps": old_logps + 0.05}, old_logps, mask)
-    trainer.is_checked = False
-    refused("vLLM does not sample from the trainer's weights: log-probabilities differ by 0.5",
-            trainer.check_sampler, {"sampling_per_token_logps": old_logps + 0.5}, old_logps, mask,
-            code=1)
-    trainer.check_sampler({"sampling_per_token_logps": old_logps + 9}, old_logps, mask)     # once
 
 
 # ---- the vectors ------------------------------------------------------------------------------
@@ -232,11 +190,12 @@ def one_trainer(small_llama):
 
 @pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
 def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
-    """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
+    """Our functions, as TRL calls them: holes in the mask are tokens of a tool. TRL's scores of
+    these tokens are finite."""
     def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
         monkeypatch.setattr(
             trl.GRPOTrainer, "_get_per_token_logps_and_entropies",
-            lambda *_, **__: (logps, torch.zeros_like(logps), None))
+            lambda *_, **__: (torch.where(mask > 0, logps, 0), torch.zeros_like(logps), None))
         one_trainer.how, one_trainer.loss_type = how, ours.LOSS_TYPES[how]
         one_trainer.max_completion_length = max_length
         one_trainer.current_gradient_accumulation_steps = one_trainer.args.steps_per_generation = 1
@@ -258,13 +217,10 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
 @pytest.mark.parametrize("words, message", [
     (["grpo", "--epsilon", "0.2"], "--epsilon: belongs to TRL's own loss"),
     (["grpo", "--loss-type=grpo"], "--loss_type: belongs to TRL's own loss"),
-    (["grpo", "--use_liger_kernel"], "--use_liger_kernel: belongs to TRL's own loss"),
-    (["grpo", "eps=3"], "eps: is not a setting of grpo"),
-    (["grpo"], "--dataset_name : cannot be read"),
-    (["grpo", "--dataset_name", "none.jsonl"], "--dataset_name none.jsonl: cannot be read"),
+    (["grpo", "eps=3"], "grpo: TypeError: "),
+    (["grpo", "--dataset_name", "none.jsonl"], "--dataset_name none.jsonl: "),
     (["grpo", "--dataset_name", "few.jsonl", "--eval_strategy", "steps"],
-     "--dataset_name few.jsonl: has no split test; to evaluate on files, name a folder"),
-    (["grpo", "--reward_funcs", "none"], "--reward_funcs none: must be a Python file"),
+     "--dataset_name few.jsonl: KeyError: 'test'"),
     (["grpo", "--reward_funcs", "none.py"], "none.py: there is no such file"),
     (["grpo", "--reward_funcs", "rewards.py:none"], "--reward_funcs rewards.py:none: has no")])
 def test_a_mistake_in_the_arguments_is_one_line(words, message, tmp_path, monkeypatch, refused):
@@ -293,12 +249,11 @@ def test_an_adapter_of_trl_learns_from_our_loss(small_llama, tmp_path, monkeypat
     (tmp_path / "mine.py").write_text(
         "def my_loss(logps, old_logps, advantages, mask):\n"
         "    return -(logps - old_logps).exp() * advantages\n\n" + inspect.getsource(digits))
-    flags = {name: x for name, x in FLAGS.items() if name != "max_steps"}
+    flags = FLAGS | {"max_steps": 2, "output_dir": "out", "dataset_name": "data.jsonl"}
     words = [word for name, x in flags.items() for word in (f"--{name}", str(x))]
     trainer = ours.main([
         "mine.py:my_loss", "how=token_mean", "--model_name_or_path", str(small_llama), "--use_peft",
-        "--lora_r", "4", "--dataset_name", "data.jsonl", "--reward_funcs", "mine.py:digits",
-        "--output_dir", "out", "--max_steps", "2", *words])
+        "--lora_r", "4", "--reward_funcs", "mine.py:digits", *words])
     assert trainer.how == "token_mean" and trainer.state.global_step == 2
     assert (tmp_path / "out/adapter_model.safetensors").exists()
     learned = {name: x for name, x in trainer.model.named_parameters() if x.requires_grad}

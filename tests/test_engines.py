@@ -32,9 +32,6 @@ def averaged(logps, old_logps, advantages, mask):
 def constant(logps, old_logps, advantages, mask):
     return torch.zeros_like(logps)
 
-def strict(logps, old_logps, advantages, mask, *, bound):
-    return -logps * advantages
-
 def free(logps, old_logps, advantages, mask, **settings):
     return -logps * advantages * settings["scale"]
 """
@@ -65,7 +62,8 @@ def batch(dtype=torch.float64):
     ("gspo:policy_loss level=sequence_token epsilon=3e-4", gspo.policy_loss,
      {"level": "sequence_token", "epsilon": 3e-4}, "sequence_mean"),
     ("ppo:policy_loss", ppo.policy_loss, {}, "token_mean"),
-    ("zoo:policy_loss loss_type=cispo", grpo.policy_loss, {"loss_type": "cispo"}, "token_mean")])
+    ("zoo:policy_loss loss_type=dapo epsilon=0.1", grpo.policy_loss,
+     {"epsilon": 0.1, "epsilon_high": 0.28}, "token_mean")])
 def test_a_text_names_a_loss_its_settings_and_its_average(text, function, settings, how):
     logps, old_logps, A, mask = batch()
     loss, average = engines.load(text)
@@ -99,26 +97,18 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
 
 @pytest.mark.parametrize("text, words", [
     ("", "LOSS: is empty"),
-    ("grop", "grop: must be grpo, gspo, ppo, zoo, or a file"),
-    ("reinforce:policy_loss", "reinforce: its loss has no old log-probabilities"),
-    ("dpo:dpo_loss", "dpo: its loss compares pairs"),
-    ("grpo:loss", "grpo: has no function loss"),
+    ("reinforce:policy_loss", "reinforce: must be grpo, gspo, ppo, zoo, or a file"),
+    ("grpo:loss", "grpo:loss: AttributeError: module 'grpo' has no attribute 'loss'"),
     ("grpo epsilon", "epsilon: must be a setting"),
-    ("grpo eps=0.1", "eps: is not a setting of grpo; it has loss_type, epsilon, epsilon_high"),
+    ("grpo eps=0.1", "grpo: TypeError: policy_loss() got an unexpected keyword argument 'eps'"),
     ("grpo loss_type=grop", "loss_type=grop: must be one of grpo, dr_grpo, dapo"),
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
-    ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
-    ("zoo:gmpo", "zoo: has no function gmpo"),
-    ("zoo loss_type=gmpo dro_beta=1", "dro_beta: is not a setting of zoo:gmpo; it has loss_type"),
-    ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
-    ("zoo loss_type=x", "loss_type=x: must be one of"),
+    ("zoo:gmpo", "zoo:gmpo: ValueError: write zoo:policy_loss loss_type=gmpo"),
+    ("zoo loss_type=gmpo dro_beta=2", "zoo: ValueError: --dro_beta: only works with"),
     ("none.py:my_loss", "none.py: there is no such file"),
-    ("mine.py:your_loss", "mine.py: has no function your_loss"),
-    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, and how"),
     ("mine.py:my_loss bound=high", "mine.py:my_loss: TypeError: "),
-    ("mine.py:strict", "mine.py:strict: TypeError: "),
-    ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
-    ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
+    ("mine.py:averaged", "mine.py:averaged: ValueError: returned the shape () for inputs of shape"),
+    ("mine.py:constant", "mine.py:constant: ValueError: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
     with pytest.raises(ValueError) as error:
         engines.load(text)
@@ -127,57 +117,46 @@ def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, min
 
 # ---- the import path -------------------------------------------------------------------------
 
-def python(*words, cwd, **more):
-    """Run Python without the tests' own path. -> what it printed, to both streams"""
-    done = subprocess.run([sys.executable, *words], cwd=cwd, text=True, encoding="utf-8",
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **more)
-    return done.stdout
-
-
 @pytest.fixture
-def planted(tmp_path):
-    """An environment whose site-packages have a package `kernels`; plant(name) adds another."""
-    def plant(name="kernels"):
-        (tmp_path / f"site/{name}").mkdir(parents=True)
-        (tmp_path / f"site/{name}/__init__.py").write_text("")
-        return tmp_path / "site"
-    plant()
-    return plant
+def site(tmp_path):
+    """The site-packages of an environment that has a package `kernels`."""
+    (tmp_path / "site/kernels").mkdir(parents=True)
+    (tmp_path / "site/kernels/__init__.py").touch()
+    return tmp_path / "site"
+
+
+def printed_by(*words, **variables):
+    """Run Python in the checkout, without the tests' own path. -> what it printed, also as errors
+    """
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False, env=os.environ | variables)
+    return done.stdout
 
 
 PATH = """
 import sys
-sys.path.append({site!r})
+sys.path.append("{site}")
 import engines.behind
 import engines
 engines.load("grpo")
 engines.load("zoo loss_type=gmpo")
 import report, examples.lag, tasks.flags
 import kernels
-print(sys.path[-1] == {root!r}, sys.path.count({root!r}), kernels.__file__)
+print(sys.path[-1], sys.path.count(sys.path[-1]), kernels.__file__)
 """
 
 
-def test_no_import_of_ours_hides_a_package_of_the_environment(planted, tmp_path):
-    root, site = str(ROOT), str(tmp_path / "site")
-    printed = python("-c", PATH.format(site=site, root=root), cwd=ROOT)
-    assert printed.split() == ["True", "1", f"{site}/kernels/__init__.py"]
-    without = PATH.format(site=site, root=root).replace("import engines.behind\n", "")
-    assert f"{root}/kernels" in python("-c", without, cwd=ROOT)
+def test_no_import_of_ours_hides_a_package_of_the_environment(site):
+    program = PATH.format(site=site)
+    assert printed_by("-c", program).split() == [str(ROOT), "1", f"{site}/kernels/__init__.py"]
+    without = program.replace("import engines.behind\n", "")
+    assert f"{ROOT}/kernels" in printed_by("-c", without)
 
 
-def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(planted, tmp_path):
-    site = planted("tasks")
-    printed = python("-c", PATH.format(site=str(site), root=str(ROOT)), cwd=ROOT)
-    assert printed == (f"error: {site}/tasks: has our module's name, tasks; uninstall the package "
-                       "that it belongs to, or use an environment without it\n")
-
-
-def test_real_py_hides_no_package_either(planted):
-    site = planted("transformers")
-    site.joinpath("transformers/__init__.py").write_text("import kernels\nexit(kernels.__file__)\n")
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    assert python("real.py", "none", cwd=ROOT, env=environment) == f"{site}/kernels/__init__.py\n"
+def test_real_py_hides_no_package_either(site):
+    (site / "transformers.py").write_text("import kernels\nexit(kernels.__file__)\n")
+    printed = printed_by("real.py", "none", PYTHONPATH=str(site))
+    assert printed == f"{site}/kernels/__init__.py\n"
 
 
 # ---- a run here ------------------------------------------------------------------------------
