@@ -19,7 +19,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-AVERAGES = ("sequence_mean", "token_mean", "sequence_sum", "constant")
+AVERAGES = {                            # names of the averages here and in verl
+    "sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
+    "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
 SCRIPTS = ("grpo", "gspo", "ppo")       # reinforce has no pi_old, and dpo compares pairs of outputs
 
 

@@ -9,8 +9,6 @@ ordinary added tokens, so trainers keep them when they decode with skip_special_
 and <|pad|> are special tokens. Needs engines/requirements.txt.
 """
 import engines.behind  # noqa: F401, I001  (before all others)
-import importlib.util
-import json
 import string
 from pathlib import Path
 
@@ -32,8 +30,6 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
          "intermediate_size")
 
 
-# ---- 1. the folder ---------------------------------------------------------------------------
-
 def llama_name(name):
     """Translate the name of a weight of our GPT into that of transformers. -> str"""
     module, _, kind = name.rpartition(".")
@@ -43,34 +39,20 @@ def llama_name(name):
     return f"model.layers.{number}.{LAYER_NAMES[part]}.{kind}"
 
 
-def llama_config(cfg):
-    """Make config.json for a policy with these flags. -> dict"""
-    return {name: getattr(cfg, name) for name in SHAPE} | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-        "vocab_size": grpo.VOCAB_SIZE, "head_dim": cfg.hidden_size // cfg.num_attention_heads,
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-        "tie_word_embeddings": True, "max_position_embeddings": 2048,
-        "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 changes logits
-        "rope_theta": 10_000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "dtype": "float32", "bos_token_id": None, "eos_token_id": grpo.EOS,
-        "pad_token_id": None}           # an id here would keep the embedding of PAD from learning
-
-
-def generation_config(cfg):
-    """Make generation_config.json: sample as the run did. -> dict"""
-    return {"do_sample": True, "temperature": cfg.temperature, "top_k": 0, "top_p": 1.0,
-            "max_new_tokens": cfg.max_completion_length,
-            "eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD}
-
-
-def tokenizer_config(width):
-    """Make tokenizer_config.json. The chat template pads prompts to the width of the task with PAD,
-    which the policy has learned to read. -> dict"""
-    content = "messages[-1]['content']"
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>",
-            "pad_token": "<|pad|>", "padding_side": "left", "model_max_length": 2048,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": f"{{{{ '<|pad|>' * ({width} - {content}|length) + {content} }}}}"}
+def make_llama(policy, cfg):
+    """Copy a policy into a Llama of transformers, which samples as the run did."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    llama = LlamaForCausalLM(LlamaConfig(
+        **{name: getattr(cfg, name) for name in SHAPE}, vocab_size=grpo.VOCAB_SIZE,
+        rms_norm_eps=torch.finfo(torch.float32).eps,            # torch's own; 1e-6 changes logits
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=grpo.EOS,
+        pad_token_id=None))             # an id here would keep the embedding of PAD from learning
+    weights = {llama_name(name): weight for name, weight in policy.named_parameters()}
+    llama.load_state_dict(weights | {"lm_head.weight": policy.embed.weight})
+    llama.generation_config = GenerationConfig(
+        do_sample=True, temperature=cfg.temperature, top_k=0, top_p=1.0,
+        max_new_tokens=cfg.max_completion_length, eos_token_id=grpo.EOS, pad_token_id=grpo.PAD)
+    return llama
 
 
 def make_tokenizer():
@@ -88,32 +70,22 @@ def make_tokenizer():
     return tokenizer
 
 
-# ---- 2. the weights --------------------------------------------------------------------------
-
-def read_policy(run, name):
-    """Read the policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
-    script, cfg = ask.read_run(run)
-    return ask.load_policy(run, script, cfg, name), cfg
-
-
 def export(run, folder, name="checkpoint.pt"):
-    """Write the policy of a run to a new folder, in the layout of a Llama. config.json comes last,
-    so that after a kill nothing takes a half-written folder for a model."""
-    from safetensors.torch import save_file
-    policy, cfg = read_policy(run, name)
-    task = common.load_task(cfg, grpo.verify)
+    """Write the policy in a file of a run to a new folder, as a model of transformers."""
+    from transformers import PreTrainedTokenizerFast
+    script, cfg = ask.read_run(run)
+    policy = ask.load_policy(run, script, cfg, name)
+    make_llama(policy, cfg).save_pretrained(folder)
+    width = common.load_task(cfg, grpo.verify).prompt_width
+    content = "messages[-1]['content']"
+    PreTrainedTokenizerFast(            # the policy has learned to read PAD before a prompt
+        tokenizer_object=make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>",
+        padding_side="left", clean_up_tokenization_spaces=False,
+        chat_template=f"{{{{ '<|pad|>' * ({width} - {content}|length) + {content} }}}}",
+    ).save_pretrained(folder)
     plumbing.write(folder / "README.md", string.Template(TEMPLATE.read_text("utf-8")).substitute(
-        task=cfg.task, name=Path(run).name, width=task.prompt_width,
+        task=cfg.task, name=Path(run).name, width=width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
-    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
-    path = folder / "model.safetensors"
-    save_file(weights, path, metadata={"format": "pt"})         # that only you may read
-    path.chmod((folder / "README.md").stat().st_mode)
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    files = {"tokenizer_config": tokenizer_config(task.prompt_width),
-             "generation_config": generation_config(cfg), "config": llama_config(cfg)}
-    for name, content in files.items():
-        plumbing.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
 
 
 def main(argv=None):
@@ -124,8 +96,6 @@ def main(argv=None):
     args = arguments.parse_args(argv)
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
-    if importlib.util.find_spec("transformers") is None:        # it brings the other packages
-        common.fail("transformers is missing: pip install -r engines/requirements.txt")
     export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
     print(f"{args.target}: its README.md shows how to use it")
 

@@ -11,6 +11,7 @@ import common
 import grpo
 import plumbing
 from engines import export
+from report import ask
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 
@@ -46,7 +47,7 @@ def made(tmp_path_factory):
 
 def test_greedy_answers_to_held_out_problems_are_the_same(made):
     policy, run, folder = made
-    _, cfg = export.read_policy(run, "checkpoint.pt")
+    _, cfg = ask.read_run(run)
     task = common.load_task(cfg, grpo.verify)
     problems = common.held_out_problems(task, 100)
     batch = grpo.complete(policy, task, cfg, problems)
