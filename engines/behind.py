@@ -8,5 +8,6 @@ ours with the same name.
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent.parent
+from engines import HERE
+
 sys.path[:] = [*(path for path in sys.path if Path(path).resolve() != HERE), str(HERE)]

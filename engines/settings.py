@@ -164,9 +164,8 @@ def main(argv=None):
     file, flags = plumbing.read_config(folder)
     name = file.removesuffix(".py")
     if name not in ("grpo", "gspo", "zoo", "here", "dpo"):
-        common.fail(f"{folder}: is a run of {file}, for which TRL and verl have no settings; this "
-                    "command takes runs of grpo.py, gspo.py, dpo.py, examples/zoo.py and "
-                    "engines/here.py")
+        common.fail(f"{folder}: is a run of {file}; this command takes runs of grpo.py, gspo.py, "
+                    "dpo.py, examples/zoo.py and engines/here.py")
     script = import_script(file)
     c = {key: field.default for key, field in script.Config.__dataclass_fields__.items()} | flags
     if c["beta"] == 0:

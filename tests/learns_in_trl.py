@@ -14,19 +14,15 @@ COMMANDS = [command for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | 
             for command in block.replace("\\\n", "").splitlines()]
 
 
-def test_the_commands_of_the_page_run_and_the_loss_learns(tmp_path):
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True,
-                           check=True).stdout.split("\0")
-    for name in filter(None, names):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, tmp_path / name)
+def test_the_commands_of_the_page_run_and_the_loss_learns(tmp_path, monkeypatch):
+    shutil.copytree(ROOT, tmp_path, dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     (tmp_path / "mine.py").write_text(SOURCE)
-    bin_folder = os.path.dirname(sys.executable)
-    environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     printed = {}
     for command in COMMANDS:
         print(command, flush=True)
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, text=True,
+        done = subprocess.run(command, shell=True, cwd=tmp_path, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         assert done.returncode == 0, done.stdout
         printed[command.split()[2]] = done.stdout

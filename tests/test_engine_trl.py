@@ -10,10 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import NEEDS
-from small_vectors import losses_of
 from torch.testing import assert_close as same
-
-import vectors
 
 trl = pytest.importorskip("trl", reason=NEEDS)
 datasets = pytest.importorskip("datasets", reason=NEEDS)
@@ -167,6 +164,19 @@ def test_tokens_without_a_gradient_are_counted(small_llama):
     assert metrics["max_log_ratio"][-1] == pytest.approx((log_rho * mask).abs().max().item())
 
 
+def test_tokens_of_a_tool_do_not_count(small_llama):
+    """Not even if the ratios of these tokens overflow."""
+    trainer = made(small_llama, "grpo")
+    batch = inputs_of(trainer)
+    before = gradient(trainer, batch, parts=1)
+    batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
+    batch["tool_mask"][:, 2:5] = 0
+    found = gradient(trainer, batch, parts=1)
+    assert any(not torch.allclose(found[name], before[name]) for name in found)
+    batch["old_per_token_logps"][:, 2:5] -= 200
+    same(gradient(trainer, batch, parts=1), found)
+
+
 def test_the_weights_for_vllm_multiply_the_loss(small_llama):
     trainer = made(small_llama, "grpo")
     batch = inputs_of(trainer)
@@ -176,40 +186,6 @@ def test_the_weights_for_vllm_multiply_the_loss(small_llama):
     trainer.vllm_importance_sampling_correction = trainer.use_vllm = True
     half = gradient(trainer, batch, parts=1)
     same(half, {name: one / 2 for name, one in once.items()})
-
-
-# ---- the vectors ------------------------------------------------------------------------------
-
-CONTENT = vectors.read("policy_loss")
-
-
-@pytest.fixture(scope="module")
-def one_trainer(small_llama):
-    return made(small_llama, "grpo")
-
-
-@pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
-def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
-    """Our functions, as TRL calls them: holes in the mask are tokens of a tool. TRL's scores of
-    these tokens are finite."""
-    def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
-        monkeypatch.setattr(
-            trl.GRPOTrainer, "_get_per_token_logps_and_entropies",
-            lambda *_, **__: (torch.where(mask > 0, logps, 0), torch.zeros_like(logps), None))
-        one_trainer.how, one_trainer.loss_type = how, ours.LOSS_TYPES[how]
-        one_trainer.max_completion_length = max_length
-        one_trainer.current_gradient_accumulation_steps = one_trainer.args.steps_per_generation = 1
-        ones = torch.ones_like(mask)
-        zeros = torch.zeros_like(mask).long()
-        return one_trainer._compute_loss(one_trainer.model.train(), {
-            "prompt_ids": zeros[:, :1], "prompt_mask": ones[:, :1], "completion_ids": zeros,
-            "completion_mask": ones, "tool_mask": mask, "advantages": advantages,
-            "old_per_token_logps": old_logps.detach(), "num_items_in_batch": mask.sum()})
-
-    for loss in losses_of(case):
-        one_trainer.token_loss = loss
-        outcome = vectors.check_case(inside, CONTENT, case, fixed=case["parameters"])
-        assert not outcome.skipped and not outcome.errors, outcome.errors
 
 
 # ---- the command -----------------------------------------------------------------------------
