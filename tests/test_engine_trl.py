@@ -108,16 +108,12 @@ def inputs_of(trainer):
     torch.manual_seed(1)
     batch = trainer._generate_and_score_completions(ROWS[:8])
     lengths = torch.tensor([24, 3, 9, 1, 17, 5, 24, 2])[:, None]
-    T = batch["completion_mask"].shape[1]
-    batch["completion_mask"] = (torch.arange(T) < lengths).long()
-    batch["advantages"] = torch.linspace(-1, 2, 8)
-    with torch.no_grad():
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1), T)
-    batch["old_per_token_logps"] = logps + 0.2 * torch.randn_like(logps)
-    batch["num_items_in_batch"] = batch["completion_mask"].sum()
-    return batch
+    mask = (torch.arange(batch["completion_ids"].shape[1]) < lengths).long()
+    batch |= {"completion_mask": mask, "num_items_in_batch": mask.sum(),
+              "advantages": torch.linspace(-1, 2, 8)}
+    gradient(trainer, batch, parts=1)
+    logps = trainer.logps.detach()
+    return batch | {"old_per_token_logps": logps + 0.2 * torch.randn_like(logps)}
 
 
 def gradient(trainer, batch, parts, processes=1):
@@ -190,48 +186,56 @@ def test_the_weights_for_vllm_multiply_the_loss(small_llama):
 
 # ---- the command -----------------------------------------------------------------------------
 
+MINE = """
+from json import dumps
+
+def my_loss(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).exp() * advantages
+
+def _helper():
+    pass
+
+""" + inspect.getsource(digits)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of the test, with problems, and a file that has a loss and a reward."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
 @pytest.mark.parametrize("words, message", [
-    (["grpo", "--epsilon", "0.2"], "--epsilon: belongs to TRL's own loss"),
-    (["grpo", "--loss-type=grpo"], "--loss_type: belongs to TRL's own loss"),
-    (["grpo", "eps=3"], "grpo: TypeError: "),
-    (["grpo", "--dataset_name", "none.jsonl"], "--dataset_name none.jsonl: "),
-    (["grpo", "--dataset_name", "few.jsonl", "--eval_strategy", "steps"],
-     "--dataset_name few.jsonl: KeyError: 'test'"),
-    (["grpo", "--reward_funcs", "none.py"], "none.py: there is no such file"),
-    (["grpo", "--reward_funcs", "rewards.py:none"], "--reward_funcs rewards.py:none: has no")])
-def test_a_mistake_in_the_arguments_is_one_line(words, message, tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.jsonl").write_text(json.dumps(ROWS[0]))
-    (tmp_path / "rewards.py").write_text("from json import dumps\n\ndef right(**_):\n    pass\n")
-    refused(message, ours.main, [*words, "--output_dir", "out", "--use_cpu", "--bf16", "False"])
+    ("grpo --epsilon 0.2", "--epsilon: belongs to TRL's own loss"),
+    ("grpo --loss-type=grpo", "--loss_type: belongs to TRL's own loss"),
+    ("grpo eps=3", "grpo: TypeError: "),
+    ("grpo --dataset_name none.jsonl", "--dataset_name none.jsonl: "),
+    ("grpo --dataset_name data.jsonl --eval_strategy steps", "data.jsonl: KeyError: 'test'"),
+    ("grpo --reward_funcs none.py", "none.py: there is no such file"),
+    ("grpo --reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no function none")])
+def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused):
+    refused(message, ours.main, f"{words} --output_dir out --use_cpu --bf16 False".split())
 
 
-def test_rewards_are_the_functions_of_files_or_the_last_number(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rewards.py").write_text(
-        "from json import dumps\n\ndef a(**_):\n    pass\n\ndef b(**_):\n    pass\n\n"
-        "def _helper():\n    pass\n\nclass Other:\n    pass\n")
-    names = [one.__name__ for one in ours.read_rewards(["rewards.py", "rewards.py:b"])]
-    assert names == ["a", "b", "b"]
+def test_rewards_are_the_functions_of_files_or_the_last_number(folder):
+    names = [one.__name__ for one in ours.read_rewards(["mine.py", "mine.py:digits"])]
+    assert names == ["my_loss", "digits", "digits"]
     [default] = ours.read_rewards(None)
     completions = [[{"role": "assistant", "content": "3 + 4 = 7"}], "so 8", "no number"]
     assert default(completions=completions, answer=["7", "7", 7], prompts=[]) == [1.0, 0.0, 0.0]
 
 
-def test_an_adapter_of_trl_learns_from_our_loss(small_llama, tmp_path, monkeypatch):
+def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):
     pytest.importorskip("peft", reason=NEEDS)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    (tmp_path / "mine.py").write_text(
-        "def my_loss(logps, old_logps, advantages, mask):\n"
-        "    return -(logps - old_logps).exp() * advantages\n\n" + inspect.getsource(digits))
-    flags = FLAGS | {"max_steps": 2, "output_dir": "out", "dataset_name": "data.jsonl"}
+    flags = FLAGS | {"max_steps": 2, "output_dir": "out", "dataset_name": "data.jsonl",
+                     "reward_funcs": "mine.py:digits", "model_name_or_path": small_llama,
+                     "use_peft": True, "lora_r": 4}
     words = [word for name, x in flags.items() for word in (f"--{name}", str(x))]
-    trainer = ours.main([
-        "mine.py:my_loss", "how=token_mean", "--model_name_or_path", str(small_llama), "--use_peft",
-        "--lora_r", "4", "--reward_funcs", "mine.py:digits", *words])
+    trainer = ours.main(["mine.py:my_loss", "how=token_mean", *words])
     assert trainer.how == "token_mean" and trainer.state.global_step == 2
-    assert (tmp_path / "out/adapter_model.safetensors").exists()
+    assert (folder / "out/adapter_model.safetensors").exists()
     learned = {name: x for name, x in trainer.model.named_parameters() if x.requires_grad}
     assert learned and all("lora" in name for name in learned)
     assert any(x.abs().sum() > 0 for name, x in learned.items() if "lora_B" in name)

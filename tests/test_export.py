@@ -24,17 +24,12 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     cfg = grpo.Config(device="cpu", hidden_size=64, intermediate_size=16, task="arithmetic:2-4",
                       temperature=0.7)
+    torch.manual_seed(1)
     policy = grpo.GPT(cfg)
-    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in policy.parameters():
-            if weight.dim() == 1:
-                weight += 0.5 * torch.rand(len(weight), generator=generator)
-        policy.embed.weight *= 20
-        policy.embed.weight[grpo.EOS] *= 2.5
-        for block in policy.blocks:
-            block.out.weight *= 4
-            block.down.weight *= 4
+            weight *= 6 * torch.rand_like(weight)
+        policy.embed.weight[grpo.EOS] *= 2
     (folder / "run").mkdir()
     record = {"script": "grpo.py", "config": vars(cfg)}
     plumbing.write(folder / "run/config.json", json.dumps(record))
