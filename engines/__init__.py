@@ -33,12 +33,11 @@ def load(text=None):
     if not words:
         raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
     settings = dict(map(read_setting, words[1:]))
-    how = settings.pop("how", None)
     name, _, function_name = words[0].partition(":")
     module = find(name)
     if name == "zoo":
         settings.setdefault("loss_type", module.Config.loss_type)
-    how = how or average_of(name, module, settings)
+    how = settings.pop("how", None) or average_of(name, module, settings)
     refuse_unknown("how", how, AVERAGES)
     try:
         if name == "zoo":

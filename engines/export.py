@@ -19,7 +19,6 @@ import grpo
 import plumbing
 from report import ask, parser, start
 
-TEMPLATE = Path(__file__).with_suffix(".md")
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -28,6 +27,9 @@ LAYER_NAMES = {
     "down": "mlp.down_proj"}
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
+# The policy has learned to read prompts of one width, with PAD on their left.
+CHAT_TEMPLATE = (
+    "{{ '<|pad|>' * (WIDTH - messages[-1]['content']|length) + messages[-1]['content'] }}")
 
 
 def llama_name(name):
@@ -77,13 +79,12 @@ def export(run, folder, name="checkpoint.pt"):
     policy = ask.load_policy(run, script, cfg, name)
     make_llama(policy, cfg).save_pretrained(folder)
     width = common.load_task(cfg, grpo.verify).prompt_width
-    content = "messages[-1]['content']"
-    PreTrainedTokenizerFast(            # the policy has learned to read PAD before a prompt
+    PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>",
         padding_side="left", clean_up_tokenization_spaces=False,
-        chat_template=f"{{{{ '<|pad|>' * ({width} - {content}|length) + {content} }}}}",
-    ).save_pretrained(folder)
-    plumbing.write(folder / "README.md", string.Template(TEMPLATE.read_text("utf-8")).substitute(
+        chat_template=CHAT_TEMPLATE.replace("WIDTH", str(width))).save_pretrained(folder)
+    template = string.Template(Path(__file__).with_suffix(".md").read_text("utf-8"))
+    plumbing.write(folder / "README.md", template.substitute(
         task=cfg.task, name=Path(run).name, width=width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
 

@@ -110,7 +110,7 @@ def of_dpo(c):
 def differences(script, c, translated, missing):
     """List the flags that are not translated, and are not their defaults, and those whose values
     are missing there. -> list of str"""
-    known = {*OF_THE_RUN, *OF_STEPS, *SAME, *translated}
+    known = {*OF_THE_RUN, *OF_STEPS, *SAME, *translated, *missing}
     names = [name for name, field in script.Config.__dataclass_fields__.items()
              if name not in known and c[name] != field.default]
     names += [name for name, values in missing.items() if c[name] in values]
@@ -140,8 +140,7 @@ def report(name, script, c, folder):
     if c["num_prompts"] % parts > 0:
         batch = [f"{parts * rows // c['num_generations']} prompts in a batch, so that its "
                  f"{parts} optimizer steps are equal"]
-    translated = [*names, "kl_estimator"]
-    lost = differences(script, c, translated, NOT_IN_TRL) + batch
+    lost = differences(script, c, names, NOT_IN_TRL) + batch
     yield f"# the loss of this run, in TRL; differences: {', '.join(lost) or 'none'}"
     yield f"python -m engines.task {shlex.quote(c['task'])} 2000 > train.jsonl"
     yield (f"python -m engines.trl {text} {as_flags(of_trl(c))} --model_name_or_path MODEL "
@@ -149,7 +148,7 @@ def report(name, script, c, folder):
            "--reward_funcs engines/task.py:right")
     if own := own_loss_of_trl(name, c, names):
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
-    lost = differences(script, c, translated, NOT_IN_VERL) + batch
+    lost = differences(script, c, names, NOT_IN_VERL) + batch
     yield f"\n# in verl; differences: {', '.join(lost) or 'none'}"
     keys = shlex.join(f"{key}={value}" for key, value in of_verl(c, how).items())
     yield (f"VERL_USE_EXTERNAL_MODULES=engines.verl LOSS={shlex.quote(text)} "
