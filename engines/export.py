@@ -27,9 +27,8 @@ LAYER_NAMES = {
     "down": "mlp.down_proj"}
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
-# The policy has learned to read prompts of one width, with PAD on their left.
-CHAT_TEMPLATE = (
-    "{{ '<|pad|>' * (WIDTH - messages[-1]['content']|length) + messages[-1]['content'] }}")
+# The chat template pads prompts with PAD on the left, as the policy has learned to read them.
+TEMPLATE = "{{ '<|pad|>' * (WIDTH - messages[-1]['content']|length) + messages[-1]['content'] }}"
 
 
 def llama_name(name):
@@ -82,9 +81,9 @@ def export(run, folder, name="checkpoint.pt"):
     PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>",
         padding_side="left", clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE.replace("WIDTH", str(width))).save_pretrained(folder)
-    template = string.Template(Path(__file__).with_suffix(".md").read_text("utf-8"))
-    plumbing.write(folder / "README.md", template.substitute(
+        chat_template=TEMPLATE.replace("WIDTH", str(width))).save_pretrained(folder)
+    readme = string.Template(Path(__file__).with_suffix(".md").read_text("utf-8"))
+    plumbing.write(folder / "README.md", readme.substitute(
         task=cfg.task, name=Path(run).name, width=width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
 

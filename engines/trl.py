@@ -139,6 +139,7 @@ def read_rewards(names):
 def read_data(flags, has_eval):
     """Load a file of lines, a folder of files, or a data set of the Hub. -> list: the data to train
     on and, with has_eval, the data to evaluate on"""
+    datasets.disable_progress_bars()
     name = flags.dataset_name or ""
     splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
     try:
