@@ -14,6 +14,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -22,7 +23,10 @@ HERE = Path(__file__).resolve().parent.parent
 AVERAGES = {                            # names of the averages here and in verl
     "sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
     "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
-SCRIPTS = ("grpo", "gspo", "ppo")       # reinforce has no pi_old, and dpo compares pairs of outputs
+SCRIPTS = ("grpo", "gspo", "ppo")
+REASONS = {"reinforce": "its loss has no old log-probabilities",
+           "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
+INPUTS = ("logps", "old_logps", "advantages", "mask")
 
 
 def load(text=None):
@@ -33,21 +37,14 @@ def load(text=None):
     if not words:
         raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
     settings = dict(map(read_setting, words[1:]))
+    how = settings.pop("how", None)
     name, _, function_name = words[0].partition(":")
-    module = find(name)
-    if name == "zoo":
-        settings.setdefault("loss_type", module.Config.loss_type)
-    how = settings.pop("how", None) or average_of(name, module, settings)
-    refuse_unknown("how", how, AVERAGES)
-    try:
-        if name == "zoo":
-            loss = of_zoo(module, function_name, settings)
-        else:
-            loss = functools.partial(
-                getattr(module, function_name or "policy_loss"), **settings)
-        return tried(loss), how
-    except Exception as error:              # the function may be anybody's
-        raise ValueError(f"{words[0]}: {one_line(error)}") from error
+    find = of_zoo if name == "zoo" else of_module
+    loss, table = find(name, function_name or "policy_loss", settings)
+    row = table.get(settings.get("loss_type", "grpo"), ("", "sequence_mean"))
+    how = how or ("token_mean" if name == "ppo" else row[1])
+    refuse_other("how", how, AVERAGES)
+    return tried(loss, words[0]), how
 
 
 def required(*averages):
@@ -66,71 +63,94 @@ def required(*averages):
 
 def read_setting(word):
     """Read NAME=VALUE, whose value is a number, True or False, or else a text. -> name, value"""
-    name, equals, value = word.partition("=")
+    name, equals, text = word.partition("=")
     if not equals:
         raise ValueError(f"{word}: must be a setting, such as epsilon_high=0.28")
     try:
-        return name, ast.literal_eval(value)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return name, value
+        return name, text
+    return name, value if isinstance(value, (int, float)) else text
 
 
-def find(name):
-    """Import a script, the zoo, or a Python file. -> module"""
-    if name == "zoo":
-        return read_file(HERE / "examples/zoo.py")
+def import_module(name):
+    """Import a script or a Python file. -> module"""
     if name.endswith(".py"):
         return read_file(name)
+    if name in REASONS:
+        raise ValueError(f"{name}: {REASONS[name]}; write one of {', '.join(SCRIPTS)}, or a file")
     if name not in SCRIPTS:
         raise ValueError(f"{name}: must be {', '.join(SCRIPTS)}, zoo, or a file such as mine.py")
     return importlib.import_module(name)
 
 
-def average_of(name, module, settings):
-    """Find the average of a loss: that of its row in LOSS_TYPES, if it has one. -> str"""
-    table = getattr(module, "LOSS_TYPES", {})
-    if "loss_type" in settings and table:
-        refuse_unknown("loss_type", settings["loss_type"], table)
-        return table[settings["loss_type"]][1]
-    return "token_mean" if name == "ppo" else "sequence_mean"
+def of_module(name, function_name, settings):
+    """Find a loss of a script, or of a Python file. -> function, LOSS_TYPES of its module"""
+    module = import_module(name)
+    loss = getattr(module, function_name, None)
+    if not callable(loss):
+        raise ValueError(f"{name}: has no function {function_name}")
+    parameters = inspect.signature(loss).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    refuse_unknown(settings, settings if takes_any else [*parameters][len(INPUTS):], name)
+    table = getattr(module, "LOSS_TYPES", {}) if "loss_type" in parameters else {}
+    if table and "loss_type" in settings:
+        refuse_other("loss_type", settings["loss_type"], table)
+    return functools.partial(loss, **settings), table
 
 
-def refuse_unknown(name, value, choices):
+def of_zoo(name, function_name, settings):
+    """Find a loss of examples/zoo.py, whose settings are its flags. -> function, LOSS_TYPES"""
+    zoo = read_file(HERE / "examples/zoo.py")
+    if function_name != "policy_loss":
+        raise ValueError(f"zoo: has no function {function_name}; write zoo:policy_loss "
+                         f"loss_type={min(zoo.NEW)}")
+    loss_type = settings.setdefault("loss_type", zoo.Config.loss_type)
+    refuse_other("loss_type", loss_type, zoo.LOSS_TYPES)
+    own = ("loss_type", loss_type, "epsilon", "delta")
+    known = [flag for flag in zoo.Config.__dataclass_fields__ if flag.startswith(own)]
+    refuse_unknown(settings, known, f"{name}:{loss_type}")
+    cfg = zoo.Config(**settings)
+    for is_kept, rule in cfg.rules():
+        if not is_kept:
+            raise ValueError(rule)
+    clip = cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta
+    return lambda *inputs: zoo.policy_loss(cfg, *inputs, *clip), zoo.LOSS_TYPES
+
+
+def refuse_unknown(settings, known, name):
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{key}: is not a setting of {name}; it has "
+                             f"{', '.join(known) or 'none'}, and how")
+
+
+def refuse_other(name, value, choices):
     if value not in choices:
         raise ValueError(f"{name}={value}: must be one of {', '.join(choices)}")
 
 
-def of_zoo(zoo, function_name, flags):
-    """Find a loss of examples/zoo.py, which takes flags instead of parameters. -> function"""
-    if function_name not in ("", "policy_loss"):
-        raise ValueError(f"write zoo:policy_loss loss_type={function_name}")
-    cfg = zoo.Config(**flags)
-    for is_kept, rule in cfg.rules():
-        if not is_kept:
-            raise ValueError(rule)
-    return lambda *inputs: zoo.policy_loss(
-        cfg, *inputs, cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
-
-
-def tried(loss):
+def tried(loss, name):
     """Try a loss on two outputs of three tokens. ValueError if it does not return L_t. -> function
     with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
 
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
-        losses = loss(logps, old_logps, A.expand_as(mask), mask)
-        if losses.shape != mask.shape:
-            raise ValueError(f"returned the shape {tuple(losses.shape)} for inputs of shape "
-                             f"{tuple(mask.shape)}; it must return the loss of each token, which "
-                             "the trainer averages")
-        return torch.where(mask > 0, losses, 0.0)
+        return torch.where(mask > 0, loss(logps, old_logps, A.expand_as(mask), mask), 0.0)
 
-    old_logps = torch.full((2, 3), -1.1)
     logps = torch.full((2, 3), -1.0, requires_grad=True)
-    losses = token_loss(logps, old_logps, torch.tensor([1.0, -1.0]), torch.ones(2, 3))
-    if not losses.requires_grad:
-        raise ValueError("the loss does not depend on log pi, so nothing can be learned")
+    A = torch.tensor([1.0, -1.0])[:, None].expand(2, 3)
+    try:
+        found = loss(logps, torch.full((2, 3), -1.1), A, torch.ones(2, 3))
+    except Exception as error:              # the function may be anybody's
+        raise ValueError(f"{name}: {one_line(error)}") from error
+    shape = tuple(getattr(found, "shape", ()))
+    if shape != (2, 3):
+        raise ValueError(f"{name}: returned the shape {shape} for inputs of shape (2, 3); it must "
+                         "return the loss of each token, which the trainer averages")
+    if not found.requires_grad:
+        raise ValueError(f"{name}: the loss does not depend on log pi, so nothing can be learned")
     return token_loss
 
 

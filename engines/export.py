@@ -9,6 +9,7 @@ ordinary added tokens, so trainers keep them when they decode with skip_special_
 and <|pad|> are special tokens. Needs engines/requirements.txt.
 """
 import engines.behind  # noqa: F401, I001  (before all others)
+import importlib.util
 import string
 from pathlib import Path
 
@@ -72,11 +73,11 @@ def make_tokenizer():
 
 
 def export(run, folder, name="checkpoint.pt"):
-    """Write the policy in a file of a run to a new folder, as a model of transformers."""
+    """Write the policy in a file of a run to a new folder, as a model of transformers. The weights
+    come last, so that after a kill nothing loads a folder that lacks a file."""
     from transformers import PreTrainedTokenizerFast
     script, cfg = ask.read_run(run)
     policy = ask.load_policy(run, script, cfg, name)
-    make_llama(policy, cfg).save_pretrained(folder)
     width = common.load_task(cfg, grpo.verify).prompt_width
     PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>",
@@ -86,6 +87,9 @@ def export(run, folder, name="checkpoint.pt"):
     plumbing.write(folder / "README.md", readme.substitute(
         task=cfg.task, name=Path(run).name, width=width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
+    make_llama(policy, cfg).save_pretrained(folder)
+    mode = (folder / "README.md").stat().st_mode
+    (folder / "model.safetensors").chmod(mode)      # transformers lets only its owner read it
 
 
 def main(argv=None):
@@ -96,6 +100,8 @@ def main(argv=None):
     args = arguments.parse_args(argv)
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
+    if importlib.util.find_spec("transformers") is None:        # it brings the other packages
+        common.fail("transformers is missing: pip install -r engines/requirements.txt")
     export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
     print(f"{args.target}: its README.md shows how to use it")
 

@@ -13,6 +13,8 @@ of a completion with the column `answer`.
 TRL computes everything but the policy's loss: samples, rewards, advantages, the KL, the entropy
 bonus, the weights for vLLM. Flags that choose or change TRL's own loss are refused.
 """
+if __package__ != "engines":
+    raise SystemExit("error: start it in the checkout as a module: python -m engines.trl")
 import engines.behind  # isort: split
 
 import copy
@@ -36,6 +38,7 @@ REPLACED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_samplin
             "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg",
             "vespo_lambda_pos", "vespo_lambda_neg", "off_policy_mask_threshold",
             "top_entropy_quantile", "use_liger_kernel")
+ROUNDING = 0.1          # nats per token; a sampler in bfloat16 differs from the trainer by less
 
 
 # ---- 1. the trainer --------------------------------------------------------------------------
@@ -49,33 +52,44 @@ class Trainer(trl.GRPOTrainer):
         self.token_loss, self.how = engines.load(loss)
         args = copy.copy(args)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
+        self.is_checked = False
+        self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
-        """Keep the log-probabilities that TRL's loss is computed from."""
-        self.logps, *rest = super()._get_per_token_logps_and_entropies(*args, **named)
-        return self.logps, *rest
+        """Keep the log-probabilities that TRL's loss is computed from. It gets no infinities of
+        masked slots. TRL averages its entropy bonus over a part of the batch; with the gradient of
+        the entropies times `share`, the sum of all parts is the average over the optimizer step."""
+        logps, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **named)
+        if self.mask is None:
+            return logps, entropies, *rest
+        self.logps = logps
+        entropies = entropies.detach() + self.share * (entropies - entropies.detach())
+        return torch.where(self.mask > 0, logps, 0.0), entropies, *rest
 
     def _compute_loss(self, model, inputs):
         """Compute the part of a micro-batch in the loss of an optimizer step. -> scalar"""
         A = inputs["advantages"]
-        # TRL's policy loss is 0 if A is 0, so TRL computes all the rest. Only the KL needs pi_old.
-        given = inputs | {"advantages": torch.zeros_like(A)}
-        if self.beta == 0:
-            given["old_per_token_logps"] = None
-        loss = super()._compute_loss(model, given)
-        logps = self.logps                                                      # (b, T)
-        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).to(logps)
-        old_logps = inputs.get("old_per_token_logps")
-        if old_logps is None:               # then there is one update, and pi_old is pi
-            old_logps = logps.detach()
-
+        self.mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)      # (b, T)
         # These counts are of all micro-batches of an optimizer step. Processes average gradients.
         parts = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         if self.model.training:             # TRL counts the tokens of all steps on these samples
             num_tokens = num_tokens * parts / self.args.steps_per_generation
+        self.share = self.mask.sum() * parts / num_tokens   # 1 if all parts have as many tokens
 
+        # TRL's policy loss is 0 if A is 0, so TRL computes all the rest. Only the KL needs pi_old.
+        given = {name: torch.where(self.mask > 0, inputs[name], 0.0) for name in (
+            "old_per_token_logps", "ref_per_token_logps") if inputs.get(name) is not None}
+        if self.beta == 0:
+            given["old_per_token_logps"] = None
+        loss = super()._compute_loss(model, inputs | given | {"advantages": torch.zeros_like(A)})
+        logps = self.logps                                                      # (b, T)
+        mask, self.mask = self.mask.to(logps), None
+        old_logps = inputs.get("old_per_token_logps")
+        if old_logps is None:               # then there is one update, and pi_old is pi
+            old_logps = logps.detach()
+        self.check_sampler(inputs, old_logps, mask)
         token_loss = self.token_loss(logps, old_logps, A, mask)                 # (b, T)
         self.log_tokens(token_loss, logps, old_logps, A, mask)
         if "importance_sampling_ratio" in inputs and self.vllm_importance_sampling_correction:
@@ -99,10 +113,26 @@ class Trainer(trl.GRPOTrainer):
             without, total = self.accelerator.reduce(sums, reduction="sum")
             metrics["no_gradient"].append((without / total.clamp(min=1)).item())
 
+    def check_sampler(self, inputs, old_logps, mask):
+        """After the first samples, compare vLLM's log-probabilities with the trainer's. Exits with
+        one line if vLLM samples from other weights."""
+        if self.is_checked or "sampling_per_token_logps" not in inputs:
+            return
+        self.is_checked = True
+        difference = grpo.log_ratio(
+            old_logps, inputs["sampling_per_token_logps"], mask).abs().sum()
+        sums = self.accelerator.reduce(torch.stack([difference, mask.sum()]), reduction="sum")
+        mean = (sums[0] / sums[1].clamp(min=1)).item()
+        if not mean <= ROUNDING:                                                # True for nan
+            common.fail("vLLM does not sample from the trainer's weights: log-probabilities "
+                        f"differ by {mean:.2g} nats per token, rounding by less than {ROUNDING}; "
+                        "try --use_vllm False", code=1)
+
 
 def refuse_replaced(args, words=()):
     """Raise a ValueError if a flag that our loss replaces is in `words`, or is not its default."""
-    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
+    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words
+             if word.startswith("--")}
     defaults = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
     for name in REPLACED:
         if name in given or getattr(args, name) != defaults[name]:
@@ -126,6 +156,8 @@ def read_rewards(names):
     functions = []
     for name in names or []:
         file, _, wanted = name.partition(":")
+        if not file.endswith(".py"):
+            raise ValueError(f"--reward_funcs {name}: must be a Python file, such as rewards.py")
         module = engines.read_file(file)
         found = [value for key, value in vars(module).items() if inspect.isfunction(value)
                  and value.__module__ == module.__name__ and not key.startswith("_")
@@ -141,17 +173,22 @@ def read_data(flags, has_eval):
     on and, with has_eval, the data to evaluate on"""
     datasets.disable_progress_bars()
     name = flags.dataset_name or ""
-    splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
+    kind = Path(name).suffix[1:].replace("jsonl", "json")
     try:
-        if Path(name).is_file():
-            kind = Path(name).suffix[1:].replace("jsonl", "json")
+        if kind in ("json", "csv", "parquet"):
             data = datasets.load_dataset(kind, data_files={flags.dataset_train_split: name})
         else:
             data = datasets.load_dataset(
                 name, name=flags.dataset_config, streaming=flags.dataset_streaming)
-        return [data[split] for split in splits]
     except Exception as error:              # the package raises nearly anything
-        raise ValueError(f"--dataset_name {name}: {engines.one_line(error)}") from error
+        cause = engines.one_line(error.__cause__ or error)
+        raise ValueError(f"--dataset_name {name}: cannot be read: {cause}") from None
+    splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
+    for split in splits:
+        if split not in data:
+            raise ValueError(f"--dataset_name {name}: has no split {split}; to evaluate on files, "
+                             "name a folder with train.jsonl and test.jsonl")
+    return [data[split] for split in splits]
 
 
 # ---- 3. the command --------------------------------------------------------------------------

@@ -10,7 +10,10 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import NEEDS
+from small_vectors import losses_of
 from torch.testing import assert_close as same
+
+import vectors
 
 trl = pytest.importorskip("trl", reason=NEEDS)
 datasets = pytest.importorskip("datasets", reason=NEEDS)
@@ -58,8 +61,7 @@ SAME = [                            # our loss, TRL's flags, flags of both
     ("grpo how=sequence_sum", {"loss_type": "luspo"}, {}),
     ("grpo", {"loss_type": "grpo"}, {"beta": 0.1}),
     ("grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1, "use_bias_correction_kl": False}),
-    ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True}),
-    ("grpo", {"loss_type": "grpo"}, {"entropy_coef": 0.3})]
+    ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True})]
 
 
 def compare(folder, loss, flags, both):
@@ -135,8 +137,8 @@ def gradient(trainer, batch, parts, processes=1):
 
 @pytest.mark.parametrize("how", ours.engines.AVERAGES)
 def test_parts_and_processes_never_change_the_gradient(how, small_llama):
-    """With the KL, which TRL averages in the same way."""
-    trainer = made(small_llama, f"grpo how={how}", beta=0.1)
+    """With the KL and the entropy bonus, whose averages TRL takes over each part alone."""
+    trainer = made(small_llama, f"grpo how={how}", beta=0.1, entropy_coef=0.3)
     batch = inputs_of(trainer)
     batch["ref_per_token_logps"] = batch["old_per_token_logps"] - 0.1
     whole = gradient(trainer, batch, parts=1)
@@ -144,6 +146,23 @@ def test_parts_and_processes_never_change_the_gradient(how, small_llama):
     assert scale > 1e-3
     for parts, processes in ((2, 1), (8, 1), (2, 2), (1, 4)):
         same(gradient(trainer, batch, parts, processes), whole, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_the_entropy_bonus_is_the_coefficient_times_the_mean_entropy(small_llama):
+    found = []
+    for coef in (0.0, 0.3):
+        trainer = made(small_llama, "grpo", entropy_coef=coef)
+        found.append(gradient(trainer, inputs_of(trainer), parts=2))
+    batch = inputs_of(trainer)
+    logps, entropy, _ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
+        trainer, trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
+        torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
+        batch["completion_ids"].shape[1], compute_entropy=True)
+    mask = batch["completion_mask"]
+    trainer.model.zero_grad()
+    (-0.3 * (entropy * mask).sum() / mask.sum()).backward()
+    for name, weight in trainer.model.named_parameters():
+        same(found[1][name] - found[0][name], weight.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_tokens_without_a_gradient_are_counted(small_llama):
@@ -184,6 +203,51 @@ def test_the_weights_for_vllm_multiply_the_loss(small_llama):
     same(half, {name: one / 2 for name, one in once.items()})
 
 
+def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refused):
+    trainer = made(small_llama, "grpo")
+    batch = inputs_of(trainer)
+    old_logps, mask = batch["old_per_token_logps"], batch["completion_mask"]
+    trainer.check_sampler({"sampling_per_token_logps": old_logps + 0.05}, old_logps, mask)
+    trainer.is_checked = False
+    refused("vLLM does not sample from the trainer's weights: log-probabilities differ by 0.5",
+            trainer.check_sampler, {"sampling_per_token_logps": old_logps + 0.5}, old_logps, mask,
+            code=1)
+    trainer.check_sampler({"sampling_per_token_logps": old_logps + 9}, old_logps, mask)     # once
+
+
+# ---- the vectors ------------------------------------------------------------------------------
+
+CONTENT = vectors.read("policy_loss")
+
+
+@pytest.fixture(scope="module")
+def one_trainer(small_llama):
+    return made(small_llama, "grpo")
+
+
+@pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
+def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
+    """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
+    def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
+        monkeypatch.setattr(
+            trl.GRPOTrainer, "_get_per_token_logps_and_entropies",
+            lambda *_, **__: (logps, torch.zeros_like(logps), None))
+        one_trainer.how, one_trainer.loss_type = how, ours.LOSS_TYPES[how]
+        one_trainer.max_completion_length = max_length
+        one_trainer.current_gradient_accumulation_steps = one_trainer.args.steps_per_generation = 1
+        ones = torch.ones_like(mask)
+        zeros = torch.zeros_like(mask).long()
+        return one_trainer._compute_loss(one_trainer.model.train(), {
+            "prompt_ids": zeros[:, :1], "prompt_mask": ones[:, :1], "completion_ids": zeros,
+            "completion_mask": ones, "tool_mask": mask, "advantages": advantages,
+            "old_per_token_logps": old_logps.detach(), "num_items_in_batch": mask.sum()})
+
+    for loss in losses_of(case):
+        one_trainer.token_loss = loss
+        outcome = vectors.check_case(inside, CONTENT, case, fixed=case["parameters"])
+        assert not outcome.skipped and not outcome.errors, outcome.errors
+
+
 # ---- the command -----------------------------------------------------------------------------
 
 MINE = """
@@ -210,9 +274,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words, message", [
     ("grpo --epsilon 0.2", "--epsilon: belongs to TRL's own loss"),
     ("grpo --loss-type=grpo", "--loss_type: belongs to TRL's own loss"),
-    ("grpo eps=3", "grpo: TypeError: "),
-    ("grpo --dataset_name none.jsonl", "--dataset_name none.jsonl: "),
-    ("grpo --dataset_name data.jsonl --eval_strategy steps", "data.jsonl: KeyError: 'test'"),
+    ("grpo --use_liger_kernel", "--use_liger_kernel: belongs to TRL's own loss"),
+    ("grpo eps=3", "eps: is not a setting of grpo"),
+    ("grpo --run_name delta", "--dataset_name : cannot be read"),
+    ("grpo --dataset_name none.jsonl", "--dataset_name none.jsonl: cannot be read"),
+    ("grpo --dataset_name data.jsonl --eval_strategy steps",
+     "--dataset_name data.jsonl: has no split test; to evaluate on files, name a folder"),
+    ("grpo --reward_funcs none", "--reward_funcs none: must be a Python file"),
     ("grpo --reward_funcs none.py", "none.py: there is no such file"),
     ("grpo --reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no function none")])
 def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused):

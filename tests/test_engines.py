@@ -34,6 +34,9 @@ def averaged(logps, old_logps, advantages, mask):
 def constant(logps, old_logps, advantages, mask):
     return torch.zeros_like(logps)
 
+def strict(logps, old_logps, advantages, mask, *, bound):
+    return -logps * advantages
+
 def free(logps, old_logps, advantages, mask, **settings):
     return -logps * advantages * settings["scale"]
 """
@@ -90,18 +93,26 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
 
 @pytest.mark.parametrize("text, words", [
     ("", "LOSS: is empty"),
-    ("reinforce:policy_loss", "reinforce: must be grpo, gspo, ppo, zoo, or a file"),
-    ("grpo:loss", "grpo:loss: AttributeError: module 'grpo' has no attribute 'loss'"),
+    ("grop", "grop: must be grpo, gspo, ppo, zoo, or a file"),
+    ("reinforce:policy_loss", "reinforce: its loss has no old log-probabilities"),
+    ("dpo:dpo_loss", "dpo: its loss compares pairs"),
+    ("grpo:loss", "grpo: has no function loss"),
     ("grpo epsilon", "epsilon: must be a setting"),
-    ("grpo eps=0.1", "grpo: TypeError: policy_loss() got an unexpected keyword argument 'eps'"),
+    ("grpo eps=0.1", "eps: is not a setting of grpo; it has loss_type, epsilon, epsilon_high"),
     ("grpo loss_type=grop", "loss_type=grop: must be one of grpo, dr_grpo, dapo"),
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
-    ("zoo:gmpo", "zoo:gmpo: ValueError: write zoo:policy_loss loss_type=gmpo"),
-    ("zoo loss_type=gmpo dro_beta=2", "zoo: ValueError: --dro_beta: only works with"),
+    ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
+    ("zoo:gmpo", "zoo: has no function gmpo"),
+    ("zoo loss_type=gmpo dro_beta=1", "dro_beta: is not a setting of zoo:gmpo; it has loss_type"),
+    ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
+    ("zoo loss_type=x", "loss_type=x: must be one of"),
     ("none.py:my_loss", "none.py: there is no such file"),
+    ("mine.py:your_loss", "mine.py: has no function your_loss"),
+    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, and how"),
     ("mine.py:my_loss bound=high", "mine.py:my_loss: TypeError: "),
-    ("mine.py:averaged", "mine.py:averaged: ValueError: returned the shape () for inputs of shape"),
-    ("mine.py:constant", "mine.py:constant: ValueError: the loss does not depend on log pi")])
+    ("mine.py:strict", "mine.py:strict: TypeError: "),
+    ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
+    ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
     with pytest.raises(ValueError) as error:
         engines.load(text)
@@ -113,9 +124,13 @@ def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, min
 @pytest.fixture
 def site(tmp_path):
     """The site-packages of an environment that has a package `kernels`."""
-    (tmp_path / "site/kernels").mkdir(parents=True)
-    (tmp_path / "site/kernels/__init__.py").touch()
+    plant(tmp_path / "site/kernels")
     return tmp_path / "site"
+
+
+def plant(package):
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
 
 
 def printed_by(*words, **variables):
@@ -146,6 +161,18 @@ def test_no_import_of_ours_hides_a_package_of_the_environment(site):
     assert f"{ROOT}/kernels" in printed_by("-c", without)
 
 
+def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(site):
+    plant(site / "tasks")
+    assert printed_by("-c", PATH.format(site=site)) == (
+        f"error: {site}/tasks: has our module's name, tasks; uninstall the package that it belongs "
+        "to, or use an environment without it\n")
+
+
+def test_an_engine_started_by_its_path_names_the_command(tmp_path):
+    assert printed_by("engines/trl.py") == (
+        "error: start it in the checkout as a module: python -m engines.trl\n")
+
+
 def test_real_py_hides_no_package_either(site):
     (site / "transformers.py").write_text("import kernels\nexit(kernels.__file__)\n")
     printed = printed_by("real.py", "none", PYTHONPATH=str(site))
@@ -166,3 +193,10 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
     assert sums[0]["grad_norm"] > 2 * own[0]["grad_norm"]       # the mean has 1/|o|
     assert "report.ask" in capsys.readouterr().out
     ask.main(["here", "(3+4)="])
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--loss", "grop"], "--loss grop: must be grpo, gspo, ppo, zoo"),
+    (["--epsilon", "0.1"], "--epsilon: belongs to grpo.py's own loss; write it into --loss")])
+def test_a_run_here_needs_a_loss_and_no_flag_of_another(flags, message, mine, refused):
+    refused(message, here.main, flags)

@@ -72,6 +72,16 @@ def test_base_exports_the_policy_before_the_run(made, tmp_path):
     assert not any(weight.any() for weight in llama.parameters())
 
 
+def test_whoever_can_read_a_file_can_read_the_model(made):
+    assert len({file.stat().st_mode for file in made[2].iterdir()}) == 1
+
+
+def test_without_transformers_one_line_names_the_command(made, tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    refused("transformers is missing: pip install -r engines/requirements.txt", export.main,
+            [str(made[1]), str(tmp_path / "new")])
+
+
 # ---- the tokenizer ---------------------------------------------------------------------------
 
 def random_text(rng):
