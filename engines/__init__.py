@@ -68,7 +68,7 @@ def read_setting(word):
         raise ValueError(f"{word}: must be a setting, such as epsilon_high=0.28")
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return name, text
     return name, value if isinstance(value, (int, float)) else text
 
@@ -163,7 +163,10 @@ def read_file(path):
         sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(f"engines.file.{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path}: cannot be imported: {one_line(error)}") from error
     return module
 
 

@@ -24,7 +24,7 @@ SAME = ("learning_rate", "seed", "beta", "num_iterations", "num_generations", "t
 OF_STEPS = ("max_steps", "save_steps", "num_prompts", "num_mini_batches", "max_grad_norm")
 SAME_IN_DPO = ("learning_rate", "seed", "beta", "loss_type", "label_smoothing")
 # Values that are missing there, or that mean something else
-NOT_IN_DPO = {"loss_type": ("ipo", "simpo", "orpo")}
+NOT_IN_DPO = {"loss_type": ("simpo", "orpo")}
 NOT_IN_TRL = {"kl_estimator": ("k1", "k2"), "scale_rewards": ("mean",)}
 NOT_IN_VERL = {"kl_estimator": ("k3_ratio",), "scale_rewards": ("batch", "mean"),
                "mask_truncated_completions": (True,)}
@@ -125,6 +125,8 @@ def as_flags(flags):
 def report_dpo(script, c):
     """Yield the lines that the command prints for a run of dpo.py."""
     lost = differences(script, c, SAME_IN_DPO, NOT_IN_DPO)
+    if c["loss_type"] == "ipo":
+        lost.append("--loss_type ipo, which TRL divides by the lengths of the outputs")
     if c["label_smoothing"] > 0 and c["loss_type"] == "sigmoid":
         lost.append("--label_smoothing, which TRL ignores in this loss")
     yield f"# differences: {', '.join(lost) or 'none of these flags'}; pairs come from a file"

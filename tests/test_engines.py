@@ -47,6 +47,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("mine.py").write_text(MINE)
+    Path("bad.py").write_text("bound")
     return tmp_path
 
 
@@ -107,6 +108,7 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
     ("zoo loss_type=x", "loss_type=x: must be one of"),
     ("none.py:my_loss", "none.py: there is no such file"),
+    ("bad.py:my_loss", "bad.py: cannot be imported: NameError: name 'bound' is not defined"),
     ("mine.py:your_loss", "mine.py: has no function your_loss"),
     ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, and how"),
     ("mine.py:my_loss bound=high", "mine.py:my_loss: TypeError: "),

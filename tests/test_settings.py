@@ -104,7 +104,7 @@ def test_verl_has_all_keys_of_the_command(printed):
     (grpo, {"beta": 0.1, "kl_estimator": "k2"}, ["--kl_estimator k2"]),
     (zoo, {"advantage": "passk"}, ["--advantage passk"]),
     (dpo, {"nll_coef": 0.5, "label_smoothing": 0.1}, ["--nll_coef 0.5", "--label_smoothing"]),
-    (dpo, {"loss_type": "ipo", "beta": 0.5}, ["--loss_type ipo"])])
+    (dpo, {"loss_type": "ipo", "beta": 0.5}, ["--loss_type ipo, which TRL divides"])])
 def test_what_has_no_counterpart_is_listed(script, flags, lost, printed):
     text, _ = printed(script, **flags)
     first = text.splitlines()[0]
