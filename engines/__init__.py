@@ -110,6 +110,9 @@ def of_zoo(name, function_name, settings):
     own = ("loss_type", loss_type, "epsilon", "delta")
     known = [flag for flag in zoo.Config.__dataclass_fields__ if flag.startswith(own)]
     refuse_unknown(settings, known, f"{name}:{loss_type}")
+    for key, value in settings.items():
+        if key != "loss_type" and isinstance(value, str):
+            raise ValueError(f"{key}={value}: must be a number")
     cfg = zoo.Config(**settings)
     for is_kept, rule in cfg.rules():
         if not is_kept:

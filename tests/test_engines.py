@@ -106,6 +106,7 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("zoo:gmpo", "zoo: has no function gmpo"),
     ("zoo loss_type=gmpo dro_beta=1", "dro_beta: is not a setting of zoo:gmpo; it has loss_type"),
     ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
+    ("zoo loss_type=gmpo gmpo_epsilon=high", "gmpo_epsilon=high: must be a number"),
     ("zoo loss_type=x", "loss_type=x: must be one of"),
     ("none.py:my_loss", "none.py: there is no such file"),
     ("bad.py:my_loss", "bad.py: cannot be imported: NameError: name 'bound' is not defined"),
