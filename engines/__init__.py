@@ -20,7 +20,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-AVERAGES = ("sequence_mean", "token_mean", "sequence_sum", "constant")
+AVERAGES = {                            # names of the averages here and in verl
+    "sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
+    "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
@@ -34,23 +36,15 @@ def load(text=None):
     words = (os.environ.get("LOSS", "") if text is None else text).split()
     if not words:
         raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
-    settings = {}
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ValueError(f"{word}: must be a setting, such as epsilon_high=0.28")
-        settings[key] = number(value)
+    settings = dict(map(read_setting, words[1:]))
     how = settings.pop("how", None)
     name, _, function_name = words[0].partition(":")
-    if name == "zoo":
-        loss, table = of_zoo(function_name, settings)
-    else:
-        loss, table = of_module(name, function_name, settings)
-    row = table.get(settings.get("loss_type", "grpo"), ("", AVERAGES[0]))
+    find = of_zoo if name == "zoo" else of_module
+    loss, table = find(name, function_name or "policy_loss", settings)
+    row = table.get(settings.get("loss_type", "grpo"), ("", "sequence_mean"))
     how = how or ("token_mean" if name == "ppo" else row[1])
-    if how not in AVERAGES:
-        raise ValueError(f"how={how}: must be one of {', '.join(AVERAGES)}")
-    return checked(loss, words[0]), how
+    refuse_other("how", how, AVERAGES)
+    return tried(loss, words[0]), how
 
 
 def required(*averages):
@@ -67,64 +61,64 @@ def required(*averages):
     return loss, how
 
 
-def advantages(text=None):
-    """Find the function `advantages` next to a loss, (P, G) -> (P, G): that of gspo or of a file
-    that has one, else grpo's. text: as for `load`."""
-    name = (text or os.environ.get("LOSS", "")).split()[0].partition(":")[0]
-    module = read_file(name) if name.endswith(".py") else importlib.import_module(
-        name if name == "gspo" else "grpo")
-    return getattr(module, "advantages", importlib.import_module("grpo").advantages)
-
-
-def number(text):
-    """Read the value of a setting: a number, True or False, or else a text."""
+def read_setting(word):
+    """Read NAME=VALUE, whose value is a number, True or False, or else a text. -> name, value"""
+    name, equals, text = word.partition("=")
+    if not equals:
+        raise ValueError(f"{word}: must be a setting, such as epsilon_high=0.28")
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return value if isinstance(value, (int, float)) else text
+    except (ValueError, SyntaxError, TypeError):
+        return name, text
+    return name, value if isinstance(value, (int, float)) else text
+
+
+def import_module(name):
+    """Import a script or a Python file. -> module"""
+    if name.endswith(".py"):
+        return read_file(name)
+    if name in REASONS:
+        raise ValueError(f"{name}: {REASONS[name]}; write one of {', '.join(SCRIPTS)}, or a file")
+    if name not in SCRIPTS:
+        raise ValueError(f"{name}: must be {', '.join(SCRIPTS)}, zoo, or a file such as mine.py")
+    return importlib.import_module(name)
 
 
 def of_module(name, function_name, settings):
     """Find a loss of a script, or of a Python file. -> function, LOSS_TYPES of its module"""
-    if name in REASONS:
-        raise ValueError(f"{name}: {REASONS[name]}; write one of {', '.join(SCRIPTS)}, or a file")
-    if name.endswith(".py"):
-        module = read_file(name)
-    elif name in SCRIPTS:
-        module = importlib.import_module(name)
-    else:
-        raise ValueError(f"{name}: must be {', '.join(SCRIPTS)}, zoo, or a file such as mine.py")
-    loss = getattr(module, function_name or "policy_loss", None)
+    module = import_module(name)
+    loss = getattr(module, function_name, None)
     if not callable(loss):
-        raise ValueError(f"{name}: has no function {function_name or 'policy_loss'}")
+        raise ValueError(f"{name}: has no function {function_name}")
     parameters = inspect.signature(loss).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     refuse_unknown(settings, settings if takes_any else [*parameters][len(INPUTS):], name)
     table = getattr(module, "LOSS_TYPES", {}) if "loss_type" in parameters else {}
-    refuse_loss_type(settings, table)
+    if table and "loss_type" in settings:
+        refuse_other("loss_type", settings["loss_type"], table)
     return functools.partial(loss, **settings), table
 
 
-def of_zoo(function_name, settings):
+def of_zoo(name, function_name, settings):
     """Find a loss of examples/zoo.py, whose settings are its flags. -> function, LOSS_TYPES"""
     zoo = read_file(HERE / "examples/zoo.py")
-    if function_name not in ("", "policy_loss"):
+    if function_name != "policy_loss":
         raise ValueError(f"zoo: has no function {function_name}; write zoo:policy_loss "
                          f"loss_type={min(zoo.NEW)}")
-    refuse_loss_type(settings, zoo.LOSS_TYPES)
     loss_type = settings.setdefault("loss_type", zoo.Config.loss_type)
-    clip = ["epsilon", "epsilon_high", "delta"]
-    own = [flag for flag in zoo.Config.__dataclass_fields__ if flag.startswith(loss_type)]
-    has_clip = loss_type not in zoo.NEW or loss_type in zoo.CLIPPED
-    refuse_unknown(settings, ["loss_type", *own, *(clip if has_clip else [])], f"zoo:{loss_type}")
-    if loss_type not in zoo.NEW:
-        return of_module("grpo", "policy_loss", settings)
+    refuse_other("loss_type", loss_type, zoo.LOSS_TYPES)
+    own = ("loss_type", loss_type, "epsilon", "delta")
+    known = [flag for flag in zoo.Config.__dataclass_fields__ if flag.startswith(own)]
+    refuse_unknown(settings, known, f"{name}:{loss_type}")
+    for key, value in settings.items():
+        if key != "loss_type" and isinstance(value, str):
+            raise ValueError(f"{key}={value}: must be a number")
     cfg = zoo.Config(**settings)
     for is_kept, rule in cfg.rules():
         if not is_kept:
             raise ValueError(rule)
-    return functools.partial(zoo.policy_loss, cfg), zoo.LOSS_TYPES
+    clip = cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta
+    return lambda *inputs: zoo.policy_loss(cfg, *inputs, *clip), zoo.LOSS_TYPES
 
 
 def refuse_unknown(settings, known, name):
@@ -134,31 +128,28 @@ def refuse_unknown(settings, known, name):
                              f"{', '.join(known) or 'none'}, and how")
 
 
-def refuse_loss_type(settings, table):
-    loss_type = settings.get("loss_type")
-    if table and loss_type is not None and loss_type not in table:
-        raise ValueError(f"loss_type={loss_type}: must be one of {', '.join(table)}")
+def refuse_other(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name}={value}: must be one of {', '.join(choices)}")
 
 
-def checked(loss, name):
+def tried(loss, name):
     """Try a loss on two outputs of three tokens. ValueError if it does not return L_t. -> function
     with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
 
-    @functools.wraps(loss.func)
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
-        losses = loss(logps, old_logps, A.expand_as(mask), mask)
-        return torch.where(mask > 0, losses, 0.0) if losses.shape == mask.shape else losses
+        return torch.where(mask > 0, loss(logps, old_logps, A.expand_as(mask), mask), 0.0)
 
-    mask = torch.ones(2, 3)
     logps = torch.full((2, 3), -1.0, requires_grad=True)
+    A = torch.tensor([1.0, -1.0])[:, None].expand(2, 3)
     try:
-        found = token_loss(logps, torch.full((2, 3), -1.1), torch.tensor([1.0, -1.0]), mask)
+        found = loss(logps, torch.full((2, 3), -1.1), A, torch.ones(2, 3))
     except Exception as error:              # the function may be anybody's
         raise ValueError(f"{name}: {one_line(error)}") from error
-    if getattr(found, "shape", None) != mask.shape:
-        shape = tuple(getattr(found, "shape", ()))
+    shape = tuple(getattr(found, "shape", ()))
+    if shape != (2, 3):
         raise ValueError(f"{name}: returned the shape {shape} for inputs of shape (2, 3); it must "
                          "return the loss of each token, which the trainer averages")
     if not found.requires_grad:

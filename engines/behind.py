@@ -10,15 +10,13 @@ import importlib.util
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent.parent
-NEEDED = ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "real", "tasks",
-          "report")
+from engines import HERE
 
-elsewhere = [path for path in sys.path if Path(path).resolve() != HERE]
-sys.path[:] = [*elsewhere, str(HERE)]
-for name in NEEDED:
+sys.path[:] = [*(path for path in sys.path if Path(path).resolve() != HERE), str(HERE)]
+for name in ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "real", "tasks",
+             "report"):
     spec = importlib.util.find_spec(name)
-    folders = list(spec.submodule_search_locations or [Path(spec.origin).parent])
-    if not Path(folders[0]).resolve().is_relative_to(HERE):
-        raise SystemExit(f"error: {folders[0]}: has our module's name, {name}; uninstall the "
-                         "package that it belongs to, or use an environment without it")
+    [folder, *_] = spec.submodule_search_locations or [Path(spec.origin).parent]
+    if not Path(folder).resolve().is_relative_to(HERE):
+        raise SystemExit(f"error: {folder}: has our module's name, {name}; uninstall the package "
+                         "that it belongs to, or use an environment without it")

@@ -10,7 +10,6 @@ and <|pad|> are special tokens. Needs engines/requirements.txt.
 """
 import engines.behind  # noqa: F401, I001  (before all others)
 import importlib.util
-import json
 import string
 from pathlib import Path
 
@@ -21,7 +20,6 @@ import grpo
 import plumbing
 from report import ask, parser, start
 
-TEMPLATE = Path(__file__).with_suffix(".md")
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -30,9 +28,9 @@ LAYER_NAMES = {
     "down": "mlp.down_proj"}
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
+# The chat template pads prompts with PAD on the left, as the policy has learned to read them.
+TEMPLATE = "{{ '<|pad|>' * (WIDTH - messages[-1]['content']|length) + messages[-1]['content'] }}"
 
-
-# ---- 1. the folder ---------------------------------------------------------------------------
 
 def llama_name(name):
     """Translate the name of a weight of our GPT into that of transformers. -> str"""
@@ -43,34 +41,20 @@ def llama_name(name):
     return f"model.layers.{number}.{LAYER_NAMES[part]}.{kind}"
 
 
-def llama_config(cfg):
-    """Make config.json for a policy with these flags. -> dict"""
-    return {name: getattr(cfg, name) for name in SHAPE} | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-        "vocab_size": grpo.VOCAB_SIZE, "head_dim": cfg.hidden_size // cfg.num_attention_heads,
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-        "tie_word_embeddings": True, "max_position_embeddings": 2048,
-        "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 changes logits
-        "rope_theta": 10_000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "dtype": "float32", "bos_token_id": None, "eos_token_id": grpo.EOS,
-        "pad_token_id": None}           # an id here would keep the embedding of PAD from learning
-
-
-def generation_config(cfg):
-    """Make generation_config.json: sample as the run did. -> dict"""
-    return {"do_sample": True, "temperature": cfg.temperature, "top_k": 0, "top_p": 1.0,
-            "max_new_tokens": cfg.max_completion_length,
-            "eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD}
-
-
-def tokenizer_config(width):
-    """Make tokenizer_config.json. The chat template pads prompts to the width of the task with PAD,
-    which the policy has learned to read. -> dict"""
-    content = "messages[-1]['content']"
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>",
-            "pad_token": "<|pad|>", "padding_side": "left", "model_max_length": 2048,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": f"{{{{ '<|pad|>' * ({width} - {content}|length) + {content} }}}}"}
+def make_llama(policy, cfg):
+    """Copy a policy into a Llama of transformers, which samples as the run did."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    llama = LlamaForCausalLM(LlamaConfig(
+        **{name: getattr(cfg, name) for name in SHAPE}, vocab_size=grpo.VOCAB_SIZE,
+        rms_norm_eps=torch.finfo(torch.float32).eps,            # torch's own; 1e-6 changes logits
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=grpo.EOS,
+        pad_token_id=None))             # an id here would keep the embedding of PAD from learning
+    weights = {llama_name(name): weight for name, weight in policy.named_parameters()}
+    llama.load_state_dict(weights | {"lm_head.weight": policy.embed.weight})
+    llama.generation_config = GenerationConfig(
+        do_sample=True, temperature=cfg.temperature, top_k=0, top_p=1.0,
+        max_new_tokens=cfg.max_completion_length, eos_token_id=grpo.EOS, pad_token_id=grpo.PAD)
+    return llama
 
 
 def make_tokenizer():
@@ -88,32 +72,24 @@ def make_tokenizer():
     return tokenizer
 
 
-# ---- 2. the weights --------------------------------------------------------------------------
-
-def read_policy(run, name):
-    """Read the policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
-    script, cfg = ask.read_run(run)
-    return ask.load_policy(run, script, cfg, name), cfg
-
-
 def export(run, folder, name="checkpoint.pt"):
-    """Write the policy of a run to a new folder, in the layout of a Llama. config.json comes last,
-    so that after a kill nothing takes a half-written folder for a model."""
-    from safetensors.torch import save_file
-    policy, cfg = read_policy(run, name)
-    task = common.load_task(cfg, grpo.verify)
-    plumbing.write(folder / "README.md", string.Template(TEMPLATE.read_text("utf-8")).substitute(
-        task=cfg.task, name=Path(run).name, width=task.prompt_width,
+    """Write the policy in a file of a run to a new folder, as a model of transformers. The weights
+    come last, so that after a kill nothing loads a folder that lacks a file."""
+    from transformers import PreTrainedTokenizerFast
+    script, cfg = ask.read_run(run)
+    policy = ask.load_policy(run, script, cfg, name)
+    width = common.load_task(cfg, grpo.verify).prompt_width
+    PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>",
+        padding_side="left", clean_up_tokenization_spaces=False,
+        chat_template=TEMPLATE.replace("WIDTH", str(width))).save_pretrained(folder)
+    readme = string.Template(Path(__file__).with_suffix(".md").read_text("utf-8"))
+    plumbing.write(folder / "README.md", readme.substitute(
+        task=cfg.task, name=Path(run).name, width=width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
-    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
-    path = folder / "model.safetensors"
-    save_file(weights, path, metadata={"format": "pt"})         # that only you may read
-    path.chmod((folder / "README.md").stat().st_mode)
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    files = {"tokenizer_config": tokenizer_config(task.prompt_width),
-             "generation_config": generation_config(cfg), "config": llama_config(cfg)}
-    for name, content in files.items():
-        plumbing.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
+    make_llama(policy, cfg).save_pretrained(folder)
+    mode = (folder / "README.md").stat().st_mode
+    (folder / "model.safetensors").chmod(mode)      # transformers lets only its owner read it
 
 
 def main(argv=None):

@@ -13,8 +13,6 @@ import engines
 import grpo
 import plumbing
 
-OF_GRPO = ("loss_type", "epsilon", "epsilon_high", "delta")
-
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
@@ -22,7 +20,7 @@ class Config(grpo.Config):
 
     def rules(self):
         yield from super().rules()
-        for name in OF_GRPO:
+        for name in ("loss_type", "epsilon", "epsilon_high", "delta"):
             is_default = getattr(self, name) == grpo.Config.__dataclass_fields__[name].default
             yield is_default, f"--{name}: belongs to grpo.py's own loss; write it into --loss"
 

@@ -1,5 +1,4 @@
-"""prime-rl: type = "custom", import_path = "engines.prime.policy_loss" in the configuration of the
-loss.
+"""prime-rl: type = "custom", import_path = "engines.prime.policy_loss" in the loss's settings.
 
 Written from PrimeIntellect-ai/prime-rl 559b44772, 2026-08-21, and not run there. It calls the loss
 for each sample, with the log-probabilities of the sampler as log pi_old, and divides the sum by the

@@ -18,13 +18,17 @@ from report.page import import_script
 OF_THE_RUN = {*common.Base.__annotations__, "task", "device", "kernel", "output_dir",
               "resume_from_checkpoint", "eval_steps", "report_to", "num_eval_problems",
               "num_eval_samples", "micro_batch_size"}
-COMMON = {"learning_rate", "seed", "max_steps", "save_steps", "num_generations", "num_prompts",
-          "max_completion_length", "temperature", "max_grad_norm", "num_mini_batches",
-          "num_iterations", "beta"}
-OF_TRL = COMMON | {"kl_estimator", "scale_rewards", "entropy_coef", "mask_truncated_completions"}
+# Flags that TRL has, too, and those from which its numbers of steps and of outputs follow
+SAME = ("learning_rate", "seed", "beta", "num_iterations", "num_generations", "temperature",
+        "max_completion_length", "scale_rewards", "entropy_coef", "mask_truncated_completions")
+OF_STEPS = ("max_steps", "save_steps", "num_prompts", "num_mini_batches", "max_grad_norm")
+SAME_IN_DPO = ("learning_rate", "seed", "beta", "loss_type", "label_smoothing")
+# Values that are missing there, or that mean something else
+NOT_IN_DPO = {"loss_type": ("simpo", "orpo")}
+NOT_IN_TRL = {"kl_estimator": ("k1", "k2"), "scale_rewards": ("mean",)}
+NOT_IN_VERL = {"kl_estimator": ("k3_ratio",), "scale_rewards": ("batch", "mean"),
+               "mask_truncated_completions": (True,)}
 IN_TRL = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
-AVERAGES = {"sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
-            "constant": "seq-mean-token-sum-norm"}
 
 
 def text_of_loss(name, script, flags):
@@ -32,15 +36,10 @@ def text_of_loss(name, script, flags):
     if name == "here":
         return flags["loss"], ["loss"]
     loss_type = flags["loss_type"]
-    names = ["loss_type"]
-    is_new = name == "zoo" and loss_type in script.NEW
-    if not is_new or loss_type in script.CLIPPED:
+    names = ["loss_type", *(key for key in flags if key.startswith(loss_type))]
+    if name != "zoo" or loss_type not in script.NEW or loss_type in script.CLIPPED:
         names += ["epsilon", "epsilon_high", "delta"]
-    if is_new:
-        names += [key for key in flags if key.startswith(loss_type)]
-    words = [f"{key}={flags[key]}" for key in names]
-    module = name if is_new or name == "gspo" else "grpo"
-    return " ".join([f"{module}:policy_loss", *words]), names
+    return " ".join([f"{name}:policy_loss", *(f"{key}={flags[key]}" for key in names)]), names
 
 
 def sizes(c):
@@ -56,29 +55,21 @@ def of_trl(c):
     """Translate the flags that TRL has, too. -> {flag of GRPOConfig: value}"""
     parts, rows, size = sizes(c)
     updates = parts * c["num_iterations"]                       # TRL counts these as steps
-    return {"learning_rate": c["learning_rate"], "lr_scheduler_type": "constant",
-            "seed": c["seed"], "max_steps": c["max_steps"] * updates,
-            "save_steps": c["save_steps"] * updates, "per_device_train_batch_size": size,
-            "gradient_accumulation_steps": rows // size,
-            "steps_per_generation": parts * rows // size,
-            "num_iterations": c["num_iterations"], "num_generations": c["num_generations"],
-            "max_completion_length": c["max_completion_length"], "temperature": c["temperature"],
-            "beta": c["beta"], "use_bias_correction_kl": c["kl_estimator"] == "k3_ratio",
-            "scale_rewards": c["scale_rewards"], "entropy_coef": c["entropy_coef"],
-            "mask_truncated_completions": c["mask_truncated_completions"],
-            "max_grad_norm": c["max_grad_norm"] or 1e9, "bf16": False}
+    return {name: c[name] for name in SAME} | {
+        "max_steps": c["max_steps"] * updates, "save_steps": c["save_steps"] * updates,
+        "per_device_train_batch_size": size, "gradient_accumulation_steps": rows // size,
+        "steps_per_generation": parts * rows // size,
+        "use_bias_correction_kl": c["kl_estimator"] == "k3_ratio",
+        "max_grad_norm": c["max_grad_norm"] or 1e9, "lr_scheduler_type": "constant", "bf16": False}
 
 
-def own_loss_of_trl(name, c):
-    """Translate the loss into TRL's own. -> {flag of GRPOConfig: value}, {} if TRL lacks it"""
-    if c["loss_type"] not in IN_TRL:
+def own_loss_of_trl(name, c, names):
+    """Translate a loss with these flags into TRL's own. -> {flag: value}, {} if TRL lacks it"""
+    if name == "here" or c["loss_type"] not in IN_TRL:
         return {}
-    if c["loss_type"] == "vespo":
-        return {"loss_type": "vespo"} | {key: c[key] for key in c if key.startswith("vespo_")}
-    flags = {"loss_type": c["loss_type"], "epsilon": c["epsilon"],
-             "epsilon_high": c["epsilon_high"] + (c["loss_type"] == "cispo")}   # TRL's is the cap
-    if c["delta"] > 0:
-        flags["delta"] = c["delta"]
+    flags = {key: c[key] for key in names if key != "delta" or c["delta"] > 0}
+    if c["loss_type"] == "cispo":
+        flags["epsilon_high"] += 1                              # TRL's is the cap
     if name == "gspo":
         flags["importance_sampling_level"] = "sequence"
     return flags
@@ -87,42 +78,43 @@ def own_loss_of_trl(name, c):
 def of_verl(c, how):
     """Translate the flags that verl has, too. -> {key of its configuration: value}"""
     parts, _, size = sizes(c)
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     kinds = {"k1": "kl", "k2": "mse"}
-    scale = c["max_completion_length"] if how == "constant" else "null"
-    return {"algorithm.adv_estimator": "ours",
-            "algorithm.norm_adv_by_std_in_grpo": c["scale_rewards"] != "none",
-            "data.train_batch_size": c["num_prompts"], "data.seed": c["seed"],
-            "data.max_response_length": c["max_completion_length"],
-            f"{rollout}.n": c["num_generations"], f"{rollout}.temperature": c["temperature"],
-            f"{actor}.policy_loss.loss_mode": "ours", f"{actor}.loss_agg_mode": AVERAGES[how],
-            f"{actor}.loss_scale_factor": scale,
-            f"{actor}.ppo_mini_batch_size": c["num_prompts"] // parts,
-            f"{actor}.ppo_micro_batch_size_per_gpu": size,
-            f"{actor}.ppo_epochs": c["num_iterations"], f"{actor}.optim.lr": c["learning_rate"],
-            f"{actor}.optim.clip_grad": c["max_grad_norm"] or 1e9,
-            f"{actor}.optim.weight_decay": 0.0, f"{actor}.entropy_coeff": c["entropy_coef"],
-            f"{actor}.use_kl_loss": c["beta"] > 0, f"{actor}.kl_loss_coef": c["beta"],
-            f"{actor}.kl_loss_type": kinds.get(c["kl_estimator"], "low_var_kl"),
-            "trainer.total_training_steps": c["max_steps"], "trainer.save_freq": c["save_steps"]}
+    actor = {
+        "policy_loss.loss_mode": "ours", "loss_agg_mode": engines.AVERAGES[how],
+        "loss_scale_factor": c["max_completion_length"] if how == "constant" else "null",
+        "ppo_mini_batch_size": c["num_prompts"] // parts, "ppo_micro_batch_size_per_gpu": size,
+        "ppo_epochs": c["num_iterations"], "optim.lr": c["learning_rate"],
+        "optim.clip_grad": c["max_grad_norm"] or 1e9, "optim.weight_decay": 0.0,
+        "entropy_coeff": c["entropy_coef"], "use_kl_loss": c["beta"] > 0,
+        "kl_loss_coef": c["beta"], "kl_loss_type": kinds.get(c["kl_estimator"], "low_var_kl")}
+    return {
+        "algorithm.adv_estimator": "ours",
+        "algorithm.norm_adv_by_std_in_grpo": c["scale_rewards"] != "none",
+        "data.train_batch_size": c["num_prompts"], "data.seed": c["seed"],
+        "data.max_response_length": c["max_completion_length"],
+        "actor_rollout_ref.rollout.n": c["num_generations"],
+        "actor_rollout_ref.rollout.temperature": c["temperature"],
+        "trainer.total_training_steps": c["max_steps"], "trainer.save_freq": c["save_steps"],
+        } | {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
 
 
 def of_dpo(c):
     """Translate the flags of dpo.py. -> {flag of TRL's DPOConfig: value}"""
     pairs = c["num_prompts"] * c["num_generations"] // 2
-    steps = c["max_steps"] * c["num_mini_batches"] * c["num_iterations"]
-    return {"learning_rate": c["learning_rate"], "lr_scheduler_type": "constant", "seed": c["seed"],
-            "per_device_train_batch_size": max(1, pairs // c["num_mini_batches"]),
-            "beta": c["beta"], "loss_type": c["loss_type"],
-            "label_smoothing": c["label_smoothing"], "max_grad_norm": c["max_grad_norm"] or 1e9,
-            "max_steps": steps, "bf16": False}
+    return {name: c[name] for name in SAME_IN_DPO} | {
+        "max_steps": c["max_steps"] * c["num_mini_batches"] * c["num_iterations"],
+        "per_device_train_batch_size": max(1, pairs // c["num_mini_batches"]),
+        "max_grad_norm": c["max_grad_norm"] or 1e9, "lr_scheduler_type": "constant", "bf16": False}
 
 
-def differences(script, c, covered):
-    """List the flags that are not translated, and are not their defaults. -> list of str"""
-    fields = script.Config.__dataclass_fields__
-    return [f"--{name} {c[name]}" for name in fields if name in c and name not in covered
-            and name not in OF_THE_RUN and c[name] != fields[name].default]
+def differences(script, c, translated, missing):
+    """List the flags that are not translated, and are not their defaults, and those whose values
+    are missing there. -> list of str"""
+    known = {*OF_THE_RUN, *OF_STEPS, *SAME, *translated, *missing}
+    names = [name for name, field in script.Config.__dataclass_fields__.items()
+             if name not in known and c[name] != field.default]
+    names += [name for name, values in missing.items() if c[name] in values]
+    return [f"--{name} {c[name]}" for name in names]
 
 
 def as_flags(flags):
@@ -130,43 +122,36 @@ def as_flags(flags):
     return shlex.join([word for name, value in flags.items() for word in (f"--{name}", str(value))])
 
 
+def report_dpo(script, c):
+    """Yield the lines that the command prints for a run of dpo.py."""
+    lost = differences(script, c, SAME_IN_DPO, NOT_IN_DPO)
+    if c["loss_type"] == "ipo":
+        lost.append("--loss_type ipo, which TRL divides by the lengths of the outputs")
+    if c["label_smoothing"] > 0 and c["loss_type"] == "sigmoid":
+        lost.append("--label_smoothing, which TRL ignores in this loss")
+    yield f"# differences: {', '.join(lost) or 'none of these flags'}; pairs come from a file"
+    yield f"trl dpo {as_flags(of_dpo(c))} --model_name_or_path MODEL --dataset_name PAIRS"
+
+
 def report(name, script, c, folder):
-    """Yield the lines that the command prints."""
-    data = f"--dataset_name train.jsonl --output_dir {shlex.quote(f'{folder}-trl')}"
-    problems = f"python -m engines.task {shlex.quote(c['task'])} 2000 > train.jsonl"
-    if name == "dpo":
-        lost = differences(script, c, COMMON | {"loss_type", "label_smoothing"})
-        if c["loss_type"] in ("simpo", "orpo"):
-            lost.append(f"--loss_type {c['loss_type']}, which other trainers of TRL have")
-        elif c["loss_type"] == "ipo":
-            lost.append("--loss_type ipo, which TRL divides by the lengths of the outputs")
-        if c["label_smoothing"] > 0 and c["loss_type"] == "sigmoid":
-            lost.append("--label_smoothing, which TRL ignores in this loss")
-        yield f"# differences: {', '.join(lost) or 'none of these flags'}; pairs come from a file"
-        yield f"trl dpo {as_flags(of_dpo(c))} --model_name_or_path MODEL --dataset_name PAIRS"
-        return
+    """Yield the lines that the command prints for a run of another script."""
     text, names = text_of_loss(name, script, c)
     _, how = engines.load(text)
-    lost = differences(script, c, OF_TRL | {*names})
     parts, rows, _ = sizes(c)
+    batch = []
     if c["num_prompts"] % parts > 0:
-        lost.append(f"{parts * rows // c['num_generations']} prompts in a batch, so that its "
-                    f"{parts} optimizer steps are equal")
-    odd = [f"--kl_estimator {c['kl_estimator']}"] * (c["beta"] > 0)
-    lost_in_trl = lost + (odd if c["kl_estimator"] in ("k1", "k2") else [])
-    lost_in_trl += ["--scale_rewards mean"] * (c["scale_rewards"] == "mean")
-    yield f"# the loss of this run, in TRL; differences: {', '.join(lost_in_trl) or 'none'}"
-    yield problems
-    yield (f"python -m engines.trl {text} {as_flags(of_trl(c))} --model_name_or_path MODEL {data} "
+        batch = [f"{parts * rows // c['num_generations']} prompts in a batch, so that its "
+                 f"{parts} optimizer steps are equal"]
+    lost = differences(script, c, names, NOT_IN_TRL) + batch
+    yield f"# the loss of this run, in TRL; differences: {', '.join(lost) or 'none'}"
+    yield f"python -m engines.task {shlex.quote(c['task'])} 2000 > train.jsonl"
+    yield (f"python -m engines.trl {text} {as_flags(of_trl(c))} --model_name_or_path MODEL "
+           f"--dataset_name train.jsonl --output_dir {shlex.quote(f'{folder}-trl')} "
            "--reward_funcs engines/task.py:right")
-    own = {} if name == "here" else own_loss_of_trl(name, c)
-    if own:
+    if own := own_loss_of_trl(name, c, names):
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
-    lost_in_verl = lost + (odd if c["kl_estimator"] == "k3_ratio" else [])
-    lost_in_verl += [f"--scale_rewards {c['scale_rewards']}"] * (
-        c["scale_rewards"] in ("batch", "mean"))
-    lost_in_verl += ["--mask_truncated_completions"] * c["mask_truncated_completions"]
-    yield f"\n# in verl; differences: {', '.join(lost_in_verl) or 'none'}"
+    lost = differences(script, c, names, NOT_IN_VERL) + batch
+    yield f"\n# in verl; differences: {', '.join(lost) or 'none'}"
     keys = shlex.join(f"{key}={value}" for key, value in of_verl(c, how).items())
     yield (f"VERL_USE_EXTERNAL_MODULES=engines.verl LOSS={shlex.quote(text)} "
            f"python -m verl.trainer.main_ppo {keys} actor_rollout_ref.model.path=MODEL "
@@ -180,14 +165,14 @@ def main(argv=None):
     file, flags = plumbing.read_config(folder)
     name = file.removesuffix(".py")
     if name not in ("grpo", "gspo", "zoo", "here", "dpo"):
-        common.fail(f"{folder}: is a run of {file}, for which TRL and verl have no settings; this "
-                    "command takes runs of grpo.py, gspo.py, dpo.py, examples/zoo.py and "
-                    "engines/here.py")
+        common.fail(f"{folder}: is a run of {file}; this command takes runs of grpo.py, gspo.py, "
+                    "dpo.py, examples/zoo.py and engines/here.py")
     script = import_script(file)
-    defaults = {field.name: field.default
-                for field in script.Config.__dataclass_fields__.values()}
-    for line in report(name, script, defaults | flags, folder):
-        print(line)
+    c = {key: field.default for key, field in script.Config.__dataclass_fields__.items()} | flags
+    if c["beta"] == 0:
+        c["kl_estimator"] = "k3"        # without a KL, no estimator differs
+    lines = report_dpo(script, c) if name == "dpo" else report(name, script, c, folder)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ import engines.behind  # isort: split
 import copy
 import dataclasses
 import inspect
+import itertools
 import sys
 from pathlib import Path
 
+import datasets
 import torch
 import trl
 
@@ -55,50 +57,45 @@ class Trainer(trl.GRPOTrainer):
         super().__init__(model, reward_funcs, args, *more, **named)
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
-        """Keep what TRL's loss computes. It gets no infinities of masked slots, and entropies
-        without a gradient, because `_compute_loss` adds the gradient of the entropy bonus."""
+        """Keep the log-probabilities that TRL's loss is computed from. It gets no infinities of
+        masked slots. TRL averages its entropy bonus over a part of the batch; with the gradient of
+        the entropies times `share`, the sum of all parts is the average over the optimizer step."""
         logps, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **named)
         if self.mask is None:
             return logps, entropies, *rest
-        self.scored = logps, entropies
-        return torch.where(self.mask > 0, logps, 0.0), entropies.detach(), *rest
+        self.logps = logps
+        entropies = entropies.detach() + self.share * (entropies - entropies.detach())
+        return torch.where(self.mask > 0, logps, 0.0), entropies, *rest
 
     def _compute_loss(self, model, inputs):
         """Compute the part of a micro-batch in the loss of an optimizer step. -> scalar"""
         A = inputs["advantages"]
-        entropy_coef = self.entropy_coef if self._entropy_bonus_enabled else 0.0
-        if entropy_coef and self.use_adaptive_entropy:      # off while there is enough entropy
-            entropy_coef *= self._last_world_entropy <= self.args.entropy_target
         self.mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)      # (b, T)
-        # The policy's loss is 0 if A is 0, so TRL computes all the rest. Only the KL needs pi_old.
-        given = {name: torch.where(self.mask > 0, inputs[name], 0.0) for name in (
-            "old_per_token_logps", "ref_per_token_logps") if inputs.get(name) is not None}
-        if self.beta == 0:
-            given["old_per_token_logps"] = None
-        loss = super()._compute_loss(model, inputs | given | {"advantages": torch.zeros_like(A)})
-        logps, entropies = self.scored                                          # (b, T) each
-        mask, self.mask = self.mask.to(logps), None
-        old_logps = inputs.get("old_per_token_logps")
-        if old_logps is None:               # then there is one update, and pi_old is pi
-            old_logps = logps.detach()
-        self.check_sampler(inputs, old_logps, mask)
-
         # These counts are of all micro-batches of an optimizer step. Processes average gradients.
         parts = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         if self.model.training:             # TRL counts the tokens of all steps on these samples
             num_tokens = num_tokens * parts / self.args.steps_per_generation
+        self.share = self.mask.sum() * parts / num_tokens   # 1 if all parts have as many tokens
 
+        # TRL's policy loss is 0 if A is 0, so TRL computes all the rest. Only the KL needs pi_old.
+        given = {name: torch.where(self.mask > 0, inputs[name], 0.0) for name in (
+            "old_per_token_logps", "ref_per_token_logps") if inputs.get(name) is not None}
+        if self.beta == 0:
+            given["old_per_token_logps"] = None
+        loss = super()._compute_loss(model, inputs | given | {"advantages": torch.zeros_like(A)})
+        logps = self.logps                                                      # (b, T)
+        mask, self.mask = self.mask.to(logps), None
+        old_logps = inputs.get("old_per_token_logps")
+        if old_logps is None:               # then there is one update, and pi_old is pi
+            old_logps = logps.detach()
+        self.check_sampler(inputs, old_logps, mask)
         token_loss = self.token_loss(logps, old_logps, A, mask)                 # (b, T)
         self.log_tokens(token_loss, logps, old_logps, A, mask)
         if "importance_sampling_ratio" in inputs and self.vllm_importance_sampling_correction:
             token_loss = token_loss * inputs["importance_sampling_ratio"]
-        loss = loss + grpo.aggregate(token_loss, mask, self.how, len(mask) * parts, num_tokens,
+        return loss + grpo.aggregate(token_loss, mask, self.how, len(mask) * parts, num_tokens,
                                      self.max_completion_length)
-        if entropy_coef:
-            bonus = grpo.aggregate(entropies, mask, "token_mean", num_tokens=num_tokens)
-            loss = loss - entropy_coef * (bonus - bonus.detach())       # TRL has added its value
-        return loss
 
     def log_tokens(self, token_loss, logps, old_logps, A, mask):
         """Log the largest |log rho_t|, and the share of tokens whose loss has no gradient although
@@ -134,8 +131,8 @@ class Trainer(trl.GRPOTrainer):
 
 def refuse_replaced(args, words=()):
     """Raise a ValueError if a flag that our loss replaces is in `words`, or is not its default."""
-    given = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in words
-             if word.startswith("--")]
+    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words
+             if word.startswith("--")}
     defaults = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
     for name in REPLACED:
         if name in given or getattr(args, name) != defaults[name]:
@@ -162,9 +159,9 @@ def read_rewards(names):
         if not file.endswith(".py"):
             raise ValueError(f"--reward_funcs {name}: must be a Python file, such as rewards.py")
         module = engines.read_file(file)
-        public = {key: value for key, value in vars(module).items() if inspect.isfunction(value)
-                  and value.__module__ == module.__name__ and not key.startswith("_")}
-        found = [public[key] for key in public if wanted in ("", key)]
+        found = [value for key, value in vars(module).items() if inspect.isfunction(value)
+                 and value.__module__ == module.__name__ and not key.startswith("_")
+                 and wanted in ("", key)]
         if not found:
             raise ValueError(f"--reward_funcs {name}: has no function {wanted or 'of its own'}")
         functions += found
@@ -174,17 +171,15 @@ def read_rewards(names):
 def read_data(flags, has_eval):
     """Load a file of lines, a folder of files, or a data set of the Hub. -> list: the data to train
     on and, with has_eval, the data to evaluate on"""
-    import datasets
     datasets.disable_progress_bars()
     name = flags.dataset_name or ""
-    kind = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}.get(
-        Path(name).suffix)
+    kind = Path(name).suffix[1:].replace("jsonl", "json")
     try:
-        if kind is None:
+        if kind in ("json", "csv", "parquet"):
+            data = datasets.load_dataset(kind, data_files={flags.dataset_train_split: name})
+        else:
             data = datasets.load_dataset(
                 name, name=flags.dataset_config, streaming=flags.dataset_streaming)
-        else:
-            data = datasets.load_dataset(kind, data_files={flags.dataset_train_split: name})
     except Exception as error:              # the package raises nearly anything
         cause = engines.one_line(error.__cause__ or error)
         raise ValueError(f"--dataset_name {name}: cannot be read: {cause}") from None
@@ -206,16 +201,17 @@ class Flags(trl.ScriptArguments):
 
 def main(argv=None):
     words = sys.argv[1:] if argv is None else list(argv)
-    first_flag = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    text, words = " ".join(words[:first_flag]), words[first_flag:]
+    text = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if not text:
         print(__doc__)
         return None
+    words = words[len(text):]
+    loss = " ".join(text)
     parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig))
     flags, args, model = parser.parse_args_and_config(words)
     try:
         refuse_replaced(args, words)
-        engines.load(text)                  # before anything is loaded
+        engines.load(loss)        # before anything is loaded
         rewards = read_rewards(flags.reward_funcs)
         splits = read_data(flags, has_eval=args.eval_strategy != "no")
     except ValueError as error:
@@ -224,7 +220,7 @@ def main(argv=None):
         "revision": model.model_revision, "attn_implementation": model.attn_implementation,
         "dtype": model.dtype} | (args.model_init_kwargs or {})
     trainer = Trainer(
-        model.model_name_or_path, rewards, args, *splits, loss=text,
+        model.model_name_or_path, rewards, args, *splits, loss=loss,
         quantization_config=trl.get_quantization_config(model),
         peft_config=trl.get_peft_config(model))
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)

@@ -12,14 +12,24 @@ path into a file checkout.pth in their site-packages. Read in verl 0.9.1, whose 
 """
 import engines.behind  # isort: split
 
+import os
+
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
 import grpo
 
-MODES = {"sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
-         "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
-LOSS, HOW = engines.required(*MODES)
+LOSS, HOW = engines.required(*engines.AVERAGES)
+
+
+def find_advantages(text):
+    """Find the function `advantages`, (P, G) -> (P, G), in the file of a loss; else grpo's."""
+    name, _, _ = text.split()[0].partition(":")
+    module = engines.read_file(name) if name.endswith(".py") else grpo
+    return getattr(module, "advantages", grpo.advantages)
+
+
+ADVANTAGES = find_advantages(os.environ["LOSS"])
 
 
 @register_policy_loss("ours")
@@ -27,9 +37,9 @@ def policy_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode
                 config=None, rollout_is_weights=None):
     """Compute the part of a micro-batch in the loss of an optimizer step. (b, T) each
     -> scalar, metrics. ValueError if verl would average its other terms differently."""
-    if loss_agg_mode != MODES[HOW]:
+    if loss_agg_mode != engines.AVERAGES[HOW]:
         raise ValueError(f"actor.loss_agg_mode={loss_agg_mode}: the loss has the average {HOW}, "
-                         f"so write {MODES[HOW]}")
+                         f"so write {engines.AVERAGES[HOW]}")
     mask = response_mask.to(log_prob)
     token_loss = LOSS(log_prob, old_log_prob, advantages, mask)                 # (b, T)
     if rollout_is_weights is not None:
@@ -54,6 +64,3 @@ def estimate(token_level_rewards, response_mask, index, config=None, **_):
         A[rows] = ADVANTAGES(rewards[rows][None], **settings)[0]
     A = A[:, None] * response_mask
     return A, A
-
-
-ADVANTAGES = engines.advantages()

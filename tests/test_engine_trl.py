@@ -64,13 +64,42 @@ SAME = [                            # our loss, TRL's flags, flags of both
     ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True})]
 
 
-@pytest.mark.parametrize("loss, flags, both", SAME)
-def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_llama):
-    theirs = steps(made(small_llama, **flags | both))
-    found = steps(made(small_llama, loss, **both))
+def compare(folder, loss, flags, both):
+    """Train with TRL's own loss and with ours, and check that each step has the same numbers."""
+    theirs = steps(made(folder, **flags | both))
+    found = steps(made(folder, loss, **both))
     assert len(found) == 4 and all(step["grad_norm"] > 1e-3 for step in found[1:])
     for one, other in zip(found, theirs):
         assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
+
+
+@pytest.mark.parametrize("loss, flags, both", SAME)
+def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_llama):
+    compare(small_llama, loss, flags, both)
+
+
+PROGRAM = """
+import engines.behind
+import os
+import sys
+from pathlib import Path
+import torch.distributed
+import test_engine_trl as here
+here.compare(Path(sys.argv[1]), "grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1})
+assert torch.distributed.get_world_size() == 2
+os._exit(0)                 # or a thread of gloo may abort the process while Python shuts down
+"""
+
+
+def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
+    """The batch of an optimizer step is divided, and the gradients are averaged."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+         "program.py", small_llama], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
 
 
 # ---- one gradient ----------------------------------------------------------------------------
@@ -81,16 +110,12 @@ def inputs_of(trainer):
     torch.manual_seed(1)
     batch = trainer._generate_and_score_completions(ROWS[:8])
     lengths = torch.tensor([24, 3, 9, 1, 17, 5, 24, 2])[:, None]
-    T = batch["completion_mask"].shape[1]
-    batch["completion_mask"] = (torch.arange(T) < lengths).long()
-    batch["advantages"] = torch.linspace(-1, 2, 8)
-    with torch.no_grad():
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-            torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1), T)
-    batch["old_per_token_logps"] = logps + 0.2 * torch.randn_like(logps)
-    batch["num_items_in_batch"] = batch["completion_mask"].sum()
-    return batch
+    mask = (torch.arange(batch["completion_ids"].shape[1]) < lengths).long()
+    batch |= {"completion_mask": mask, "num_items_in_batch": mask.sum(),
+              "advantages": torch.linspace(-1, 2, 8)}
+    gradient(trainer, batch, parts=1)
+    logps = trainer.logps.detach()
+    return batch | {"old_per_token_logps": logps + 0.2 * torch.randn_like(logps)}
 
 
 def gradient(trainer, batch, parts, processes=1):
@@ -108,41 +133,6 @@ def gradient(trainer, batch, parts, processes=1):
             total[name] = total.get(name, 0) + weight.grad / processes
     monkeypatch.undo()
     return total
-
-
-PROGRAM = """
-import engines.behind
-import json
-import os
-import sys
-from pathlib import Path
-import test_engine_trl as here
-folder, kind, file = sys.argv[1:]
-loss, flags = {"ours": ("grpo loss_type=dapo", {}), "theirs": (None, {"loss_type": "dapo"})}[kind]
-trainer = here.made(Path(folder), loss, beta=0.1, **flags)
-found = here.steps(trainer)
-if trainer.accelerator.is_main_process:
-    Path(file).write_text(json.dumps([trainer.accelerator.num_processes, found]))
-trainer.accelerator.end_training()
-os._exit(0)                 # or a thread of gloo may abort the process while Python shuts down
-"""
-
-
-def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
-    """The batch of an optimizer step is divided, and the gradients are averaged."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    found = {}
-    for kind in ("ours", "theirs"):
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-             "program.py", small_llama, kind, f"{kind}.json"], cwd=tmp_path, capture_output=True,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        processes, found[kind] = json.loads((tmp_path / f"{kind}.json").read_text())
-        assert processes == 2 and len(found[kind]) == 4
-    for one, other in zip(found["ours"], found["theirs"]):
-        assert one == pytest.approx(other, rel=2e-4, abs=2e-7)
 
 
 @pytest.mark.parametrize("how", ours.engines.AVERAGES)
@@ -175,26 +165,31 @@ def test_the_entropy_bonus_is_the_coefficient_times_the_mean_entropy(small_llama
         same(found[1][name] - found[0][name], weight.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_tokens_of_a_tool_and_tokens_without_a_gradient_are_counted(small_llama):
+def test_tokens_without_a_gradient_are_counted(small_llama):
     trainer = made(small_llama, "grpo epsilon=0.1 epsilon_high=0.1")
     batch = inputs_of(trainer)
     batch["advantages"][0] = 0
-    before = gradient(trainer, batch, parts=1)
-    log_rho = (trainer.scored[0] - batch["old_per_token_logps"]).detach()
+    gradient(trainer, batch, parts=1)
+    log_rho = (trainer.logps - batch["old_per_token_logps"]).detach()
     A, mask = batch["advantages"][:, None], batch["completion_mask"]
     counts = (A != 0) * mask
     clipped = torch.where(A > 0, log_rho.exp() > 1.1, log_rho.exp() < 0.9) * counts
     metrics = trainer._metrics["train"]
     assert metrics["no_gradient"][-1] == pytest.approx(clipped.sum().item() / counts.sum().item())
     assert metrics["max_log_ratio"][-1] == pytest.approx((log_rho * mask).abs().max().item())
-    batch["tool_mask"] = torch.ones_like(mask)
+
+
+def test_tokens_of_a_tool_do_not_count(small_llama):
+    """Not even if the ratios of these tokens overflow."""
+    trainer = made(small_llama, "grpo")
+    batch = inputs_of(trainer)
+    before = gradient(trainer, batch, parts=1)
+    batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
     batch["tool_mask"][:, 2:5] = 0
-    noisy = batch["old_per_token_logps"].clone()
-    noisy[:, 2:5] += 5 * torch.randn(8, 3)
     found = gradient(trainer, batch, parts=1)
-    batch["old_per_token_logps"] = noisy
-    same(gradient(trainer, batch, parts=1), found)              # these tokens do not count
     assert any(not torch.allclose(found[name], before[name]) for name in found)
+    batch["old_per_token_logps"][:, 2:5] -= 200
+    same(gradient(trainer, batch, parts=1), found)
 
 
 def test_the_weights_for_vllm_multiply_the_loss(small_llama):
@@ -255,52 +250,60 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
 
 # ---- the command -----------------------------------------------------------------------------
 
+MINE = """
+from json import dumps
+
+def my_loss(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).exp() * advantages
+
+def _helper():
+    pass
+
+""" + inspect.getsource(digits)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of the test, with problems, and a file that has a loss and a reward."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
 @pytest.mark.parametrize("words, message", [
-    (["grpo", "--epsilon", "0.2"], "--epsilon: belongs to TRL's own loss"),
-    (["grpo", "--loss-type=grpo"], "--loss_type: belongs to TRL's own loss"),
-    (["grpo", "--use_liger_kernel"], "--use_liger_kernel: belongs to TRL's own loss"),
-    (["grpo", "eps=3"], "eps: is not a setting of grpo"),
-    (["grpo"], "--dataset_name : cannot be read"),
-    (["grpo", "--dataset_name", "none.jsonl"], "--dataset_name none.jsonl: cannot be read"),
-    (["grpo", "--dataset_name", "few.jsonl", "--eval_strategy", "steps"],
-     "--dataset_name few.jsonl: has no split test; to evaluate on files, name a folder"),
-    (["grpo", "--reward_funcs", "none"], "--reward_funcs none: must be a Python file"),
-    (["grpo", "--reward_funcs", "none.py"], "none.py: there is no such file"),
-    (["grpo", "--reward_funcs", "rewards.py:none"], "--reward_funcs rewards.py:none: has no")])
-def test_a_mistake_in_the_arguments_is_one_line(words, message, tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.jsonl").write_text(json.dumps(ROWS[0]))
-    (tmp_path / "rewards.py").write_text("from json import dumps\n\ndef right(**_):\n    pass\n")
-    refused(message, ours.main, [*words, "--output_dir", "out", "--use_cpu", "--bf16", "False"])
+    ("grpo --epsilon 0.2", "--epsilon: belongs to TRL's own loss"),
+    ("grpo --loss-type=grpo", "--loss_type: belongs to TRL's own loss"),
+    ("grpo --use_liger_kernel", "--use_liger_kernel: belongs to TRL's own loss"),
+    ("grpo eps=3", "eps: is not a setting of grpo"),
+    ("grpo --run_name delta", "--dataset_name : cannot be read"),
+    ("grpo --dataset_name none.jsonl", "--dataset_name none.jsonl: cannot be read"),
+    ("grpo --dataset_name data.jsonl --eval_strategy steps",
+     "--dataset_name data.jsonl: has no split test; to evaluate on files, name a folder"),
+    ("grpo --reward_funcs none", "--reward_funcs none: must be a Python file"),
+    ("grpo --reward_funcs none.py", "none.py: there is no such file"),
+    ("grpo --reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no function none")])
+def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused):
+    refused(message, ours.main, f"{words} --output_dir out --use_cpu --bf16 False".split())
 
 
-def test_rewards_are_the_functions_of_files_or_the_last_number(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rewards.py").write_text(
-        "from json import dumps\n\ndef a(**_):\n    pass\n\ndef b(**_):\n    pass\n\n"
-        "def _helper():\n    pass\n\nclass Other:\n    pass\n")
-    names = [one.__name__ for one in ours.read_rewards(["rewards.py", "rewards.py:b"])]
-    assert names == ["a", "b", "b"]
+def test_rewards_are_the_functions_of_files_or_the_last_number(folder):
+    names = [one.__name__ for one in ours.read_rewards(["mine.py", "mine.py:digits"])]
+    assert names == ["my_loss", "digits", "digits"]
     [default] = ours.read_rewards(None)
     completions = [[{"role": "assistant", "content": "3 + 4 = 7"}], "so 8", "no number"]
     assert default(completions=completions, answer=["7", "7", 7], prompts=[]) == [1.0, 0.0, 0.0]
 
 
-def test_an_adapter_of_trl_learns_from_our_loss(small_llama, tmp_path, monkeypatch):
+def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):
     pytest.importorskip("peft", reason=NEEDS)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    (tmp_path / "mine.py").write_text(
-        "def my_loss(logps, old_logps, advantages, mask):\n"
-        "    return -(logps - old_logps).exp() * advantages\n\n" + inspect.getsource(digits))
-    flags = {name: x for name, x in FLAGS.items() if name != "max_steps"}
+    flags = FLAGS | {"max_steps": 2, "output_dir": "out", "dataset_name": "data.jsonl",
+                     "reward_funcs": "mine.py:digits", "model_name_or_path": small_llama,
+                     "use_peft": True, "lora_r": 4}
     words = [word for name, x in flags.items() for word in (f"--{name}", str(x))]
-    trainer = ours.main([
-        "mine.py:my_loss", "how=token_mean", "--model_name_or_path", str(small_llama), "--use_peft",
-        "--lora_r", "4", "--dataset_name", "data.jsonl", "--reward_funcs", "mine.py:digits",
-        "--output_dir", "out", "--max_steps", "2", *words])
+    trainer = ours.main(["mine.py:my_loss", "how=token_mean", *words])
     assert trainer.how == "token_mean" and trainer.state.global_step == 2
-    assert (tmp_path / "out/adapter_model.safetensors").exists()
+    assert (folder / "out/adapter_model.safetensors").exists()
     learned = {name: x for name, x in trainer.model.named_parameters() if x.requires_grad}
     assert learned and all("lora" in name for name in learned)
     assert any(x.abs().sum() > 0 for name, x in learned.items() if "lora_B" in name)

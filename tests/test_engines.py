@@ -1,4 +1,5 @@
 """engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+import functools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import grpo
 import gspo
 import ppo
 from engines import here
+from examples import zoo
 from report import ask
 
 pytestmark = pytest.mark.quick
@@ -45,6 +47,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("mine.py").write_text(MINE)
+    Path("bad.py").write_text("bound")
     return tmp_path
 
 
@@ -65,25 +68,17 @@ def batch(dtype=torch.float64):
     ("gspo:policy_loss level=sequence_token epsilon=3e-4", gspo.policy_loss,
      {"level": "sequence_token", "epsilon": 3e-4}, "sequence_mean"),
     ("ppo:policy_loss", ppo.policy_loss, {}, "token_mean"),
-    ("zoo:policy_loss loss_type=cispo", grpo.policy_loss, {"loss_type": "cispo"}, "token_mean")])
+    ("zoo:policy_loss loss_type=dapo epsilon=0.1", grpo.policy_loss,
+     {"epsilon": 0.1, "epsilon_high": 0.28}, "token_mean"),
+    ("zoo loss_type=gmpo gmpo_epsilon=0.01", functools.partial(
+        zoo.policy_loss, zoo.Config(loss_type="gmpo", gmpo_epsilon=0.01)), {}, "sequence_mean"),
+    ("zoo", functools.partial(zoo.policy_loss, zoo.Config()), {}, "token_mean")])
 def test_a_text_names_a_loss_its_settings_and_its_average(text, function, settings, how):
     logps, old_logps, A, mask = batch()
     loss, average = engines.load(text)
     same(loss(logps, old_logps, A, mask), function(logps, old_logps, A, mask, **settings))
     same(loss(logps, old_logps, A[:, None].expand_as(mask), mask), loss(logps, old_logps, A, mask))
     assert average == how
-
-
-def test_a_loss_of_the_zoo_has_its_flags_and_its_average():
-    logps, old_logps, A, mask = batch()
-    loss, how = engines.load("zoo:policy_loss loss_type=gmpo gmpo_epsilon=0.01")
-    wide, _ = engines.load("zoo loss_type=gmpo gmpo_epsilon=9")
-    assert how == "sequence_mean" and not torch.equal(
-        loss(logps, old_logps, A, mask), wide(logps, old_logps, A, mask))
-    clipped = (logps - old_logps).clamp(-9, 9)
-    s = ((clipped * mask).sum(1) / mask.sum(1)).exp()
-    same(wide(logps, old_logps, A, mask), -(A * s)[:, None] * mask)
-    assert engines.load("zoo loss_type=dppo_tv")[1] == "token_mean"
 
 
 def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monkeypatch):
@@ -111,8 +106,10 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("zoo:gmpo", "zoo: has no function gmpo"),
     ("zoo loss_type=gmpo dro_beta=1", "dro_beta: is not a setting of zoo:gmpo; it has loss_type"),
     ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
+    ("zoo loss_type=gmpo gmpo_epsilon=high", "gmpo_epsilon=high: must be a number"),
     ("zoo loss_type=x", "loss_type=x: must be one of"),
     ("none.py:my_loss", "none.py: there is no such file"),
+    ("bad.py:my_loss", "bad.py: cannot be imported: NameError: name 'bound' is not defined"),
     ("mine.py:your_loss", "mine.py: has no function your_loss"),
     ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, and how"),
     ("mine.py:my_loss bound=high", "mine.py:my_loss: TypeError: "),
@@ -127,57 +124,62 @@ def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, min
 
 # ---- the import path -------------------------------------------------------------------------
 
-def python(*words, cwd, **more):
-    """Run Python without the tests' own path. -> what it printed, to both streams"""
-    done = subprocess.run([sys.executable, *words], cwd=cwd, text=True, encoding="utf-8",
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **more)
-    return done.stdout
-
-
 @pytest.fixture
-def planted(tmp_path):
-    """An environment whose site-packages have a package `kernels`; plant(name) adds another."""
-    def plant(name="kernels"):
-        (tmp_path / f"site/{name}").mkdir(parents=True)
-        (tmp_path / f"site/{name}/__init__.py").write_text("")
-        return tmp_path / "site"
-    plant()
-    return plant
+def site(tmp_path):
+    """The site-packages of an environment that has a package `kernels`."""
+    plant(tmp_path / "site/kernels")
+    return tmp_path / "site"
+
+
+def plant(package):
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+
+
+def printed_by(*words, **variables):
+    """Run Python in the checkout, without the tests' own path. -> what it printed, also as errors
+    """
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, check=False, env=os.environ | variables)
+    return done.stdout
 
 
 PATH = """
 import sys
-sys.path.append({site!r})
+sys.path.append("{site}")
 import engines.behind
 import engines
 engines.load("grpo")
 engines.load("zoo loss_type=gmpo")
 import report, examples.lag, tasks.flags
 import kernels
-print(sys.path[-1] == {root!r}, sys.path.count({root!r}), kernels.__file__)
+print(sys.path[-1], sys.path.count(sys.path[-1]), kernels.__file__)
 """
 
 
-def test_no_import_of_ours_hides_a_package_of_the_environment(planted, tmp_path):
-    root, site = str(ROOT), str(tmp_path / "site")
-    printed = python("-c", PATH.format(site=site, root=root), cwd=ROOT)
-    assert printed.split() == ["True", "1", f"{site}/kernels/__init__.py"]
-    without = PATH.format(site=site, root=root).replace("import engines.behind\n", "")
-    assert f"{root}/kernels" in python("-c", without, cwd=ROOT)
+def test_no_import_of_ours_hides_a_package_of_the_environment(site):
+    program = PATH.format(site=site)
+    assert printed_by("-c", program).split() == [str(ROOT), "1", f"{site}/kernels/__init__.py"]
+    without = program.replace("import engines.behind\n", "")
+    assert f"{ROOT}/kernels" in printed_by("-c", without)
 
 
-def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(planted, tmp_path):
-    site = planted("tasks")
-    printed = python("-c", PATH.format(site=str(site), root=str(ROOT)), cwd=ROOT)
-    assert printed == (f"error: {site}/tasks: has our module's name, tasks; uninstall the package "
-                       "that it belongs to, or use an environment without it\n")
+def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(site):
+    plant(site / "tasks")
+    assert printed_by("-c", PATH.format(site=site)) == (
+        f"error: {site}/tasks: has our module's name, tasks; uninstall the package that it belongs "
+        "to, or use an environment without it\n")
 
 
-def test_real_py_hides_no_package_either(planted):
-    site = planted("transformers")
-    site.joinpath("transformers/__init__.py").write_text("import kernels\nexit(kernels.__file__)\n")
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    assert python("real.py", "none", cwd=ROOT, env=environment) == f"{site}/kernels/__init__.py\n"
+def test_an_engine_started_by_its_path_names_the_command(tmp_path):
+    assert printed_by("engines/trl.py") == (
+        "error: start it in the checkout as a module: python -m engines.trl\n")
+
+
+def test_real_py_hides_no_package_either(site):
+    (site / "transformers.py").write_text("import kernels\nexit(kernels.__file__)\n")
+    printed = printed_by("real.py", "none", PYTHONPATH=str(site))
+    assert printed == f"{site}/kernels/__init__.py\n"
 
 
 # ---- a run here ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import common
 import grpo
 import plumbing
 from engines import export
+from report import ask
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 
@@ -23,17 +24,12 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     cfg = grpo.Config(device="cpu", hidden_size=64, intermediate_size=16, task="arithmetic:2-4",
                       temperature=0.7)
+    torch.manual_seed(1)
     policy = grpo.GPT(cfg)
-    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in policy.parameters():
-            if weight.dim() == 1:
-                weight += 0.5 * torch.rand(len(weight), generator=generator)
-        policy.embed.weight *= 20
-        policy.embed.weight[grpo.EOS] *= 2.5
-        for block in policy.blocks:
-            block.out.weight *= 4
-            block.down.weight *= 4
+            weight *= 6 * torch.rand_like(weight)
+        policy.embed.weight[grpo.EOS] *= 2
     (folder / "run").mkdir()
     record = {"script": "grpo.py", "config": vars(cfg)}
     plumbing.write(folder / "run/config.json", json.dumps(record))
@@ -46,7 +42,7 @@ def made(tmp_path_factory):
 
 def test_greedy_answers_to_held_out_problems_are_the_same(made):
     policy, run, folder = made
-    _, cfg = export.read_policy(run, "checkpoint.pt")
+    _, cfg = ask.read_run(run)
     task = common.load_task(cfg, grpo.verify)
     problems = common.held_out_problems(task, 100)
     batch = grpo.complete(policy, task, cfg, problems)
@@ -74,6 +70,16 @@ def test_base_exports_the_policy_before_the_run(made, tmp_path):
     export.main([str(run), str(tmp_path / "base"), "--base"])
     llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert not any(weight.any() for weight in llama.parameters())
+
+
+def test_whoever_can_read_a_file_can_read_the_model(made):
+    assert len({file.stat().st_mode for file in made[2].iterdir()}) == 1
+
+
+def test_without_transformers_one_line_names_the_command(made, tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    refused("transformers is missing: pip install -r engines/requirements.txt", export.main,
+            [str(made[1]), str(tmp_path / "new")])
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------

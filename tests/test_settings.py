@@ -6,7 +6,6 @@ import shlex
 import pytest
 from small_models import NEEDS
 
-import common
 import dpo
 import engines
 import grpo
@@ -16,24 +15,28 @@ from engines import here, settings
 from examples import zoo
 
 
-def printed(folder, script, capsys, **flags):
-    """The lines for a run with these flags. -> {first word: words of a line}, whole text"""
-    cfg = script.Config(device="cpu", **flags)
-    folder.mkdir(exist_ok=True)
-    name = script.__name__.rpartition(".")[2]
-    content = {"script": f"{name}.py", "config": common.dataclasses.asdict(cfg)}
-    plumbing.write(folder / "config.json", json.dumps(content))
-    assert plumbing.read_config(folder)[0] == f"{name}.py"
-    capsys.readouterr()
-    settings.main([str(folder)])
-    text = capsys.readouterr().out
-    lines = [shlex.split(line) for line in text.splitlines() if line and line[0] != "#"]
-    return lines, text
+@pytest.fixture
+def printed(tmp_path, capsys):
+    """printed(script, **flags): prints the settings of a run with these flags. -> text; the words
+    of each line that is not a comment"""
+    def run(script, **flags):
+        folder = tmp_path / "a b"
+        folder.mkdir()
+        record = {"script": f"{script.__name__.rpartition('.')[2]}.py",
+                  "config": vars(script.Config(device="cpu", **flags))}
+        plumbing.write(folder / "config.json", json.dumps(record))
+        settings.main([str(folder)])
+        text = capsys.readouterr().out
+        return text, [shlex.split(line) for line in text.splitlines() if line and line[0] != "#"]
+    return run
 
 
-def values(words):
-    flags = [i for i, word in enumerate(words) if word.startswith("--")]
-    return {words[i][2:]: words[i + 1] for i in flags}
+def parsed(config, words):
+    """Let TRL parse words into its Config of this name. -> Config, {other flag: value}"""
+    trl = pytest.importorskip("trl", reason=NEEDS)
+    args, rest = trl.TrlParser(getattr(trl, config)).parse_args_and_config(
+        [*words, "--use_cpu"], return_remaining_strings=True)
+    return args, dict(zip(rest[::2], rest[1::2]))
 
 
 RUNS = [(grpo, {}), (grpo, {"loss_type": "dapo", "beta": 0.1, "kl_estimator": "k3_ratio"}),
@@ -42,35 +45,28 @@ RUNS = [(grpo, {}), (grpo, {"loss_type": "dapo", "beta": 0.1, "kl_estimator": "k
         (grpo, {"loss_type": "cispo", "mask_truncated_completions": True, "entropy_coef": 0.1}),
         (gspo, {"epsilon": 1e-3}), (zoo, {"loss_type": "gmpo", "gmpo_epsilon": 0.3}),
         (zoo, {"loss_type": "vespo"}), (zoo, {"loss_type": "clip_cov"}),
-        (zoo, {"loss_type": "sapo"}), (here, {"loss": "gspo epsilon=0.1 how=token_mean"})]
+        (zoo, {"loss_type": "sapo"}), (here, {"loss": "gspo epsilon=0.1 how=sequence_sum"})]
 
 
 @pytest.mark.parametrize("script, flags", RUNS)
-def test_the_loss_of_the_run_is_read_back_with_its_average(script, flags, tmp_path, capsys):
-    lines, _ = printed(tmp_path / "a b", script, capsys, **flags)
-    [words] = [line for line in lines if "engines.trl" in line]
-    text = " ".join(word for word in words[3:words.index("--learning_rate")])
-    loss, how = engines.load(text)
+def test_the_loss_of_the_run_is_read_back_with_its_average(script, flags, printed):
+    _, (_, words, *_, verl) = printed(script, **flags)
+    text = " ".join(words[3:words.index("--learning_rate")])
+    _, how = engines.load(text)
     if script is not here:
         assert how == script.LOSS_TYPES[script.Config(**flags).loss_type][1]
-    for name in ("epsilon", "gmpo_epsilon", "delta"):
-        if name in flags:
-            assert f"{name}={flags[name]}" in text.split()
-    assert values(words)["output_dir"] == f"{tmp_path}/a b-trl"
-    [verl] = [line for line in lines if "verl.trainer.main_ppo" in line]
+    for name in flags.keys() & {"epsilon", "gmpo_epsilon", "delta"}:
+        assert f"{name}={flags[name]}" in text.split()
     assert f"LOSS={text}" in verl
 
 
 @pytest.mark.parametrize("script, flags", RUNS)
-def test_trl_accepts_the_flags_and_counts_the_same_steps(script, flags, tmp_path, capsys):
-    trl = pytest.importorskip("trl", reason=NEEDS)
-    lines, _ = printed(tmp_path / "run", script, capsys, **flags)
-    [words] = [line for line in lines if "engines.trl" in line]
-    own = next((line for line in lines if line[0] == "--loss_type"), [])
-    parser = trl.TrlParser((trl.GRPOConfig,))
-    chosen = [word for name, x in values(words).items() for word in (f"--{name}", x)
-              if name not in ("model_name_or_path", "dataset_name", "reward_funcs")]
-    [args] = parser.parse_args_and_config([*chosen, *own, "--use_cpu"])
+def test_trl_accepts_the_flags_and_counts_the_same_steps(script, flags, printed, tmp_path):
+    _, (_, words, *own, _) = printed(script, **flags)
+    words = words[words.index("--learning_rate"):]
+    args, rest = parsed("GRPOConfig", sum(own, words))
+    assert rest.keys() == {"--model_name_or_path", "--dataset_name", "--reward_funcs"}
+    assert args.output_dir == f"{tmp_path}/a b-trl"
     cfg = script.Config(device="cpu", **flags)
     rows = cfg.num_prompts // cfg.num_mini_batches * cfg.num_generations
     size = args.per_device_train_batch_size
@@ -78,8 +74,7 @@ def test_trl_accepts_the_flags_and_counts_the_same_steps(script, flags, tmp_path
     assert size * args.steps_per_generation == rows * cfg.num_mini_batches
     assert args.max_steps == cfg.max_steps * cfg.num_iterations * cfg.num_mini_batches
     assert args.use_bias_correction_kl == (cfg.kl_estimator == "k3_ratio")
-    for name in ("learning_rate", "beta", "entropy_coef", "temperature", "scale_rewards",
-                 "mask_truncated_completions", "num_iterations"):
+    for name in settings.SAME:
         assert getattr(args, name) == getattr(cfg, name)
     if own:
         assert (args.epsilon_high or args.epsilon) == pytest.approx(
@@ -87,12 +82,11 @@ def test_trl_accepts_the_flags_and_counts_the_same_steps(script, flags, tmp_path
         assert args.importance_sampling_level == ("sequence" if script is gspo else "token")
 
 
-def test_verl_has_all_keys_of_the_command(tmp_path, capsys):
+def test_verl_has_all_keys_of_the_command(printed):
     pytest.importorskip("verl", reason="needs lab/conform/requirements.txt")
     hydra = pytest.importorskip("hydra")
     import verl.trainer
-    lines, _ = printed(tmp_path / "run", grpo, capsys, beta=0.1, loss_type="dr_grpo")
-    [words] = [line for line in lines if "verl.trainer.main_ppo" in line]
+    _, (*_, words) = printed(grpo, beta=0.1, loss_type="dr_grpo")
     keys = [word for word in words if re.match(r"[a-z_]+\.", word) and "=" in word]
     with hydra.initialize_config_dir(f"{verl.trainer.__path__[0]}/config", version_base=None):
         config = hydra.compose("ppo_trainer", overrides=keys)   # raises if a key does not exist
@@ -110,27 +104,23 @@ def test_verl_has_all_keys_of_the_command(tmp_path, capsys):
     (grpo, {"beta": 0.1, "kl_estimator": "k2"}, ["--kl_estimator k2"]),
     (zoo, {"advantage": "passk"}, ["--advantage passk"]),
     (dpo, {"nll_coef": 0.5, "label_smoothing": 0.1}, ["--nll_coef 0.5", "--label_smoothing"]),
-    (dpo, {"loss_type": "ipo", "beta": 0.5}, ["--loss_type ipo"])])
-def test_what_has_no_counterpart_is_listed(script, flags, lost, tmp_path, capsys):
-    _, text = printed(tmp_path / "run", script, capsys, **flags)
+    (dpo, {"loss_type": "ipo", "beta": 0.5}, ["--loss_type ipo, which TRL divides"])])
+def test_what_has_no_counterpart_is_listed(script, flags, lost, printed):
+    text, _ = printed(script, **flags)
     first = text.splitlines()[0]
     assert first.startswith("#") and all(one in first for one in lost)
 
 
-def test_trl_accepts_the_flags_of_dpo(tmp_path, capsys):
-    trl = pytest.importorskip("trl", reason=NEEDS)
-    lines, _ = printed(tmp_path / "run", dpo, capsys, loss_type="hinge")
-    chosen = [word for name, x in values(lines[0]).items() for word in (f"--{name}", x)
-              if name not in ("model_name_or_path", "dataset_name")]
-    [args] = trl.TrlParser((trl.DPOConfig,)).parse_args_and_config(
-        [*chosen, "--output_dir", "out", "--use_cpu"])
+def test_trl_accepts_the_flags_of_dpo(printed):
+    _, [words] = printed(dpo, loss_type="hinge")
+    args, rest = parsed("DPOConfig", [*words[2:], "--output_dir", "out"])
+    assert rest.keys() == {"--model_name_or_path", "--dataset_name"}
     assert args.beta == 0.1 and args.max_steps == 60 and args.per_device_train_batch_size == 64
 
 
 def test_a_run_of_another_script_is_refused(tmp_path, refused):
     plumbing.write(tmp_path / "config.json", json.dumps({"script": "ppo.py", "config": {}}))
-    refused("is a run of ppo.py, for which TRL and verl have no settings", settings.main,
-            [str(tmp_path)])
+    refused("is a run of ppo.py; this command takes", settings.main, [str(tmp_path)])
 
 
 def test_there_are_no_more_mini_batches_than_prompts_and_parts_are_as_large_as_they_may_be():
