@@ -134,7 +134,9 @@ def made_up(tmp_path, monkeypatch):
     (lab.__main__.main, "kl --replicate 9 --draw", "not allowed with"),
     (r1.main, "3 3", "at least 2 different seeds"),
     (r1.main, "--processes 0", "--processes 0: must be at least 1")])
-def test_flags_that_contradict_or_make_no_sense_are_refused(main, flags, message, stops):
+def test_flags_that_contradict_or_make_no_sense_are_refused(
+        main, flags, message, stops, monkeypatch):
+    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", None)    # nothing is measured
     stops(message, main, flags.split())
 
 
