@@ -1,8 +1,8 @@
 """Run experiments of the lab, judge their claims, and write their pages: python -m lab NAME (make
 lab-NAME), or all of them (make lab).
 
-An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, and what
-DEFAULTS does not say:
+An experiment is a module lab/claims/NAME.py. It has SEEDS, which may leave out numbers, page, and
+whatever differs from DEFAULTS:
   CASES, measure    names, and a function measure(case, seed) -> {column: a number or a list}
   FEWER             {case or side: its seeds}, for those that do not have all SEEDS
   SIDES, COMPARED   {side: (command line of a script, or None for measure, a learning rate to begin
