@@ -227,40 +227,42 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, COLUMNS)
-    reference = run.begin()
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
-    held_out = sample_batch(reference, task, cfg, "pairs", split="test")
-    held_out_pairs = preferences(held_out.rewards)
+    with plumbing.Run(cfg, task, policy, COLUMNS, score, sample_batch) as run:
+        reference = run.begin()
+        optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+        held_out = sample_batch(reference, task, cfg, "pairs", split="test")
+        held_out_pairs = preferences(held_out.rewards)
 
-    @torch.no_grad()
-    def evaluate_both(policy, task, cfg, greedy=False):
-        """Evaluate; add the metrics of held-out pairs and the KL to the base. -> scores"""
-        scores = evaluate(policy, task, cfg, greedy)
-        metrics = backward(policy, reference, held_out, *held_out_pairs, cfg)
-        scores |= {f"pairs/{name}": value for name, value in metrics.items()}
-        drawn = sample_batch(policy, task, cfg, "kl", split="test")
-        ref_logps, _ = score(reference, drawn.prompts, drawn.tokens, cfg.temperature, cfg.kernel)
-        mask = drawn.mask                                                       # (B, T)
-        token_kl = kl(drawn.logps * mask, ref_logps * mask)
-        return scores | {"kl": (token_kl.sum() / mask.sum()).item()}
+        @torch.no_grad()
+        def evaluate_both(policy, task, cfg, greedy=False):
+            """Evaluate; add the metrics of held-out pairs and the KL to the base. -> scores"""
+            scores = evaluate(policy, task, cfg, greedy)
+            metrics = backward(policy, reference, held_out, *held_out_pairs, cfg)
+            scores |= {f"pairs/{name}": value for name, value in metrics.items()}
+            drawn = sample_batch(policy, task, cfg, "kl", split="test")
+            ref_logps, _ = score(
+                reference, drawn.prompts, drawn.tokens, cfg.temperature, cfg.kernel)
+            mask = drawn.mask                                                   # (B, T)
+            token_kl = kl(drawn.logps * mask, ref_logps * mask)
+            return scores | {"kl": (token_kl.sum() / mask.sum()).item()}
 
-    run.start(evaluate_both, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        sampler = policy if cfg.online else reference
-        batch = sample_batch(sampler, task, cfg, step)      # questions, G outputs of each, rewards
-        chosen, rejected = preferences(batch.rewards)                           # (N,) each
-        metrics = update(                                                       # descend L
-            policy, reference, optimizer, batch, chosen, rejected, cfg, step)
-        labels = torch.zeros(len(batch.texts)).scatter(0, chosen, 1.0).scatter(0, rejected, -1.0)
-        run.log(batch, labels, metrics)
-    return run.finish()
+        run.start(evaluate_both, policy=policy, optimizer=optimizer)
+        for step in range(run.step, cfg.max_steps):
+            sampler = policy if cfg.online else reference
+            batch = sample_batch(sampler, task, cfg, step)  # questions, G outputs of each, rewards
+            chosen, rejected = preferences(batch.rewards)                       # (N,) each
+            metrics = update(                                                   # descend L
+                policy, reference, optimizer, batch, chosen, rejected, cfg, step)
+            labels = torch.zeros(len(batch.texts))                              # (B,)
+            labels[chosen] = 1.0
+            labels[rejected] = -1.0
+            run.log(batch, labels, metrics)
+        return run.finish()
 
 
 # ==== the machinery: from here on, the text is the same in all scripts ========================
 
-common.optional("kernels")                      # folders that a copied script can do without
-common.optional("tasks.flags", "report.observers")
+kernels = common.optional("kernels")            # faster on CUDA; None if a copied script lacks it
 
 # ---- 5. the verifier and the reward ----------------------------------------------------------
 
@@ -367,8 +369,8 @@ def take(cache, rows):
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
     """Compute log-probabilities of tokens, and entropies (nats), of softmax(logits / temperature).
     (B, T, V), (B, T) -> (B, T), (B, T). ValueError if the kernel cannot run here."""
-    if common.kernels and common.kernels.applies(kernel, logits):
-        return common.kernels.logprobs(logits, tokens, temperature)             # Triton, on CUDA
+    if kernels and kernels.applies(kernel, logits):
+        return kernels.logprobs(logits, tokens, temperature)                    # Triton, on CUDA
     log_p = F.log_softmax(logits / temperature, dim=-1)                         # (B, T, V)
     logps = log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)                  # (B, T)
     p_log_p = log_p.exp() * log_p.clamp(min=-1e4)                               # 0 where p is 0
@@ -445,9 +447,15 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    is_graph = common.kernels and cfg.device == "cuda" and cfg.kernel != "torch"
-    roll_out = task.rollout or (common.kernels.rollout if is_graph else rollout)
-    tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
+    functions = common.Functions(rotate, take, logprobs, read_prompts, sample_token)
+    if task.call_tokens:                                    # an environment inserts text
+        tool = common.optional("tasks.calls")
+        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task, functions)
+    elif kernels and cfg.device == "cuda" and cfg.kernel != "torch":
+        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, functions)
+    else:
+        outputs = rollout(policy, prompts, problems, cfg, uniforms)
+    tokens, mask, logps, entropy, lengths = outputs
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
     truncated = (tokens != EOS).all(dim=1)                                      # (B,)

@@ -1,10 +1,10 @@
 """A reader of an algorithm can skip this file: it reads the flags, makes the base policy, and gives
 a run its folder, its logs and its checkpoints."""
 import argparse
-import ast
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -13,7 +13,6 @@ import secrets
 import shlex
 import signal
 import sys
-import threading
 import time
 import zipfile
 import zlib
@@ -27,7 +26,7 @@ from torch import nn
 from tqdm import tqdm
 
 import common
-from common import HERE, fail
+from common import fail
 
 # ---- 1. flags --------------------------------------------------------------------------------
 
@@ -57,8 +56,9 @@ def parse_flags(config_class, argv=None):
     if "" in given.values():
         fail("a flag has an empty value; give one, or leave it out")
 
-    task = given.get("task", "arithmetic")
-    stored = common.tasks.defaults(config_class, task) if common.tasks else {}
+    stored = {}
+    if tasks := common.optional("tasks.flags"):
+        stored = tasks.defaults(config_class, given.get("task", "arithmetic"))
     if folder := given.get("resume_from_checkpoint"):
         script, flags = read_config(folder)
         if script != Path(inspect.getfile(config_class)).name:
@@ -73,8 +73,9 @@ def parse_flags(config_class, argv=None):
     for holds, message in rules(cfg):
         if not holds:
             fail(message)
-    if common.kernels and "device" not in stored | given:
-        common.kernels.note_unused_gpu()
+    kernels = common.optional("kernels")
+    if kernels and "device" not in stored | given:
+        kernels.note_unused_gpu()
     return cfg
 
 
@@ -100,9 +101,17 @@ def rules(cfg):
     yield from cfg.rules()
     has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
     yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
-    yield common.report or cfg.report_to == "none", "--report_to: needs tasks/ and report/"
-    runs = cfg.kernel != "triton" or common.kernels and common.kernels.can_run(cfg.device)
-    yield runs, f"--kernel triton: needs {getattr(common.kernels, 'NEEDS', 'kernels/')}; use torch"
+    if cfg.report_to != "none":
+        yield has_report(), f"--report_to {cfg.report_to}: needs the folders report/ and tasks/"
+    if cfg.kernel == "triton":
+        kernels = common.optional("kernels")
+        needs = kernels.NEEDS if kernels else "the folder kernels/"
+        yield kernels and kernels.can_run(cfg.device), f"--kernel triton: needs {needs}; use torch"
+
+
+def has_report():
+    """Whether the folders are present that follow a run, and write its report. -> bool"""
+    return common.optional("report") is not None and common.optional("tasks") is not None
 
 
 def read_config(folder):
@@ -129,44 +138,89 @@ for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_g
 
 
 def load_base(policy, task, cfg):
-    """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
-    the code of the policy, the task and the warm start, the flags, torch and the arithmetic."""
-    kinds = type(policy).__mro__[:-2]                   # without nn.Module and object
-    shape = [kind.__name__ for kind in kinds]
-    shape += code_of([*map(inspect.getfile, kinds), common.__file__], shape)
-    shape += code_of([common.__file__, __file__], ["Arithmetic", "warm_start"])
-    parts = ("__init__", "mix", "calls", *re.split("[:,]", cfg.task))
-    shape += code_of(path for part in parts if (path := HERE / f"tasks/{part}.py").is_file())
-    shape += [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
-    key = zlib.crc32(repr((shape, common.ARITHMETIC)).encode())
-    path = Path(f"runs/base/{task.name}-{key:08x}.pt")
-    if not load_policy(policy, path, fail=lambda _: None):      # no base yet, or a damaged one
+    """Load the base, or make it if this is the first run that needs it."""
+    path = base_path(policy, task, cfg)
+    try:
+        read_policy(policy, path)
+    except Exception:                   # there is no base yet, or a damaged one
         warm_start(policy, task, cfg)
         suffix = f".{secrets.token_hex(4)}.tmp"     # another run, or container, may write it, too
         write(path, {"policy": policy.state_dict()}, suffix)
 
 
-def code_of(files, names=None):
-    """Collect the functions, classes and constants of these names in some files, and all others
-    there that they mention; or all, but no comments and docstrings. -> list of str"""
-    defined = {}                                        # name: set of code
-    for path in dict.fromkeys(files):
-        tree = ast.parse(Path(path).read_text("utf-8"))
-        for node in ast.walk(tree):
-            has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            if has_body and ast.get_docstring(node) is not None:
-                node.body = node.body[1:] or [ast.Pass()]
-        for node in tree.body:
-            targets = map(ast.unparse, getattr(node, "targets", []))    # of an assignment
-            for name in (getattr(node, "name", ""), *targets):
-                defined.setdefault(name, set()).add(ast.unparse(node))
-    chosen = set()
-    waiting = {*(names or defined)}
-    while waiting:
-        code = defined.get(waiting.pop(), set()) - chosen
-        chosen |= code
-        waiting |= {*re.findall(r"\w+", " ".join(code))}
-    return sorted(chosen)
+def base_path(policy, task, cfg):
+    """Name the file of a base by a hash of what shapes it: the code of the policy, the warm start
+    and the task, the task's attributes, the flags, torch and the arithmetic. -> Path"""
+    task = getattr(task.demonstration, "__self__", task)        # without what --reward wraps it in
+    shape = [recipe(thing, {}) for thing in (type(policy), warm_start, task)]
+    shape += [getattr(cfg, name) for name in ("device", *common.Base.__annotations__)]
+    key = zlib.crc32(repr((shape, common.ARITHMETIC)).encode())
+    return Path(f"runs/base/{task.name}-{key:08x}.pt")
+
+
+def recipe(thing, seen):
+    """Describe what makes a function, a class or an object do what it does: values, compiled code,
+    which has no comments, and all that they mention, except for packages. Equal texts mean equal
+    behavior, if it does not depend on files. seen: {id: thing}. -> str"""
+    thing = inspect.unwrap(getattr(thing, "__func__", thing))           # a method, or decorated
+    if isinstance(thing, (property, functools.cached_property)):
+        thing = getattr(thing, "fget", None) or thing.func
+    if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
+        return repr(thing)
+    if isinstance(thing, (list, tuple)):
+        return f"[{', '.join(recipe(part, seen) for part in thing)}]"
+    if isinstance(thing, (set, frozenset)):             # whose order differs between processes
+        return recipe(sorted(recipe(part, seen) for part in thing), seen)
+    if isinstance(thing, dict):
+        return recipe(list(thing.items()), seen)
+    if hasattr(thing, "tolist"):                        # an array, whose repr leaves numbers out
+        return recipe(thing.tolist(), seen)
+    if id(thing) in seen or isinstance(thing, Path) or is_installed(thing):
+        return getattr(thing, "__qualname__", "")
+    seen[id(thing)] = thing
+    if inspect.isfunction(thing):
+        return recipe(parts_of_function(thing), seen)
+    if inspect.isclass(thing):
+        parts = [(name, value) for name, value in vars(thing).items()
+                 if inspect.isroutine(value) or not name.startswith("__")]
+        return recipe([thing.__qualname__, *thing.__mro__[1:], *parts], seen)
+    if hasattr(thing, "__dict__"):
+        hidden = ("verify", "state", "flag")            # of a task; they shape no demonstration
+        parts = [(name, value) for name, value in vars(thing).items() if name not in hidden]
+        return recipe([type(thing), *parts], seen)
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(thing))
+
+
+def parts_of_function(function):
+    """List the code of a function, and the values that it finds under the names in it."""
+    codes = [function.__code__]
+    for code in codes:                                  # also the functions within it
+        codes += [part for part in code.co_consts if inspect.iscode(part)]
+    parts = [function.__defaults__, function.__kwdefaults__]
+    parts += [cell.cell_contents for cell in function.__closure__ or ()]
+    names = {name: None for code in codes for name in code.co_names}
+    for code in codes:
+        constants = [part for part in code.co_consts if not inspect.iscode(part)]
+        parts += [code.co_code, code.co_names, [x for x in constants if x != function.__doc__]]
+    for name in names:
+        value = function.__globals__.get(name)
+        if inspect.ismodule(value) and not is_installed(value):
+            mentioned = names.keys() & vars(value).keys()
+            value = [vars(value)[other] for other in names if other in mentioned] or vars(value)
+        parts.append(value)
+    return parts
+
+
+def is_installed(thing):
+    """Whether a function, a class or a module comes with Python or with a package."""
+    if not (inspect.isroutine(thing) or inspect.isclass(thing) or inspect.ismodule(thing)):
+        return False
+    try:
+        path = Path(inspect.getfile(thing))
+    except (TypeError, OSError):                        # built in, or typed into a notebook
+        return getattr(thing, "__module__", "") != "__main__"
+    is_library = Path(os.__file__).parent in path.parents or str(path).startswith("<frozen")
+    return is_library or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def warm_start(model, task, cfg):
@@ -195,10 +249,12 @@ def warm_start(model, task, cfg):
             adamw.step()
             for group, momentum in zip(groups.values(), momenta):
                 muon_step(group, momentum, 5 * rate)    # an orthogonal step is small per entry
-        if common.kernels and is_cuda and cfg.kernel != "torch":
-            descend = common.kernels.recorded(descend, cfg.device)
+        kernels = common.optional("kernels")
+        if kernels and is_cuda and cfg.kernel != "torch":
+            descend = kernels.recorded(descend, cfg.device)
         for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
-            if not sys.stderr.isatty() and 4 * step % cfg.base_steps < 4:   # tqdm prints nothing
+            is_quarter = step % max(1, cfg.base_steps // 4) == 0
+            if is_quarter and not sys.stderr.isatty():                      # tqdm prints nothing
                 print(f"making the base: step {step} of {cfg.base_steps}", file=sys.stderr)
             phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
             examples = common.sample_problems(
@@ -277,19 +333,21 @@ def write(path, content, suffix=".tmp"):
             part.unlink(missing_ok=True)                # left by a full disk, or by Ctrl-C
 
 
-def load_policy(policy, path, fail=fail):
+def read_policy(policy, path):
+    """Load a checkpoint's weights; a damaged file can raise almost anything. -> the checkpoint"""
+    if zipfile.ZipFile(path).testzip() is not None:         # torch does not verify checksums
+        raise ValueError(f"{path}: damaged")
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    policy.load_state_dict(saved["policy"])
+    return saved
+
+
+def load_policy(policy, path):
     """Load a checkpoint's weights, or exit with one line if they do not fit. -> the checkpoint"""
     try:
-        if zipfile.ZipFile(path).testzip() is not None:     # torch does not verify checksums
-            raise ValueError
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        policy.load_state_dict(saved["policy"])
-        return saved
-    except Exception as error:              # a damaged file can raise almost anything
-        return fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
-
-
-THREAD = threading.local()      # .lock: the locked file of the run that a thread began last
+        return read_policy(policy, path)
+    except Exception as error:
+        fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
 
 
 def handle(handlers):
@@ -305,25 +363,36 @@ def logged(scores):
 
 
 class Run:
-    """One run with its folder, logs and checkpoints. `columns` maps the headings of the console to
-    metrics. A script may keep plain values in `state`, which checkpoints store."""
+    """One run with its folder, logs and checkpoints. It is a context: as long as it lasts, Ctrl-C
+    saves the run. `columns` maps the headings of the console to metrics; `score` and `sample_batch`
+    are the script's, for observers. A script may keep plain values in `state`, which checkpoints
+    store."""
 
-    def __init__(self, cfg, task, policy, columns):
+    def __init__(self, cfg, task, policy, columns, score, sample_batch):
         torch.set_num_threads(1)                # two would be only 1.15 times as fast
         torch.set_float32_matmul_precision("highest")       # not TF32, which some images turn on
         self.cfg = cfg
         self.task = task
         self.policy = policy
         self.columns = columns
+        self.score = score
+        self.sample_batch = sample_batch
         self.script = Path(inspect.getfile(type(cfg)))
+        self.flag = task.flag or f"{self.script.stem}.{type(task).__name__}"    # as --task names it
+        if not task.flag and cfg.task not in ("arithmetic", self.flag):
+            fail(f"--task {cfg.task}: {self.script.name} makes a task of its own, {task.name}")
         self.step = 0                           # number of steps that are done
         self.state = {"seconds_total": 0.0}
         self.pid = os.getpid()
+        self.lock = None                        # the locked file in the folder
+        self.handlers = {}                      # of signals, as they were before the run
         self.unsaved = None                     # a checkpoint that a signal writes
         self.line = {}                          # that metrics.jsonl lacks: of the base, or the end
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
-        self.observers = common.report.observers(cfg) if common.report else []
+        self.observers = []
+        if has_report():
+            self.observers = common.optional("report.observers").observers(cfg)
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
         if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
@@ -339,6 +408,15 @@ class Run:
             load_policy(policy, Path(cfg.init_from, "checkpoint.pt"))
         self.began = time.perf_counter() - self.state["seconds_total"]
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        """Give back the signals and the folder, however the run ended."""
+        handle(self.handlers)
+        if self.lock is not None:
+            self.lock.close()
+
     def begin(self):
         """Take the run folder, and cut its logs to their length at the checkpoint. Load the base,
         unless a run of before has provided weights. From now on, Ctrl-C prints how to resume.
@@ -352,7 +430,7 @@ class Run:
                 fail(f"{first}: is not empty, or another run writes there; name another folder")
             number += 1
             self.folder = Path(f"{first}-{number}")
-        config = dataclasses.asdict(self.cfg) | {"resume_from_checkpoint": ""}
+        config = dataclasses.asdict(self.cfg) | {"resume_from_checkpoint": "", "task": self.flag}
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         write(self.folder / self.script.name, self.script.read_text("utf-8"))
@@ -382,7 +460,6 @@ class Run:
         before its first step. -> whether it is this run's alone"""
         is_resumed = self.cfg.resume_from_checkpoint != ""
         path = self.folder / "run.lock"
-        THREAD.lock = None                      # closes that of a run which failed in this thread
         with writing(path):
             try:
                 self.folder.mkdir(parents=True, exist_ok=is_resumed or self.cfg.output_dir != "")
@@ -392,10 +469,10 @@ class Run:
                 return False                    # no run made this folder
             if os.name == "nt":                 # Windows keeps a file that another process has open
                 path.unlink(missing_ok=True)
-            THREAD.lock = path.open("ab")
+            self.lock = path.open("ab")
         try:
             import fcntl  # not on Windows
-            fcntl.flock(THREAD.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except (ImportError, OSError):          # the file system has no locks
@@ -453,7 +530,8 @@ class Run:
     def tell(self, event, *args):
         """Call observer.EVENT(run, *args) for each observer that has such a method."""
         for observer in self.observers:
-            getattr(observer, event, lambda *_: None)(self, *args)
+            if hasattr(observer, event):
+                getattr(observer, event)(self, *args)
 
     def append(self, name, record):
         """Add a line to a log, NAME.jsonl."""
@@ -472,22 +550,19 @@ class Run:
             write(self.folder / "checkpoint.pt", saved)
 
     def leave(self, number, frame):
-        """Handle Ctrl-C, SIGTERM and SIGHUP: save, print how to resume, and exit. If the run has
-        failed before, or this is a process that it forked, the handler of before takes over."""
-        while frame is not None and frame.f_locals.get("run") is not self:
-            frame = frame.f_back
-        if frame is None or os.getpid() != self.pid:
+        """Handle Ctrl-C, SIGTERM and SIGHUP: save, print how to resume, and exit. In a process that
+        the run has forked, the handler of before takes over."""
+        if os.getpid() != self.pid:
             handle(self.handlers)
             os.kill(os.getpid(), number)
             return
         handle(dict.fromkeys(self.handlers, signal.SIG_IGN))        # a second one has no effect
         if self.unsaved:
             write(self.folder / "checkpoint.pt", self.unsaved)
-        THREAD.lock.close()
         resume = command(self.script, "--resume_from_checkpoint", self.folder)
         os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
-        if sys.excepthook is not end_quietly:           # a program, which goes on
-            handle(self.handlers)
+        if sys.excepthook is end_quietly:       # a command: still none, until the process has ended
+            self.handlers = {}
         raise SystemExit(128 + number)
 
     def finish(self):
@@ -500,6 +575,4 @@ class Run:
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")
         self.tell("finish", summary)
-        handle(self.handlers)
-        THREAD.lock.close()
         return summary

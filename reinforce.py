@@ -242,25 +242,24 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, COLUMNS)
-    reference = run.begin()
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    with plumbing.Run(cfg, task, policy, COLUMNS, score, sample_batch) as run:
+        reference = run.begin()
+        optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
-    run.start(evaluate, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
-        rewards = token_rewards(task, batch, cfg)                               # (B, T)
-        ref_logps, mean_kl = score_reference(reference, batch, cfg)
-        A = compute_advantages(policy, ref_logps, batch, rewards, cfg)          # (B, T)
-        metrics = update(policy, optimizer, batch, A, cfg, step)                # descend (5)
-        run.log(batch, A, metrics | {"kl": mean_kl})
-    return run.finish()
+        run.start(evaluate, policy=policy, optimizer=optimizer)
+        for step in range(run.step, cfg.max_steps):
+            batch = sample_batch(policy, task, cfg, step)   # questions, G outputs of each, rewards
+            rewards = token_rewards(task, batch, cfg)                           # (B, T)
+            ref_logps, mean_kl = score_reference(reference, batch, cfg)
+            A = compute_advantages(policy, ref_logps, batch, rewards, cfg)      # (B, T)
+            metrics = update(policy, optimizer, batch, A, cfg, step)            # descend (5)
+            run.log(batch, A, metrics | {"kl": mean_kl})
+        return run.finish()
 
 
 # ==== the machinery: from here on, the text is the same in all scripts ========================
 
-common.optional("kernels")                      # folders that a copied script can do without
-common.optional("tasks.flags", "report.observers")
+kernels = common.optional("kernels")            # faster on CUDA; None if a copied script lacks it
 
 # ---- 5. the verifier and the reward ----------------------------------------------------------
 
@@ -367,8 +366,8 @@ def take(cache, rows):
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
     """Compute log-probabilities of tokens, and entropies (nats), of softmax(logits / temperature).
     (B, T, V), (B, T) -> (B, T), (B, T). ValueError if the kernel cannot run here."""
-    if common.kernels and common.kernels.applies(kernel, logits):
-        return common.kernels.logprobs(logits, tokens, temperature)             # Triton, on CUDA
+    if kernels and kernels.applies(kernel, logits):
+        return kernels.logprobs(logits, tokens, temperature)                    # Triton, on CUDA
     log_p = F.log_softmax(logits / temperature, dim=-1)                         # (B, T, V)
     logps = log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)                  # (B, T)
     p_log_p = log_p.exp() * log_p.clamp(min=-1e4)                               # 0 where p is 0
@@ -445,9 +444,15 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    is_graph = common.kernels and cfg.device == "cuda" and cfg.kernel != "torch"
-    roll_out = task.rollout or (common.kernels.rollout if is_graph else rollout)
-    tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
+    functions = common.Functions(rotate, take, logprobs, read_prompts, sample_token)
+    if task.call_tokens:                                    # an environment inserts text
+        tool = common.optional("tasks.calls")
+        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task, functions)
+    elif kernels and cfg.device == "cuda" and cfg.kernel != "torch":
+        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, functions)
+    else:
+        outputs = rollout(policy, prompts, problems, cfg, uniforms)
+    tokens, mask, logps, entropy, lengths = outputs
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
     truncated = (tokens != EOS).all(dim=1)                                      # (B,)

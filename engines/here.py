@@ -33,25 +33,25 @@ def main(argv=None):
         common.fail(f"--loss {error}")
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS)
-    reference = run.begin()
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:
+        reference = run.begin()
+        optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
-    def backward(policy, batch, ref_logps, A, rows, cfg):
-        """Accumulate the gradient of (5) of grpo.py, with `loss` and its average. -> metrics"""
-        return grpo.backward(
-            policy, batch, ref_logps, A, rows, cfg,
-            lambda logps, old_logps, A, mask, *_: loss(logps, old_logps, A, mask),
-            {cfg.loss_type: ("", how)})
+        def backward(policy, batch, ref_logps, A, rows, cfg):
+            """Accumulate the gradient of (5) of grpo.py, with `loss` and its average. -> metrics"""
+            return grpo.backward(
+                policy, batch, ref_logps, A, rows, cfg,
+                lambda logps, old_logps, A, mask, *_: loss(logps, old_logps, A, mask),
+                {cfg.loss_type: ("", how)})
 
-    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        batch = grpo.sample_with_signal(policy, task, cfg, step)
-        A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)    # (B, 1)
-        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, backward)
-        run.log(batch, A, metrics | {"kl": mean_kl})
-    return run.finish()
+        run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
+        for step in range(run.step, cfg.max_steps):
+            batch = grpo.sample_with_signal(policy, task, cfg, step)
+            A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)
+            ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
+            metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, backward)
+            run.log(batch, A, metrics | {"kl": mean_kl})
+        return run.finish()
 
 
 if __name__ == "__main__":

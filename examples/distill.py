@@ -301,27 +301,27 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, reinforce.verify)
     policy = reinforce.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, COLUMNS)
-    teacher = load_teacher(run, cfg)
-    base = run.begin()
-    if cfg.teacher == "self":
-        teacher = policy if cfg.teacher_model_kind == "live" else base
-    if cfg.teacher_model_kind == "ema":
-        run.parts["teacher"] = teacher
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    with plumbing.Run(cfg, task, policy, COLUMNS, reinforce.score, reinforce.sample_batch) as run:
+        teacher = load_teacher(run, cfg)
+        base = run.begin()
+        if cfg.teacher == "self":
+            teacher = policy if cfg.teacher_model_kind == "live" else base
+        if cfg.teacher_model_kind == "ema":
+            run.parts["teacher"] = teacher
+        optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
-    run.start(reinforce.evaluate, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        uniform = torch.rand((), generator=common.generator(cfg.seed, "lmbda", step))
-        is_own = uniform.item() < cfg.lmbda                 # whether the student writes
-        batch = reinforce.sample_batch(policy if is_own else teacher, task, cfg, step)
-        hints = add_hints(task, batch, cfg)
-        A = reinforce.advantages(batch.rewards, cfg.baseline).view(-1, 1).to(batch.mask)    # (B, 1)
-        metrics = update(policy, teacher, optimizer, batch, hints, A, cfg, step)
-        share = hints[1].mean().item()
-        run.log(batch, (A if cfg.teacher_coef > 0 else 1) * batch.mask, metrics | {
-            "on_policy": float(is_own), "self_distillation/reprompt_sample_fraction": share})
-    return run.finish()
+        run.start(reinforce.evaluate, policy=policy, optimizer=optimizer)
+        for step in range(run.step, cfg.max_steps):
+            uniform = torch.rand((), generator=common.generator(cfg.seed, "lmbda", step))
+            is_own = uniform.item() < cfg.lmbda             # whether the student writes
+            batch = reinforce.sample_batch(policy if is_own else teacher, task, cfg, step)
+            hints = add_hints(task, batch, cfg)
+            A = reinforce.advantages(batch.rewards, cfg.baseline).view(-1, 1).to(batch.mask)
+            metrics = update(policy, teacher, optimizer, batch, hints, A, cfg, step)
+            share = hints[1].mean().item()
+            run.log(batch, (A if cfg.teacher_coef > 0 else 1) * batch.mask, metrics | {
+                "on_policy": float(is_own), "self_distillation/reprompt_sample_fraction": share})
+        return run.finish()
 
 
 if __name__ == "__main__":

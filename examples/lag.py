@@ -148,21 +148,21 @@ def main(argv=None):
     script = METHODS[cfg.method]
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, script.COLUMNS)
-    reference = run.begin()
-    sampler = Sampler(policy, cfg.sampler_lag)
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    with plumbing.Run(cfg, task, policy, script.COLUMNS, script.score, script.sample_batch) as run:
+        reference = run.begin()
+        sampler = Sampler(policy, cfg.sampler_lag)
+        optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
-    run.start(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler)
-    for step in range(run.step, cfg.max_steps):
-        batch = script.sample_with_signal(sampler.policy, task, cfg, step)
-        A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)  # (B, 1)
-        weights, differences = correct_for_lag(policy, batch, cfg)              # (B, T)
-        ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
-        metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, step)
-        sampler.follow(policy)
-        run.log(batch, A, metrics | differences | {"kl": mean_kl})
-    return run.finish()
+        run.start(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler)
+        for step in range(run.step, cfg.max_steps):
+            batch = script.sample_with_signal(sampler.policy, task, cfg, step)
+            A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)
+            weights, differences = correct_for_lag(policy, batch, cfg)          # (B, T)
+            ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
+            metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, step)
+            sampler.follow(policy)
+            run.log(batch, A, metrics | differences | {"kl": mean_kl})
+        return run.finish()
 
 
 if __name__ == "__main__":

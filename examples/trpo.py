@@ -139,24 +139,24 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, ppo.verify)
     policy = ppo.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, ppo.COLUMNS)
-    reference = run.begin()
-    critic = ppo.Critic(policy)
-    optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
-    if not run.resumed:
-        ppo.pretrain_critic(policy, critic, optimizer, reference, task, cfg)
-    run.state = {"beta": cfg.beta} | run.state
-    run.start(ppo.evaluate, policy=policy, critic=critic, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        beta = run.state["beta"]
-        batch = ppo.sample_batch(policy, task, cfg, step)
-        A, returns, batch.values, metrics = ppo.compute_advantages(
-            critic, reference, task, batch, cfg, beta)
-        metrics |= ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
-        metrics |= update(policy, batch, A, cfg) | {"beta": beta}
-        run.state["beta"] = ppo.adapt_coefficient(beta, metrics["kl"], cfg.kl_target)
-        run.log(batch, A, metrics)
-    return run.finish()
+    with plumbing.Run(cfg, task, policy, ppo.COLUMNS, ppo.score, ppo.sample_batch) as run:
+        reference = run.begin()
+        critic = ppo.Critic(policy)
+        optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
+        if not run.resumed:
+            ppo.pretrain_critic(policy, critic, optimizer, reference, task, cfg)
+        run.state = {"beta": cfg.beta} | run.state
+        run.start(ppo.evaluate, policy=policy, critic=critic, optimizer=optimizer)
+        for step in range(run.step, cfg.max_steps):
+            beta = run.state["beta"]
+            batch = ppo.sample_batch(policy, task, cfg, step)
+            A, returns, batch.values, metrics = ppo.compute_advantages(
+                critic, reference, task, batch, cfg, beta)
+            metrics |= ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
+            metrics |= update(policy, batch, A, cfg) | {"beta": beta}
+            run.state["beta"] = ppo.adapt_coefficient(beta, metrics["kl"], cfg.kl_target)
+            run.log(batch, A, metrics)
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -144,18 +144,19 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS | {"turns": "turns/mean"})
-    reference = run.begin()
-    optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
+    columns = grpo.COLUMNS | {"turns": "turns/mean"}
+    with plumbing.Run(cfg, task, policy, columns, grpo.score, grpo.sample_batch) as run:
+        reference = run.begin()
+        optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
-    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
-    for step in range(run.step, cfg.max_steps):
-        batch = grpo.sample_with_signal(policy, task, cfg, step)
-        A, turns = advantages(task, batch, cfg)                                     # (B, T)
-        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
-        run.log(batch, A, metrics | turns | {"kl": mean_kl})
-    return run.finish()
+        run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
+        for step in range(run.step, cfg.max_steps):
+            batch = grpo.sample_with_signal(policy, task, cfg, step)
+            A, turns = advantages(task, batch, cfg)                                 # (B, T)
+            ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
+            metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
+            run.log(batch, A, metrics | turns | {"kl": mean_kl})
+        return run.finish()
 
 
 if __name__ == "__main__":

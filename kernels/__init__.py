@@ -19,7 +19,6 @@ from kernels.logprob import NEEDS, applies, can_run, logprobs
 from kernels.recorded import recorded
 
 __all__ = ["NEEDS", "applies", "can_run", "logprobs", "recorded", "rollout"]
-common.kernels = sys.modules[__name__]
 DRIVER = "/proc/driver/nvidia/version"       # of Linux; WSL and Windows have only nvidia-smi
 
 

@@ -24,12 +24,13 @@ The script's own functions read the prompts, before the graph starts, and draw a
 Without CUDA the same step runs as plain torch.
 """
 import functools
-import sys
 import types
 import weakref
 
 import torch
 import torch.nn.functional as F
+
+from common import EOS, PAD
 
 # Shapes: B rows, W prompt tokens, T slots for completion tokens, L positions (at least W + T),
 # V vocabulary, D width, H heads, KV key/value heads, hd head size.
@@ -41,7 +42,7 @@ CHECK_EVERY = 8                         # steps between checks whether all rows 
 
 # ---- 1. the state of a rollout ---------------------------------------------------------------
 
-def allocate(model, prompts, cfg, uniforms):
+def allocate(model, prompts, cfg, uniforms, functions):
     """Allocate everything that a step reads and writes, except for the weights, for as many rows as
     there are prompts. Its tensors change only in place. -> namespace"""
     B, W = prompts.shape
@@ -55,7 +56,7 @@ def allocate(model, prompts, cfg, uniforms):
     angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
     return types.SimpleNamespace(
         # constants
-        script=sys.modules[type(model).__module__],     # which defines the model
+        functions=functions,                            # of the script
         temperature=cfg.temperature,
         kernel=cfg.kernel,
         prompt_width=W,
@@ -79,7 +80,7 @@ def allocate(model, prompts, cfg, uniforms):
 
 def start(model, state, prompts, uniforms):
     """Begin a batch: clear the state, read the prompts (B, W), and sample the first token."""
-    state.tokens.fill_(state.script.PAD)
+    state.tokens.fill_(PAD)
     for x in (state.slot, state.has_ended, state.mask, state.logps, state.entropy):
         x.zero_()
     for x in (state.keys, state.values):
@@ -88,7 +89,7 @@ def start(model, state, prompts, uniforms):
         state.uniforms.copy_(uniforms)
 
     cache = {}
-    hidden = state.script.read_prompts(model, prompts, cache)                   # (B, 1, D)
+    hidden = state.functions.read_prompts(model, prompts, cache)                # (B, 1, D)
     for block, keys, values in zip(model.blocks, state.keys, state.values):
         k, v = cache[block]                                                     # (B, KV, W, hd)
         keys[:, :, :state.prompt_width] = k
@@ -100,19 +101,19 @@ def start(model, state, prompts, uniforms):
 
 def sample(state, logits):
     """Fill the current slot: sample a token from logits (B, V) in each row that has not ended."""
-    script = state.script
     uniforms = None
     if state.uniforms is not None:
         uniforms = state.uniforms.index_select(1, state.slot)[:, 0]             # (B,)
-    token = script.sample_token(logits, uniforms, state.temperature)            # (B,)
-    logps, entropy = script.logprobs(logits, token, state.temperature, state.kernel)
+    token = state.functions.sample_token(logits, uniforms, state.temperature)   # (B,)
+    logps, entropy = state.functions.logprobs(
+        logits, token, state.temperature, state.kernel)                         # (B,) each
 
-    state.token.copy_(token.masked_fill(state.has_ended, script.PAD))
+    state.token.copy_(token.masked_fill(state.has_ended, PAD))
     write(state.tokens, state.slot, state.token)
     write(state.mask, state.slot, ~state.has_ended)
     write(state.logps, state.slot, logps.masked_fill(state.has_ended, 0))
     write(state.entropy, state.slot, entropy.masked_fill(state.has_ended, 0))
-    state.has_ended.logical_or_(token == script.EOS)
+    state.has_ended.logical_or_(token == EOS)
 
 
 def write(output, slot, column):
@@ -136,7 +137,7 @@ def step(model, state):
         k = block.key(y).unflatten(1, heads)                                    # (B, KV, hd)
         v = block.value(y).unflatten(1, heads)                                  # (B, KV, hd)
         num_heads = [q.shape[1], k.shape[1]]
-        turned = state.script.rotate(torch.cat([q, k], dim=1), cos, sin)        # (B, H + KV, hd)
+        turned = state.functions.rotate(torch.cat([q, k], dim=1), cos, sin)     # (B, H + KV, hd)
         q, k = turned.split(num_heads, dim=1)
         keys.index_copy_(2, position, k.unsqueeze(2))
         values.index_copy_(2, position, v.unsqueeze(2))
@@ -170,28 +171,27 @@ def capture(function, device):
 # ---- 3. the rollout --------------------------------------------------------------------------
 
 @torch.no_grad()
-def rollout(model, prompts, problems, cfg, uniforms=None):
-    """Sample completions of prompts (B, W), as the scripts' rollout does. No environment uses the
-    problems. uniforms[i, t] (B, T) draws slot t of row i; without uniforms, the most likely token
-    is taken. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+def rollout(model, prompts, problems, cfg, uniforms, functions):
+    """Sample completions of prompts (B, W), as the rollout of the script does, with its functions.
+    No environment uses the problems. uniforms[i, t] (B, T) draws slot t of row i; if it is None,
+    the most likely token is taken. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     T = cfg.max_completion_length
     graphs = GRAPHS.setdefault(model, {})
 
     # a graph depends on all of these
     uniforms_dtype = None if uniforms is None else uniforms.dtype
     weights = tuple(weight.data_ptr() for weight in model.parameters())
-    end = sys.modules[type(model).__module__].EOS
     B, W = prompts.shape
     # Dynamic sampling adds groups to a batch. They have fewer rows, and use the graph of the batch.
     is_batch = cfg.num_prompts * cfg.num_generations == B
     key = ("a batch" if is_batch else B,
-           W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
+           W, T, cfg.temperature, cfg.kernel, uniforms_dtype, functions, weights)
     with torch.cuda.device_of(prompts):
         if key not in graphs or len(graphs[key][0].token) < B:
             graphs.pop(key, None)
             while len(graphs) >= NUM_GRAPHS:
                 del graphs[next(iter(graphs))]          # the oldest
-            new_state = allocate(model, prompts, cfg, uniforms)
+            new_state = allocate(model, prompts, cfg, uniforms, functions)
             one_step = functools.partial(step, model, new_state)
             replay = capture(one_step, prompts.device) if T > 1 else None   # start() samples slot 0
             graphs[key] = (new_state, replay)

@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import json
 import shlex
-import sys
 import uuid
 
 import torch
@@ -25,8 +24,6 @@ from report.page import write_report
 from tasks import pass_rates
 from tasks.preferences import Trainer
 from tasks.scores import part_of
-
-common.report = sys.modules[__name__]
 
 
 def observers(cfg):
@@ -121,7 +118,7 @@ def sample_records(run, batch, A):
     shade = batch.values
     if shade is None:
         with torch.no_grad():
-            logps, _ = run.task.machinery.score(
+            logps, _ = run.score(
                 run.policy, batch.prompts[first], batch.tokens[first], run.cfg.temperature,
                 run.cfg.kernel)
         shade = (logps - batch.logps[first]).exp()                              # (4 G, T)
@@ -138,7 +135,7 @@ def sample_records(run, batch, A):
             "reward": finite(batch.rewards[row // G, row % G].item()),
             "advantage": finite(A[row].item()),
             "length": int(batch.mask[row].sum()),
-            "tokens": [run.task.machinery.decode([i]) for i in tokens],
+            "tokens": [common.decode([i]) for i in tokens],
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [finite(round(x, 4)) for x in shades[:length]]})
     return records
@@ -211,8 +208,9 @@ class Report:
             importlib.import_module("report.curve").draw_curve(run.folder)
         except (ImportError, OSError, ValueError) as error:
             print(f"no curve.png: {escape(str(error))}")
-        prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
-        print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)
+        if run.task.flag:               # a task that the script makes itself cannot be loaded there
+            prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
+            print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)
 
 
 # ---- 4. trackers -----------------------------------------------------------------------------

@@ -2,16 +2,15 @@
 
 The response replaces the tokens that would be sampled next. The policy did not choose these tokens,
 so they do not count in a loss: the mask is 0.0 there. `rollout` does the same as the rollout of the
-script that defines the model's class, and uses its functions, such as sample_token.
+script that calls it, with the functions of the script.
 """
-import sys
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 import common
-from common import TOKENIZER
+from common import EOS, PAD, TOKENIZER, decode
 from tasks import Task
 
 
@@ -82,16 +81,15 @@ class Turns(Task):
 
 
 @torch.no_grad()
-def rollout(task, model, prompts, problems, cfg, uniforms=None):
+def rollout(model, prompts, problems, cfg, uniforms, task, functions):
     """Sample as the script's rollout does; rows without a call are equal to the last bit.
-    -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
-    script = sys.modules[type(model).__module__]
+    functions: those of the script. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     calls = call_ids(task)
     B, T = len(prompts), cfg.max_completion_length
     inserted = prompts.new_full((B, T), -1)                     # -1: the policy samples
     cache = {}
-    hidden = script.read_prompts(model, prompts, cache)                         # (B, 1, D)
-    tokens = prompts.new_full((B, T), script.PAD)
+    hidden = functions.read_prompts(model, prompts, cache)                         # (B, 1, D)
+    tokens = prompts.new_full((B, T), PAD)
     mask, logps, entropy = hidden.new_zeros(3, B, T)
     lengths = prompts.new_full((B,), T)
     rows = torch.arange(B, device=prompts.device)               # (b,) rows that have not ended
@@ -99,10 +97,11 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
         # a token for each row, sampled or inserted
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
-        token = script.sample_token(logits[:, 0], row_uniforms, cfg.temperature)        # (b,)
+        token = functions.sample_token(logits[:, 0], row_uniforms, cfg.temperature)     # (b,)
         is_sampled = inserted[rows, t] < 0                                      # (b,)
         token = token.where(is_sampled, inserted[rows, t])
-        logp, H = script.logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)  # (b, 1)
+        logp, H = functions.logprobs(
+            logits, token[:, None], cfg.temperature, cfg.kernel)                # (b, 1) each
         tokens[rows, t] = token
         mask[rows, t] = is_sampled.to(mask)
         logps[rows, t] = logp[:, 0].to(logps)
@@ -111,18 +110,18 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
         # the environment responds to calls
         for row, i, was_sampled in zip(rows.tolist(), token.tolist(), is_sampled.tolist()):
             if was_sampled and i in calls:
-                text = script.decode(tokens[row, :t + 1].tolist())
+                text = decode(tokens[row, :t + 1].tolist())
                 response = encode(task.respond(problems[row], text))[:T - t - 1]
                 inserted[row, t + 1:t + 1 + len(response)] = prompts.new_tensor(response)
 
         # keep the rows that have not ended
-        continues = ~(is_sampled & (token == script.EOS))
+        continues = ~(is_sampled & (token == EOS))
         lengths[rows[~continues]] = t + 1
         rows = rows[continues]
         if len(rows) == 0 or t == T - 1:
             break
         if not continues.all():
-            script.take(cache, continues)
+            functions.take(cache, continues)
         hidden = model.hidden(token[continues, None], cache)                    # (b, 1, D)
     return tokens, mask, logps, entropy, lengths
 
@@ -130,7 +129,6 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
 def sampled_masks(task, examples, ids):
     """Mark the tokens of each completion: 1.0 if the policy writes a token, 0.0 if the environment
     inserts it after a call. list of (T,) -> list of (T,)"""
-    script = task.machinery
     calls = call_ids(task)
     masks = []
     for example, row in zip(examples, ids):
@@ -140,7 +138,7 @@ def sampled_masks(task, examples, ids):
         while t < len(tokens):
             t += 1
             if tokens[t - 1] in calls:
-                response = task.respond(example, script.decode(tokens[:t]))
+                response = task.respond(example, decode(tokens[:t]))
                 num_inserted = len(encode(response))
                 mask[t:t + num_inserted] = 0.0
                 t += num_inserted

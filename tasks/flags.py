@@ -3,22 +3,16 @@
 plumbing.py calls `defaults`, and common.py `load`.
 """
 import dataclasses
-import functools
 import importlib
 import inspect
 import random
 import re
-import sys
 from pathlib import Path
 
 import common
 import tasks
 from common import Arithmetic, Task
-from tasks import calls, mix, rewards, span
-from tasks.scores import scores
-
-__all__ = ["defaults", "find", "load", "load_part", "names", "scores"]       # of common.tasks
-common.tasks = sys.modules[__name__]
+from tasks import mix, rewards, span
 
 
 def find(name):
@@ -69,15 +63,12 @@ def load(cfg, verify):
         task = rewards.Rewards(cfg, task)
     if cfg.curriculum:
         task = mix.Curriculum(task)
-    if task.call_tokens:
-        task.rollout = functools.partial(calls.rollout, task)
-        task.sampled_masks = functools.partial(calls.sampled_masks, task)
     return task
 
 
 def load_part(cfg, task_flag, verify):
-    """Make the task for NAME or NAME:LEVEL. Its attribute `machinery` is the script, whose tokens
-    the task may have to count. -> Task"""
+    """Make the task for NAME or NAME:LEVEL. Tasks that derive from arithmetic have its verifier.
+    -> Task"""
     name, _, level = task_flag.partition(":")
     task_class = find(name)
     if level and task_class.__init__ is Task.__init__:
@@ -86,10 +77,11 @@ def load_part(cfg, task_flag, verify):
         task = Arithmetic(verify, *span(name, level or "5"))
     else:
         task = task_class(cfg, level)
+        if isinstance(task, Arithmetic):
+            task.verify = verify
     for need in ("prompt_width", "sample", "demonstration", "verify"):
         if getattr(task, need, None) is None:
             common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define {need}")
-    task.machinery = sys.modules[verify.__module__]
     check_splits(task)
     return task
 

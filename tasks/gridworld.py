@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 import common
-from common import Problem
+from common import Problem, decode
 from tasks import Task
 
 ROWS = ("#...5  oo...  ...5#  .....  .o#.5  ...5.",     # rows of the maps A to F; #: wall, o: start
@@ -82,14 +82,9 @@ class Gridworld(Task):
         """Compute the reward of each character. -> list of float"""
         return play(problem, text).rewards
 
-    def is_correct(self, problem, verified):
-        """Whether the walk is the best one."""
-        return sum(verified) >= self.best_return(problem) - 1e-6
-
     def token_rewards(self, batch):
         """Put the reward of each character on the token that writes it, and the rest of a row's
         reward on its last sampled token. -> (B, T)"""
-        decode = self.machinery.decode
         rewards = torch.zeros(batch.mask.shape, dtype=batch.mask.dtype)         # (B, T)
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.verified)
         for row, (ids, length, verified) in enumerate(rows):

@@ -16,9 +16,7 @@ def of_problem(name):
 class Mix:
     """Several tasks as one task, each with the same share of the problems. It has all methods of
     tasks.Task; a method about one problem calls the task of that problem, problem.task."""
-    rollout = None
     judge = Task.judge
-    rewards = Task.rewards
     scores = Task.scores
 
     def __init__(self, cfg, parts):
@@ -26,7 +24,6 @@ class Mix:
         self.parts = {part.name: part for part in parts}
         if len(self.parts) < len(parts):
             common.fail(f"--task {cfg.task}: names a task twice; a range of levels is one task")
-        self.machinery = parts[0].machinery
         self.is_judged = all(part.is_judged for part in parts)
         self.prompt_width = max(part.prompt_width for part in parts)
         self.call_tokens = tuple(sorted({text for part in parts for text in part.call_tokens}))
@@ -47,8 +44,10 @@ class Mix:
         """Choose one of the tasks, each with the same probability."""
         return self.parts[rng.choice(list(self.parts))]
 
-    is_held_out, verify, is_correct, reward = map(
-        of_problem, ("is_held_out", "verify", "is_correct", "reward"))
+    is_held_out = of_problem("is_held_out")
+    verify = of_problem("verify")
+    reward = of_problem("reward")
+    best_return = of_problem("best_return")
 
     def respond(self, problem, text):
         """Return the response of the problem's own task, if the text ends in one of its calls."""

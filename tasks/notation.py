@@ -24,12 +24,7 @@ class Notation(Arithmetic):
     defaults = {"max_completion_length": 96}
 
     def __init__(self, cfg, level=""):
-        super().__init__(self.check, *span("notation", level or "5"))
-        self.name = "notation"
-
-    def check(self, problem, text):
-        """Check the answer as the script does. -> 1.0 or 0.0"""
-        return self.machinery.verify(problem, text)
+        super().__init__(None, *span("notation", level or "5"))        # load_task hands verify over
 
     def demonstration(self, rng, phase):
         problem = super().demonstration(rng, phase)

@@ -46,9 +46,8 @@ class RewardModel(nn.Module):
 
     @torch.no_grad()
     def rewards(self, batch):
-        """Rate all completions of a batch. -> (P, G)"""
-        ratings = self(batch, torch.arange(len(batch.tokens)))                  # (B,)
-        return ratings.view_as(batch.is_correct).cpu()
+        """Rate all completions of a batch. -> (B,)"""
+        return self(batch, torch.arange(len(batch.tokens))).cpu()
 
 
 def pairs(batch, mistakes, generator):
@@ -94,7 +93,7 @@ def fit(model, sample, seed):
 
     test = sample("preferences to test")
     right, wrong = pairs(test, 0.0, common.generator(seed))
-    ratings = model.rewards(test).flatten()                                     # (B,)
+    ratings = model.rewards(test)                                               # (B,)
     is_in_order = ratings[right] > ratings[wrong]                               # (N,)
     return is_in_order.float().mean().item()
 
@@ -108,8 +107,7 @@ class Trainer:
         if run.resumed:
             model.load_state_dict(run.resumed["reward_model"])
         else:
-            script = run.task.machinery
-            sample = functools.partial(script.sample_batch, run.policy, run.task, run.cfg)
+            sample = functools.partial(run.sample_batch, run.policy, run.task, run.cfg)
             accuracy = fit(model, sample, run.cfg.seed)
             print(f"reward model: puts {accuracy:.3f} of new pairs in the right order", flush=True)
         run.parts["reward_model"] = model

@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 
 import common
-from tasks import Wrapper, block
+from tasks import Task, Wrapper, block
 
 
 def accuracy(task, problem, text, verified, purpose):
@@ -81,33 +81,35 @@ class Rewards(Wrapper):
             if not hasattr(task, method):
                 common.fail(f"--reward {cfg.reward}: {name} needs --task {needed}; {task.name} has "
                             "nothing that it could rate")
-        if "model" in self.names and not common.report:
+        if "model" in self.names and not common.optional("report"):
             common.fail("--reward model: needs report/, which trains the model when a run begins")
         if "model" in self.names and not task.is_judged:
             common.fail(f"--reward model: nothing is right or wrong in {task.name}, so there is "
                         "nothing to learn from")
 
+    def judge(self, batch, G, purpose, reward=None):
+        """Judge as Task does. A reward model rates the whole batch before. -> the batch"""
+        if self.model is not None:
+            batch.ratings = self.model.rewards(batch).tolist()
+        elif "model" in self.names:
+            batch.ratings = [0.0] * len(batch.texts)
+        return Task.judge(self, batch, G, purpose, reward)
+
     def rows(self, batch, purpose):
         """Compute the reward of each row for all completions of a batch. -> {name: (P, G)}"""
         by_name = {}
         for name in self.names:
-            if name == "accuracy":
-                by_name[name] = self.task.rewards(batch, purpose)
-            elif name == "model":
-                zeros = torch.zeros(batch.is_correct.shape)
-                by_name[name] = self.model.rewards(batch) if self.model else zeros
-            else:
+            rewards = batch.ratings
+            if name != "model":
                 judged = zip(batch.problems, batch.texts, batch.verified)
                 rewards = [REWARDS[name](self.task, *each, purpose) for each in judged]
-                by_name[name] = 1.0 * torch.tensor(rewards).view_as(batch.is_correct)
+            rewards = torch.tensor(rewards, dtype=torch.get_default_dtype())    # (B,)
+            by_name[name] = rewards.view_as(batch.is_correct)
         return by_name
 
     def reward(self, problem, text, verified, purpose):
         judged = self.task, problem, text, verified, purpose
         return float(sum(REWARDS[name](*judged) for name in self.names if name != "model"))
-
-    def rewards(self, batch, purpose):
-        return sum(self.rows(batch, purpose).values())
 
     def observe(self, batch, step):
         """Add the mean of each row to the task's metrics, if there are several rows. -> metrics"""

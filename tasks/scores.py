@@ -32,9 +32,8 @@ def scores(batch, task, greedy):
     moves = [row for row, verified in enumerate(batch.verified) if isinstance(verified, list)]
     if moves:
         result[f"{prefix}return"] = mean([sum(batch.verified[row]) for row in moves])
-        known = [row for row in moves if hasattr(parts[row], "best_return")]
-        best_returns = [parts[row].best_return(batch.problems[row]) for row in known]
-        result["best_return"] = mean(best_returns)
+        best_returns = [parts[row].best_return(batch.problems[row]) for row in moves]
+        result["best_return"] = mean([best for best in best_returns if best < math.inf])
     return result
 
 
