@@ -4,8 +4,11 @@ import argparse
 import contextlib
 import copy
 import dataclasses
-import functools
+import dis
+import importlib
+import importlib.util
 import inspect
+import itertools
 import json
 import os
 import re
@@ -14,6 +17,7 @@ import shlex
 import signal
 import sys
 import time
+import types
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -163,27 +167,26 @@ def recipe(thing, seen):
     which has no comments, and all that they mention, except for packages. Equal texts mean equal
     behavior, if it does not depend on files. seen: {id: thing}. -> str"""
     thing = inspect.unwrap(getattr(thing, "__func__", thing))           # a method, or decorated
-    if isinstance(thing, (property, functools.cached_property)):
-        thing = getattr(thing, "fget", None) or thing.func
-    if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
-        return repr(thing)
-    if isinstance(thing, (list, tuple)):
-        return f"[{', '.join(recipe(part, seen) for part in thing)}]"
-    if isinstance(thing, (set, frozenset)):             # whose order differs between processes
-        return recipe(sorted(recipe(part, seen) for part in thing), seen)
-    if isinstance(thing, dict):
-        return recipe(list(thing.items()), seen)
-    if hasattr(thing, "tolist"):                        # an array, whose repr leaves numbers out
-        return recipe(thing.tolist(), seen)
+    if isinstance(thing, property):
+        thing = thing.fget
     if id(thing) in seen or isinstance(thing, Path) or is_installed(thing):
         return getattr(thing, "__qualname__", "")
-    seen[id(thing)] = thing
+    if isinstance(thing, (list, tuple)):
+        return f"[{', '.join(recipe(part, seen) for part in thing)}]"
+    if isinstance(thing, (set, frozenset)):             # their order differs between processes
+        return f"{{{', '.join(sorted(recipe(part, seen) for part in thing))}}}"
+    if isinstance(thing, dict):
+        return recipe(list(thing.items()), seen)
+    if inspect.isfunction(thing) or inspect.isclass(thing) or hasattr(thing, "__dict__"):
+        seen[id(thing)] = thing
     if inspect.isfunction(thing):
         return recipe(parts_of_function(thing), seen)
     if inspect.isclass(thing):
         parts = [(name, value) for name, value in vars(thing).items()
                  if inspect.isroutine(value) or not name.startswith("__")]
         return recipe([thing.__qualname__, *thing.__mro__[1:], *parts], seen)
+    if hasattr(thing, "tolist"):                        # an array, whose repr leaves numbers out
+        return recipe(thing.tolist(), seen)
     if hasattr(thing, "__dict__"):
         hidden = ("verify", "state", "flag")            # of a task; they shape no demonstration
         parts = [(name, value) for name, value in vars(thing).items() if name not in hidden]
@@ -198,27 +201,33 @@ def parts_of_function(function):
         codes += [part for part in code.co_consts if inspect.iscode(part)]
     parts = [function.__defaults__, function.__kwdefaults__]
     parts += [cell.cell_contents for cell in function.__closure__ or ()]
-    names = {name: None for code in codes for name in code.co_names}
+    names = {}                                          # name: value
     for code in codes:
         constants = [part for part in code.co_consts if not inspect.iscode(part)]
         parts += [code.co_code, code.co_names, [x for x in constants if x != function.__doc__]]
-    for name in names:
-        value = function.__globals__.get(name)
+        names |= {name: function.__globals__.get(name) for name in code.co_names}
+    for instruction in itertools.chain.from_iterable(map(dis.get_instructions, codes)):
+        if instruction.opname == "IMPORT_NAME":         # of the user's modules, when it is called
+            for name in (instruction.argval, *(f"{instruction.argval}.{name}" for name in names)):
+                with contextlib.suppress(ImportError, ValueError):
+                    if not is_installed(importlib.util.find_spec(name)):
+                        names[name] = importlib.import_module(name)
+    for value in names.values():
         if inspect.ismodule(value) and not is_installed(value):
-            mentioned = names.keys() & vars(value).keys()
-            value = [vars(value)[other] for other in names if other in mentioned] or vars(value)
+            there = {name: x for name, x in vars(value).items() if not name.startswith("__")}
+            mentioned = [there[name] for name in names if name in there]
+            value = mentioned or there                  # all of it, for getattr and the like
         parts.append(value)
     return parts
 
 
 def is_installed(thing):
     """Whether a function, a class or a module comes with Python or with a package."""
-    if not (inspect.isroutine(thing) or inspect.isclass(thing) or inspect.ismodule(thing)):
-        return False
     try:
-        path = Path(inspect.getfile(thing))
-    except (TypeError, OSError):                        # built in, or typed into a notebook
-        return getattr(thing, "__module__", "") != "__main__"
+        path = Path(getattr(thing, "origin", None) or inspect.getfile(thing))
+    except TypeError:                   # something else; or built in, or typed into a notebook
+        kinds = (type, types.ModuleType, types.BuiltinFunctionType)
+        return isinstance(thing, kinds) and getattr(thing, "__module__", "") != "__main__"
     is_library = Path(os.__file__).parent in path.parents or str(path).startswith("<frozen")
     return is_library or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 

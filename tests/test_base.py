@@ -4,7 +4,11 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.machinery
+import os
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pretend
@@ -44,43 +48,175 @@ def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
     assert base | read_summary(finished)["trained"] == base
 
 
-@pytest.mark.parametrize("file, old, new, is_same", [
-    ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
-    ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
-    ("grpo.py", "A decoder layer: ", "A layer: ", True),                # docstring of Block
-    ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
-    ("grpo.py", "return torch.cat([left * cos", "return torch.cat([left + cos", False),   # rotate
-    ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
-    ("common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
-    ("common.py", "VOCAB_SIZE = 320 ", "VOCAB_SIZE = 384 ", False),
-    ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
-    ("plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
-    ("plumbing.py", "held out:", "not seen:", True),
-    ("plumbing.py", "# an orthogonal step", "# such a step", True),      # comment
-    ("tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),        # a task of this test
-    ("tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
-def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
-        config, load_task, own_bases, monkeypatch, file, old, new, is_same):
-    cfg = config(base_steps=0, task="number,countdown")
-    given = grpo.GPT(cfg), load_task(cfg), cfg
-    plumbing.load_base(*given)
-    before = times(own_bases)
-    read_text = Path.read_text
+def edited(file, old, new):
+    """Make a module of a file of the repository in which one text is replaced. -> module"""
+    text = (ROOT / file).read_text("utf-8")
+    assert text.count(old) == 1, (file, old)
+    module = types.ModuleType(Path(file).stem)
+    module.__file__ = str(ROOT / file)
+    exec(compile(text.replace(old, new), module.__file__, "exec"), vars(module))
+    return module
 
-    def edited(path, *args, **options):
-        text = read_text(path, *args, **options)
-        assert old in text or path != ROOT / file
-        return text.replace(old, new) if path == ROOT / file else text
-    monkeypatch.setattr(Path, "read_text", edited)
-    plumbing.load_base(*given)
-    assert (times(own_bases) == before) == is_same
+
+COUNTDOWN = "number,countdown"
+@pytest.mark.parametrize("task, file, old, new, is_same", [
+    ("arithmetic", "grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),           # verify
+    ("arithmetic", "grpo.py", "continues = token != EOS", "continues = token < 9", True),
+    ("arithmetic", "grpo.py", "A decoder layer: ", "A layer: ", True),          # docstring of Block
+    ("arithmetic", "grpo.py", "x = x + self.out(", "x = x - self.out(", False),         # Block
+    ("arithmetic", "grpo.py", "cat([left * cos", "cat([left + cos", False),     # rotate
+    ("arithmetic", "common.py", "rng.randint(1, 9)\n        expression",
+     "rng.randint(1, 8)\n        expression", False),
+    ("arithmetic", "common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
+    ("arithmetic", "common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
+    ("arithmetic", "plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
+    ("arithmetic", "plumbing.py", "held out:", "not seen:", True),
+    ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
+    (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
+    (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
+def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
+        config, load_task, task, file, old, new, is_same):
+    cfg = config(task=task)
+    own, made = load_task(cfg), edited(file, old, new)
+    policy, path = grpo.GPT(cfg), plumbing.base_path
+    before = path(policy, own, cfg)
+    if file == "grpo.py":
+        policy = made.GPT(cfg)
+    elif file == "common.py":
+        own = made.Arithmetic(grpo.verify)
+    elif file == "plumbing.py":
+        path = made.base_path
+    elif task == COUNTDOWN and file == "tasks/countdown.py":
+        own.parts["countdown"] = made.Countdown(cfg)
+    assert (path(policy, own, cfg) == before) == is_same
+
+
+def test_the_vocabulary_belongs_to_a_base(config, load_task, monkeypatch):
+    cfg = config()
+    before = plumbing.base_path(grpo.GPT(cfg), load_task(cfg), cfg)
+    monkeypatch.setattr(grpo, "VOCAB_SIZE", 384)
+    assert plumbing.base_path(grpo.GPT(cfg), load_task(cfg), cfg) != before
+
+
+OWN_TASK = """
+import common
+import facts
+from deep import table
+
+NUMBERS = [1, 2, 3]
+
+
+class Sorting(common.Task):
+    prompt_width = 7
+    base = 10
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def sample(self, rng):
+        digits = "".join(rng.choices("0123456789", k=self.size))
+        return common.Problem(digits + "=", answer="".join(sorted(digits)))
+
+    def demonstration(self, rng, phase):
+        'Show the wrong order.'
+        import late
+        problem = self.sample(rng)
+        extra = facts.WORD + table.WORD + late.WORD + getattr(facts, "OTH" + "ER")
+        return problem._replace(completion=extra + str(NUMBERS))    # a comment
+
+    def verify(self, problem, text):
+        return 1.0
+
+
+def unused():
+    return 0
+"""
+MODULES = {"facts.py": "WORD = 'a'\nOTHER = 'b'\n", "deep/__init__.py": "",
+           "deep/table.py": "from deep.words import WORD\n", "deep/words.py": "WORD = 'c'\n",
+           "late.py": "WORD = 'd'\n"}
+
+
+@pytest.mark.parametrize("file, old, new, is_same", [
+    ("own.py", "", "", True), ("copy.py", "", "", True), ("own.py", "a comment", "x", True),
+    ("own.py", "Show the wrong order.", "Show it.", True), ("own.py", "return 0", "return 1", True),
+    ("own.py", "k=self.size", "k=6", False), ("own.py", "base = 10", "base = 9", False),
+    ("own.py", "[1, 2, 3]", "[1, 3, 2]", False), ("own.py", "+ str(NUMBERS)", "", False),
+    ("facts.py", "'a'", "'x'", False), ("late.py", "'d'", "'x'", False),
+    ("deep/words.py", "'c'", "'x'", False)])
+def test_a_task_that_a_script_makes_has_a_base_of_its_own(
+        config, tmp_path, monkeypatch, file, old, new, is_same):
+    """It is made again if something changes that shapes the demonstrations, wherever it lives."""
+    cfg = config()
+
+    def path_of(folder, name, size=6, change=None):
+        for module, text in {**MODULES, name: OWN_TASK}.items():
+            path = tmp_path / folder / module
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if module == file and change is not None:
+                assert old in text
+                text = text.replace(*change)
+            path.write_text(text)
+        for module in ("facts", "deep", "deep.table", "deep.words", "late"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
+        made = importlib.machinery.SourceFileLoader("own", str(tmp_path / folder / name))
+        own = types.ModuleType("own")
+        own.__file__ = str(tmp_path / folder / name)
+        exec(made.get_code("own"), vars(own))
+        return plumbing.base_path(grpo.GPT(cfg), own.Sorting(size), cfg)
+    before = path_of("before", "own.py")
+    assert before.name.startswith("sorting-")
+    after = path_of("after", "copy.py" if file == "copy.py" else "own.py", change=(old, new))
+    assert (after == before) == is_same
+    assert path_of("small", "own.py", size=5) != before
+
+
+def test_the_number_of_operands_belongs_to_a_base_and_the_verifier_does_not(config):
+    cfg = config()
+    policy = grpo.GPT(cfg)
+    paths = {plumbing.base_path(policy, task, cfg) for task in (
+        common.Arithmetic(grpo.verify), common.Arithmetic(lambda problem, text: 1.0, 5, 5))}
+    assert len(paths) == 1
+    assert plumbing.base_path(policy, common.Arithmetic(grpo.verify, 2, 3), cfg) not in paths
+
+
+@pytest.mark.parametrize("value, other", [
+    ({3, 1}, {3, 2}), ({"a": 1}, {"a": 2}), (torch.arange(2000), torch.arange(2000).flip(0)),
+    ([grpo.EOS], [grpo.PAD]), (Recording, grpo.GPT)])
+def test_an_attribute_of_a_task_belongs_to_its_base(config, load_task, value, other):
+    cfg = config()
+    policy, task = grpo.GPT(cfg), load_task(cfg)
+    paths = []
+    for task.extra in (value, other, value):
+        paths.append(plumbing.base_path(policy, task, cfg))
+    assert paths[0] == paths[2] != paths[1]
+
+
+@pytest.mark.parametrize("flags", [{"reward": "accuracy+format"}, {"curriculum": True},
+                                   {"seed": 3}, {"learning_rate": 0.5}], ids=str)
+def test_what_changes_only_rl_keeps_the_base(config, load_task, flags):
+    cfg = config(task="arithmetic:3-7")
+    changed = dataclasses.replace(cfg, **flags)
+    policy = grpo.GPT(cfg)
+    assert plumbing.base_path(policy, load_task(cfg), cfg) == plumbing.base_path(
+        policy, load_task(changed), changed)
+
+
+def test_the_same_key_comes_out_in_another_process_with_another_order_of_sets():
+    program = ("import common, grpo, plumbing; cfg = grpo.Config(device='cpu', "
+               "task='lookup,countdown'); print(plumbing.base_path(grpo.GPT(cfg), "
+               "common.load_task(cfg, grpo.verify), cfg).name)")
+    names = {subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, check=True,
+                            env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True).stdout
+             for seed in ("1", "2")}
+    assert len(names) == 1
 
 
 def test_what_shapes_a_base_includes_the_arithmetic_and_the_device(
         config, load_task, own_bases, monkeypatch, watch):
     class Other(grpo.GPT):
         pass
-    Other.__module__ = "grpo"                           # whose file does not define it
     cfg = config(base_steps=0)
     policy, task = grpo.GPT(cfg), load_task(cfg)
     monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)
@@ -88,7 +224,7 @@ def test_what_shapes_a_base_includes_the_arithmetic_and_the_device(
     for changes in ({}, {"device": "mps"}, {"base_seed": 1}):
         plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
     plumbing.load_base(Other(cfg), task, cfg)
-    monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2", "AVX2"))
+    monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2"))
     plumbing.load_base(policy, task, cfg)
     assert len(times(own_bases)) == 5
     assert len({*suffixes}) == 5            # two containers may have the same process and thread

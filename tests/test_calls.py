@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import load_named
+from small_models import functions_of
 
 import common
 import grpo
@@ -23,7 +24,6 @@ class Echo(tasks.Task):
     the second ? is followed by <information>B11</information>."""
     prompt_width = 4
     call_tokens = ("?",)
-    machinery = grpo
     reply = None            # replaces every response, if it is not None
 
     def sample(self, rng):
@@ -55,7 +55,7 @@ def played(config, talker):
         generator = torch.Generator().manual_seed(0)
         shape = (len(problems), cfg.max_completion_length)
         uniforms = None if greedy else torch.rand(shape, generator=generator).double()
-        out = calls.rollout(task, policy, prompts, problems, cfg, uniforms)
+        out = calls.rollout(policy, prompts, problems, cfg, uniforms, task, functions_of(grpo))
         return SimpleNamespace(cfg=cfg, task=task, policy=policy, problems=problems,
                                prompts=prompts, uniforms=uniforms, out=out)
     return make

@@ -4,6 +4,7 @@ import torch
 from conftest import f64, load_named
 from update_scenes import made_batch
 
+import common
 import grpo
 from common import Problem
 
@@ -57,4 +58,5 @@ def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_on
 
 def test_an_episode_is_correct_if_it_earns_the_best_return():
     for text, is_best in (("RURR", True), ("RURRR", False), ("DDL", False), ("", False)):
-        assert TASK.is_correct(GOLDEN, verify(GOLDEN, text)) == is_best
+        batch = common.Batch(*[None] * 6, problems=[GOLDEN], texts=[text])
+        assert TASK.judge(batch, 1, 0).is_correct.item() == is_best

@@ -25,8 +25,7 @@ class FakeRun:
 
     def __init__(self):
         self.task = common.load_task(self.cfg, grpo.verify)
-        self.task.machinery = types.SimpleNamespace(
-            decode=grpo.decode, score=lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None))
+        self.score = lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None)
         self.logged = []
 
     def append(self, name, record):

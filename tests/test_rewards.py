@@ -128,7 +128,7 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
                      texts=[long, "<answer>7</answer>", "7", "<think>8</think>"])
     task = load("arithmetic", reward="accuracy+format+length")
     expected = torch.tensor([[2.05, 1.0], [0.0, 0.1 / 40]])
-    torch.testing.assert_close(task.rewards(batch, 5), expected)
+    torch.testing.assert_close(task.judge(batch, 2, 5).rewards, expected)
     assert task.reward(SEVEN, long, 1.0, 5) == pytest.approx(2.05)
     assert task.observe(batch, 5) == pytest.approx({
         "rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
@@ -139,7 +139,7 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     task = load("lookup,arithmetic", reward="accuracy+format")
     batch = batch_of([[1, 1], [0, 1]], problems=[SEVEN] * 2 + [TWO_HOPS] * 2,
                      texts=[THOUGHT, "7", WORK, THOUGHT])
-    assert task.rewards(batch, 0).tolist() == [[2, 1], [0, 2]]
+    assert task.judge(batch, 2, 0).rewards.tolist() == [[2, 0], [0, 1]]
 
 
 # ---- the reward model ------------------------------------------------------------------------
@@ -157,11 +157,11 @@ def policy():
 def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(policy):
     model = preferences.RewardModel(policy).double()
     batch = batch_of([[1], [0]], tokens=TOKENS, lengths=LENGTHS)
-    assert model.rewards(batch).tolist() == [[0.0], [0.0]]
+    assert model.rewards(batch).tolist() == [0.0, 0.0]
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(batch.prompts[0], batch.prompts[1])
     hidden = model.gpt.hidden(torch.cat([batch.prompts, TOKENS], dim=1))    # (2, 5 + 4, D)
-    expected = model.head(hidden[torch.arange(2), 5 + LENGTHS - 1]).detach()
+    expected = model.head(hidden[torch.arange(2), 5 + LENGTHS - 1])[:, 0].detach()
     torch.testing.assert_close(model.rewards(batch), expected)
     assert abs(expected[0] - expected[1]) > 1e-3
     before = policy.embed.weight.clone()
@@ -205,7 +205,8 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
     assert abs(ratings.mean() - 0.5) < 1e-3 and abs(ratings.std() - 0.5) < 1e-3
     batch = sample("more")
     ratings = model.rewards(batch)
-    assert ratings[batch.is_correct].mean() - ratings[~batch.is_correct].mean() > 0.7
+    is_correct = batch.is_correct.flatten()
+    assert ratings[is_correct].mean() - ratings[~is_correct].mean() > 0.7
 
 
 @scripts("dpo", "grpo")

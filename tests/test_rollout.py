@@ -59,8 +59,8 @@ def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
     T = torch.tensor([cfg.max_completion_length])
     monkeypatch.setattr(
         grpo, "encode_prompts", lambda *given: common.encode_prompts(*given[:2], "cpu"))
-    monkeypatch.setattr(common.kernels, "applies", lambda *_: False)
-    monkeypatch.setattr(common.kernels, "rollout", lambda *given: (*grpo.rollout(*given)[:4], T))
+    monkeypatch.setattr(grpo.kernels, "applies", lambda *_: False)
+    monkeypatch.setattr(grpo.kernels, "rollout", lambda *given: (*grpo.rollout(*given[:5])[:4], T))
     for name in ("arithmetic", "lookup"):
         task = load_task(dataclasses.replace(cfg, task=name))
         batch = grpo.complete(policy, task, cfg, common.sample_problems(task, 1, 0))
