@@ -225,9 +225,12 @@ def is_installed(thing):
     """Whether a function, a class or a module comes with Python or with a package."""
     try:
         path = Path(getattr(thing, "origin", None) or inspect.getfile(thing))
-    except TypeError:                   # something else; or built in, or typed into a notebook
-        kinds = (type, types.ModuleType, types.BuiltinFunctionType)
-        return isinstance(thing, kinds) and getattr(thing, "__module__", "") != "__main__"
+    except TypeError:                   # built in, typed into a notebook, or something else
+        methods = [value for value in getattr(thing, "__dict__", {}).values()
+                   if inspect.isfunction(value)]
+        if inspect.isclass(thing) and methods:
+            return is_installed(methods[0])
+        return isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType))
     is_library = Path(os.__file__).parent in path.parents or str(path).startswith("<frozen")
     return is_library or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
