@@ -58,6 +58,9 @@ def answer(folder, prompt):
     """Complete a prompt with the policy of a run, greedily. -> the text of the completion"""
     script, cfg = read_run(folder)
     torch.set_num_threads(1)
+    if "." in cfg.task:
+        common.fail(f"{folder}: the script itself makes the task, {cfg.task}, so only a program of "
+                    "yours can ask its policy")
     task = common.load_task(cfg, script.verify)
     if not prompt.isascii() or not 1 <= len(prompt) <= task.prompt_width:
         common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and have "
