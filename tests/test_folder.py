@@ -239,6 +239,20 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
     assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
 
 
+def test_an_interrupted_run_is_saved_whatever_its_name_in_main_is(tmp_path):
+    text = (ROOT / "grpo.py").read_text().replace(" as run:", " as trial:").replace("run.", "trial.")
+    before = "            batch = sample_with_signal("
+    assert text.count(before) == 1
+    text = text.replace(before, "            import signal\n            if step == 2:\n"
+                        "                signal.raise_signal(signal.SIGTERM)\n" + before)
+    (tmp_path / "mine.py").write_text(text)
+    flags = INSTANT | {"max_steps": 4, "save_steps": 10, "output_dir": "out"}
+    done = subprocess.run([sys.executable, "mine.py", *arguments(flags)], cwd=tmp_path, text=True,
+                          capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 128 + signal.SIGTERM and "interrupted; resume" in done.stderr
+    assert load(tmp_path / "out/checkpoint.pt")["state"]["steps"] == 2
+
+
 def test_a_broken_pipe_of_a_reward_is_an_error_and_that_of_the_output_is_silent(tmp_path):
     words = shlex.join(arguments(INSTANT | {"output_dir": tmp_path / "a", "max_steps": 3}))
     command = f"{sys.executable} {ROOT}/grpo.py {words}"
