@@ -21,9 +21,8 @@ FALL = 0.05                     # smallest rise or fall of accuracy that matters
 
 def measure(case, seed):
     """Train grpo.py against a reward model, which MODELS[case] trains before some of the steps."""
-    cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
-    model = preferences.RewardModel(policy)
-    task.rewards = lambda batch, step: model.rewards(batch)
+    cfg, task, policy = load_base(grpo, f"--reward model --seed {seed} --base_seed {seed}")
+    model = task.model = preferences.RewardModel(policy)
     steps = training(cfg, task, policy)
     columns = {"score": [], "accuracy": []}
     for step in range(STEPS):

@@ -9,6 +9,7 @@ import copy
 import functools
 import importlib
 import shlex
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -132,7 +133,8 @@ def run(lesson, flags):
                  "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
     used = {name: value for name, value in stand_ins.items() if hasattr(script, name)}
     with (replaced(script, **used), replaced(common, load_task=lambda *_: task),
-          replaced(plumbing, AdamW=Step, Run=lambda *_: run, parse_flags=lambda *_: cfg),
+          replaced(plumbing, AdamW=Step, Run=lambda *_: nullcontext(run),
+                   parse_flags=lambda *_: cfg),
           Watch(lesson, gradient) as watch):
         script.main([])
     return watch.calls
