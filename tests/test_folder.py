@@ -240,7 +240,8 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
 
 
 def test_an_interrupted_run_is_saved_whatever_its_name_in_main_is(tmp_path):
-    text = (ROOT / "grpo.py").read_text().replace(" as run:", " as trial:").replace("run.", "trial.")
+    text = (ROOT / "grpo.py").read_text()
+    text = text.replace(" as run:", " as trial:").replace("run.", "trial.")
     before = "            batch = sample_with_signal("
     assert text.count(before) == 1
     text = text.replace(before, "            import signal\n            if step == 2:\n"
