@@ -146,8 +146,8 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
 
 
 def kl(logps, ref_logps, estimator="k3"):
-    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples are
-    from pi. (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)

@@ -147,8 +147,8 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples are
-    from pi, or for k3_ratio from pi_old; log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi, for k3_ratio from pi_old; log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise

@@ -163,8 +163,8 @@ def explained_variance(values, returns, mask):
 
 
 def kl(logps, ref_logps, estimator="k3"):
-    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples are
-    from pi. (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise

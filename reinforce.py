@@ -124,8 +124,8 @@ def policy_loss(logps, advantages, mask):
 
 
 def kl(logps, ref_logps, estimator="k1"):
-    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples are
-    from pi. (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi. (B, T) each -> (B, T)"""
     assert estimator == "k1", estimator
     return logps - ref_logps                # unbiased; grpo.py has estimators with less noise
 

@@ -12,6 +12,7 @@ from conftest import ROOT, close, f64
 import dpo
 
 zoo = importlib.import_module("examples.zoo")
+ADVANTAGES = typing.get_args(typing.get_type_hints(zoo.Config)["advantage"])
 OLD = f64([[0.5, 0.5, 0.9], [0.1, 0.4, 0.5]])
 A = f64([2, -1])
 
@@ -34,7 +35,7 @@ def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
 # ---- advantages ------------------------------------------------------------------------------
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", zoo.ADVANTAGES)
+@pytest.mark.parametrize("name", ADVANTAGES)
 def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing(name, monkeypatch):
     """The terms of the first group differ, although their sums are equal."""
     terms = torch.tensor([[[0, 0, 1], [0.5] * 3, [1, 0, 0]], [[0, 1, 0], [0.1] * 3, [0] * 3],
@@ -83,7 +84,7 @@ def test_the_table_of_names_has_all_losses_advantages_and_papers_and_no_other_pa
     names = page.partition("## Find a name")[2].partition("\n## ")[0]
     losses = [*zoo.LOSS_TYPES, *typing.get_args(typing.get_type_hints(dpo.Config)["loss_type"])]
     here = " ".join(line.split("|")[3] for line in names.splitlines() if line[:1] == "|")
-    for name in {*losses, *zoo.ADVANTAGES} - {"grpo", "sigmoid", "group"}:      # the defaults
+    for name in {*losses, *ADVANTAGES} - {"grpo", "sigmoid", "group"}:      # the defaults
         assert re.search(rf"[ `]{name}\b", here), name
     sources = "".join((ROOT / name).read_text("utf-8") for name in ("grpo.py", "examples/zoo.py"))
     papers = {*re.findall(r"\d{4}\.\d{5}", sources)} - {"2505.07291"}     # another of the dual clip
