@@ -126,8 +126,9 @@ def policy_loss(logps, advantages, mask):
 def kl(logps, ref_logps, estimator="k1"):
     """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
     are from pi. (B, T) each -> (B, T)"""
+    x = logps - ref_logps
     assert estimator == "k1", estimator
-    return logps - ref_logps                # unbiased; grpo.py has estimators with less noise
+    return x                                # unbiased; near pi_ref, k3 of grpo.py has less noise
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):

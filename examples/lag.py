@@ -78,14 +78,14 @@ class Config(grpo.Config):
         is_default = self.importance_sampling_level == "sequence"
         is_gspo = self.method == "gspo"
         yield is_default or is_gspo, "--importance_sampling_level: needs --method gspo"
-        for name in ("importance_sampling_cap", "importance_sampling_clip_min"):
-            is_used = self.importance_sampling_correction != "none"
-            is_used = is_used or getattr(self, name) == getattr(Config, name)
-            yield is_used, f"--{name}: needs --importance_sampling_correction"
         has_use = self.sampler_lag > 0 or self.importance_sampling_correction == "none"
         yield has_use, "--importance_sampling_correction: needs --sampler_lag 1 or more"
         is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
         yield is_range, "--importance_sampling_cap: must be above --importance_sampling_clip_min"
+        for name in ("importance_sampling_cap", "importance_sampling_clip_min"):
+            is_used = self.importance_sampling_correction != "none"
+            is_used = is_used or getattr(self, name) == getattr(Config, name)
+            yield is_used, f"--{name}: needs --importance_sampling_correction"
 
 
 class Sampler:
