@@ -90,11 +90,13 @@ class Config(common.Config):
     def rules(self):
         yield from super().rules()
         yield self.beta > 0, "--beta 0: must be above 0; it keeps the policy near the base"
-        below = 0.5 if self.loss_type in ("sigmoid", "robust") else 0.0
-        is_smooth = self.label_smoothing < below or self.label_smoothing == 0
-        yield is_smooth, f"--label_smoothing: must be 0 or below {below} with {self.loss_type}"
+        yield self.label_smoothing < 0.5, "--label_smoothing: must be below 0.5"
+        has_e = self.loss_type in ("sigmoid", "robust") or self.label_smoothing == 0
+        yield has_e, f"--label_smoothing: has no effect with --loss_type {self.loss_type}"
         has_gamma = self.loss_type == "simpo" or self.simpo_gamma == Config.simpo_gamma
         yield has_gamma, "--simpo_gamma: needs --loss_type simpo"
+        is_sum = self.loss_type not in ("simpo", "orpo") or not self.average_logps
+        yield is_sum, f"--average_logps: --loss_type {self.loss_type} always averages; leave it out"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -114,7 +116,9 @@ def preferences(rewards):
 def sequence_logps(logps, mask, average=False):
     """Compute log pi(y | q) of completions y, or its average per token. (B, T), (B, T) -> (B,)"""
     total = torch.where(mask > 0, logps, 0.0).sum(dim=1)
-    return total / mask.sum(dim=1).clamp(min=1) if average else total
+    if not average:
+        return total
+    return total / mask.sum(dim=1).clamp(min=1)
 
 
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
@@ -141,9 +145,9 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
     return -F.logsigmoid(beta * (chosen - rejected) - gamma)                    # (N,)  eq. (8)
 
 
-def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimate KL(pi || pi_ref) at each token from samples of pi. Other estimators, one of which
-    needs log_rho, are in grpo.py. (B, T) each -> (B, T)"""
+def kl(logps, ref_logps, estimator="k3"):
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)

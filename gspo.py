@@ -61,7 +61,8 @@ LOSS_TYPES = {                              # the surrogate (3), and the average
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and more are in common.Config
-    loss_type: Literal[tuple(LOSS_TYPES)] = "grpo"      # surrogate and average of LOSS_TYPES
+    loss_type: Literal[         # row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none
+        "grpo", "dr_grpo", "dapo", "cispo", "sapo"] = "grpo"
     importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # ratio (2), (9)
     scale_rewards: Literal["group", "batch", "mean", "none"] = "group"      # divisor in (1)
     epsilon: float = 0.03                   # lower clip range (eps_low)
@@ -77,6 +78,13 @@ class Config(common.Config):                # G, P, T and more are in common.Con
 
     def rules(self):
         yield from super().rules()
+        unused = {"cispo": ("epsilon", "delta", "importance_sampling_level"),
+                  "sapo": ("epsilon", "epsilon_high", "delta")}
+        for name in unused.get(self.loss_type, ()):
+            is_default = getattr(self, name) == getattr(Config, name)
+            yield is_default, f"--{name}: has no effect with --loss_type {self.loss_type}"
+        has_kl = self.kl_estimator == "k3" or self.beta > 0
+        yield has_kl, f"--kl_estimator {self.kl_estimator}: needs --beta"
         is_bound = self.delta == 0 or self.delta > 1 + self.epsilon_high
         yield is_bound, f"--delta {self.delta}: must be above 1 + epsilon_high, or 0"
         is_binary = self.reward == "accuracy" and self.overlong_buffer == 0
@@ -109,7 +117,7 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
 
 
 def policy_loss(logps, old_logps, advantages, mask,
-                loss_type="grpo", epsilon=0.2, epsilon_high=0.2, delta=0.0, level="sequence"):
+                loss_type="grpo", epsilon=0.03, epsilon_high=0.04, delta=0.0, level="sequence"):
     """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     surrogate, _ = LOSS_TYPES[loss_type]
@@ -133,20 +141,22 @@ def policy_loss(logps, old_logps, advantages, mask,
 def is_clipped(log_rho, A, epsilon, epsilon_high):
     """Find where (3) has no gradient: the ratio passed the bound that A pushes it to. -> (B, T)"""
     ratio = log_rho.exp()
-    return torch.where(A > 0, ratio > 1 + epsilon_high, (A < 0) & (ratio < 1 - epsilon))
+    is_too_high = (A > 0) & (ratio > 1 + epsilon_high)
+    is_too_low = (A < 0) & (ratio < 1 - epsilon)
+    return is_too_high | is_too_low
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimate KL(pi || pi_ref) at each token from samples of pi, or with k3_ratio from samples of
-    pi_old, where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi, for k3_ratio from pi_old; log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
     if estimator == "k2":
-        return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+        return x.square() / 2               # biased; as a loss, it has the gradient of this KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
+        return log_rho.exp() * k3           # as a loss, it has the gradient of this KL
     assert estimator == "k3", estimator
     return k3                               # as a loss, its gradient is that of KL(pi_ref || pi)
 
@@ -175,54 +185,20 @@ def overlong_penalty(lengths, max_length, buffer):
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
-def backward(policy, batch, ref_logps, A, rows, cfg):
-    """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    surrogate, average = LOSS_TYPES[cfg.loss_type]
-    how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
-    if cfg.mask_truncated_completions:
-        rows = rows[~batch.is_truncated[rows]]
-    num_sequences = len(rows)                           # in the whole optimizer step
-    num_tokens = batch.mask[rows].sum().clamp(min=1)
-    if cfg.beta == 0 and cfg.entropy_coef == 0:
-        rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
-    loss_sum = clipped_sum = max_log_ratio = 0.0
-    for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        T = int(batch.lengths[part].max())
-        tokens = batch.tokens[part, :T]                                         # (b, T)
-        mask = batch.mask[part, :T]
-        old_logps = batch.logps[part, :T]
-        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, *how)     # A: (B, 1 or T)
-        log_rho = (logps - old_logps) * mask                # rho of tokens, not s
-        if cfg.beta > 0:
-            token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
-            token_loss = token_loss + cfg.beta * token_kl
-        token_loss = token_loss - cfg.entropy_coef * entropy
-        loss = aggregate(                                                       # eq. (5)
-            token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
-        loss.backward()
-
-        log_s = log_ratio(logps, old_logps, mask)
-        clipped = is_clipped(log_s.detach(), A[part, :T], cfg.epsilon, cfg.epsilon_high)
-        loss_sum += loss.item()
-        clipped_sum += (clipped * mask).sum().item()
-        max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
-    clip = {"clip_ratio/region_mean": clipped_sum / num_tokens.item()}
-    return metrics | clip if surrogate == "clip" else metrics
-
-
-def update(policy, ref_logps, optimizer, batch, A, cfg, step, backward=backward):
-    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
-    history = []
-    for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
-        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
-        optimizer.step()
-        history.append(metrics | {"grad_norm": grad_norm.item()})
-    return common.mean_metrics(history) | {
-        "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
+def sample_with_signal(policy, task, cfg, step):
+    """Sample P groups, replace groups without signal, then add (8) to the rewards. -> Batch"""
+    batch = sample_batch(policy, task, cfg, step)
+    for attempt in range(1, 1 + cfg.dynamic_sampling):
+        is_mixed = common.has_signal(batch.rewards)[:, 0]                       # (P,)
+        if is_mixed.all():
+            break
+        few = dataclasses.replace(cfg, num_prompts=int((~is_mixed).sum()))
+        more = sample_batch(policy, task, few, (step, attempt))
+        is_new = torch.ones(few.num_prompts, dtype=torch.bool)
+        is_kept = torch.cat([is_mixed, is_new])                                 # (P + new,)
+        batch = common.gather([batch, more], is_kept.nonzero()[:, 0])
+    penalty = overlong_penalty(batch.lengths.cpu(), cfg.max_completion_length, cfg.overlong_buffer)
+    return dataclasses.replace(batch, rewards=batch.rewards + penalty.view_as(batch.rewards))
 
 
 @torch.no_grad()
@@ -236,19 +212,65 @@ def score_reference(reference, batch, cfg):
     return logps if cfg.beta > 0 else None, (token_kl.sum() / batch.mask[rows].sum()).item()
 
 
-def sample_with_signal(policy, task, cfg, step):
-    """Sample P groups, replace groups without signal, then add (8) to the rewards. -> Batch"""
-    batch = sample_batch(policy, task, cfg, step)
-    for attempt in range(1, 1 + cfg.dynamic_sampling):
-        is_mixed = common.has_signal(batch.rewards)[:, 0]                       # (P,)
-        if is_mixed.all():
-            break
-        few = dataclasses.replace(cfg, num_prompts=int((~is_mixed).sum()))
-        more = sample_batch(policy, task, few, (step, attempt))
-        is_kept = F.pad(is_mixed, (0, few.num_prompts), value=True)             # keep new groups
-        batch = common.gather([batch, more], is_kept.nonzero()[:, 0])
-    penalty = overlong_penalty(batch.lengths.cpu(), cfg.max_completion_length, cfg.overlong_buffer)
-    return dataclasses.replace(batch, rewards=batch.rewards + penalty.view_as(batch.rewards))
+def objective(policy, batch, ref_logps, A, part, cfg):
+    """Compute L_t + beta KL_t - c_H H_t of (5) for the rows `part`. -> (b, T), log pi (b, T)"""
+    T = int(batch.lengths[part].max())
+    tokens = batch.tokens[part, :T]                                             # (b, T)
+    mask = batch.mask[part, :T]
+    old_logps = batch.logps[part, :T]
+    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    token_loss = policy_loss(
+        logps, old_logps, A[part, :T], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
+        cfg.delta, cfg.importance_sampling_level)
+    if cfg.beta > 0:
+        log_rho = (logps - old_logps) * mask            # rho of tokens, not s
+        token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
+        token_loss = token_loss + cfg.beta * token_kl
+    token_loss = token_loss - cfg.entropy_coef * entropy
+    return token_loss, logps.detach()
+
+
+def backward(policy, batch, ref_logps, A, rows, cfg):
+    """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
+    surrogate, average = LOSS_TYPES[cfg.loss_type]
+    if cfg.mask_truncated_completions:
+        rows = rows[~batch.is_truncated[rows]]
+    num_sequences = len(rows)                           # in the whole optimizer step
+    num_tokens = batch.mask[rows].sum().clamp(min=1)
+    if cfg.beta == 0 and cfg.entropy_coef == 0:
+        rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
+    loss_sum = clipped_sum = max_log_ratio = 0.0
+    for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
+        token_loss, logps = objective(policy, batch, ref_logps, A, part, cfg)   # (b, T) each
+        T = token_loss.shape[1]
+        mask = batch.mask[part, :T]
+        loss = aggregate(                                                       # eq. (5)
+            token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
+        loss.backward()
+
+        log_rho = (logps - batch.logps[part, :T]) * mask
+        log_s = log_ratio(logps, batch.logps[part, :T], mask)
+        clipped = is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high)
+        loss_sum += loss.item()
+        clipped_sum += (clipped * mask).sum().item()
+        max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
+    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
+    if surrogate == "clip":
+        metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
+    return metrics
+
+
+def update(policy, ref_logps, optimizer, batch, A, cfg, step):
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
+    history = []
+    for rows in common.mini_batches(batch, cfg, "shuffle", step):
+        optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
+        optimizer.step()
+        history.append(metrics | {"grad_norm": grad_norm.item()})
+    return common.mean_metrics(history) | {
+        "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
 
 
 # ---- 4. training -----------------------------------------------------------------------------
@@ -268,7 +290,8 @@ def main(argv=None):
         run.start(evaluate, policy=policy, optimizer=optimizer)
         for step in range(run.step, cfg.max_steps):
             batch = sample_with_signal(policy, task, cfg, step)     # questions, outputs, rewards
-            A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
+            A = advantages(batch.rewards, cfg.scale_rewards).to(cfg.device)         # (P, G)
+            A = A.view(-1, 1).expand_as(batch.mask)                                 # (B, T)
             ref_logps, mean_kl = score_reference(reference, batch, cfg)
             metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)     # descend (5)
             run.log(batch, A, metrics | {"kl": mean_kl})

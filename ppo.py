@@ -83,10 +83,17 @@ class Config(common.Config):                # G, P, T and more are in common.Con
         for name in ("gamma", "lam", "critic_lam"):
             yield getattr(self, name) <= 1, f"--{name} {getattr(self, name)}: must be at most 1"
         yield self.alpha == 1 or self.length_adaptive, "--alpha: needs --length_adaptive"
-        yield self.lam == 0.95 or not self.length_adaptive, "--lam: unused with --length_adaptive"
+        has_lam = self.lam == Config.lam or not self.length_adaptive
+        yield has_lam, "--lam: has no effect with --length_adaptive"
         yield self.kl_target == 0 or self.beta > 0, "--kl_target: needs --beta"
         is_penalty = self.trust_region == "penalty"
         yield self.penalty_coef == 1 or is_penalty, "--penalty_coef: needs --trust_region penalty"
+        for name in ("epsilon", "epsilon_high"):
+            is_used = not is_penalty or getattr(self, name) == getattr(Config, name)
+            yield is_used, f"--{name}: has no effect with --trust_region penalty"
+        has_steps = is_penalty or self.num_iterations > 1 or self.num_mini_batches > 1
+        yield self.target_kl == 0 or has_steps, (
+            "--target_kl: can only end an update of several steps; raise --num_iterations")
         for name in ("penalty_coef", "cliprange_value"):    # 0 would stay 0; hold the critic still
             yield getattr(self, name) > 0, f"--{name} 0: must be above 0"
 
@@ -136,7 +143,9 @@ def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.
 def is_clipped(log_rho, A, epsilon, epsilon_high):
     """Find where (3) has no gradient: the ratio passed the bound that A pushes it to. -> (B, T)"""
     ratio = log_rho.exp()
-    return torch.where(A > 0, ratio > 1 + epsilon_high, (A < 0) & (ratio < 1 - epsilon))
+    is_too_high = (A > 0) & (ratio > 1 + epsilon_high)
+    is_too_low = (A < 0) & (ratio < 1 - epsilon)
+    return is_too_high | is_too_low
 
 
 def value_loss(values, old_values, returns, mask, cliprange_value):
@@ -153,9 +162,9 @@ def explained_variance(values, returns, mask):
     return (1 - error / variance).item() if variance > 1e-8 else 0.0
 
 
-def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimate KL(pi || pi_ref) at each token from samples of pi. Other estimators, one of which
-    needs log_rho, are in grpo.py. (B, T) each -> (B, T)"""
+def kl(logps, ref_logps, estimator="k3"):
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
@@ -256,6 +265,22 @@ def fit_critic(critic, optimizer, batch, returns, cfg, *purpose):
     return common.mean_metrics(history)
 
 
+def objective(policy, batch, A, part, cfg, penalty_coef):
+    """Compute L_t - c_H H_t of (5) for the rows `part`. -> (b, T), log pi (b, T)"""
+    T = int(batch.lengths[part].max())
+    tokens = batch.tokens[part, :T]                                             # (b, T)
+    mask = batch.mask[part, :T]
+    old_logps = batch.logps[part, :T]
+    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    if cfg.trust_region == "clip":
+        token_loss = policy_loss(
+            logps, old_logps, A[part, :T], mask, cfg.epsilon, cfg.epsilon_high)
+    else:
+        token_loss = penalty_loss(logps, old_logps, A[part, :T], mask, penalty_coef)
+    token_loss = token_loss - cfg.entropy_coef * entropy
+    return token_loss, logps
+
+
 def backward(policy, batch, A, rows, cfg, penalty_coef):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
     correct_mask = batch.mask * batch.is_correct.view(-1, 1).to(batch.mask)     # (B, T)
@@ -263,17 +288,10 @@ def backward(policy, batch, A, rows, cfg, penalty_coef):
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     loss_sum = kl_sum = clipped_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        T = int(batch.lengths[part].max())
-        tokens = batch.tokens[part, :T]                                         # (b, T)
+        token_loss, logps = objective(policy, batch, A, part, cfg, penalty_coef)    # (b, T) each
+        T = token_loss.shape[1]
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
-        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        if cfg.trust_region == "clip":
-            token_loss = policy_loss(
-                logps, old_logps, A[part, :T], mask, cfg.epsilon, cfg.epsilon_high)
-        else:
-            token_loss = penalty_loss(logps, old_logps, A[part, :T], mask, penalty_coef)
-        token_loss = token_loss - cfg.entropy_coef * entropy
         loss = aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)         # eq. (5)
         if cfg.nll_coef > 0:
             log_likelihood = aggregate(                                                 # eq. (10)
@@ -298,7 +316,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
     """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
         metrics = backward(policy, batch, A, rows, cfg, penalty_coef)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         history.append(metrics | {"grad_norm": grad_norm.item()})

@@ -7,7 +7,7 @@ more its return R exceeds a baseline b. Token o_t gets the reward r_t, usually 0
   G_t   = r_t + gamma G_t+1                                                          (1)
   A_t   = R - b                                       G_t - b with --view token      (2)
   L_t   = -A_t log pi(o_t | q, o_<t)                                                 (3)
-  KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
+  r_t   = r(o_t) - beta log(pi / pi_ref)                                             (4)
   L     = 1/B sum_i sum_t (L_t - c_H H_t)                                            (5)
 
 G_t is the sum of the rewards from token t on, and R = G_1. H_t is the entropy of the policy at
@@ -25,12 +25,12 @@ it changes the variance, which is large. These are the choices for b:
 
   b*    = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                            (6)
 
-A policy may drift away from the base policy pi_ref. --beta keeps it closer: it lowers r_t by
-beta log(pi / pi_ref), whose mean is beta KL(pi || pi_ref). (4) has this mean, too, but less noise
-near pi_ref; only the other scripts use it. If you only want to imitate the right outputs, --method
-rejection (RFT, 2308.01825) turns (5), with b = 0, into supervised learning of them: if M of the N
-outputs of a batch are right, each of these has the reward N / M, and all others have 0. One reward
-says little about single tokens; in examples/distill.py, a teacher rewards each token.
+A policy may drift away from the base policy pi_ref. --beta keeps it closer: (4) lowers the reward
+r(o_t) of the verifier by beta log(pi / pi_ref), whose mean is beta KL(pi || pi_ref). If you only
+want to imitate the right outputs, --method rejection (RFT, 2308.01825) turns (5), with b = 0, into
+supervised learning of them: if M of the N outputs of a batch are right, each of these has the
+reward N / M, and all others have 0. One reward says little about single tokens; in
+examples/distill.py, a teacher rewards each token.
 
 Departures from the papers: a verifier gives the rewards; as is usual, there is no factor gamma^t;
 samples serve for several steps; rejection sampling samples from pi at each step, while RFT samples
@@ -71,8 +71,14 @@ class Config(common.Config):                # G, P, T and more are in common.Con
     def rules(self):
         yield from super().rules()
         yield self.gamma <= 1, f"--gamma {self.gamma}: must be at most 1"
-        is_used = self.reward == "accuracy" or self.method != "rejection"
-        yield is_used, f"--reward {self.reward}: has no effect with --method rejection"
+        if self.method == "rejection":
+            is_used = self.reward == "accuracy"
+            yield is_used, f"--reward {self.reward}: has no effect with --method rejection"
+            has_none = self.baseline == "none"
+            yield has_none, f"--baseline {self.baseline}: --method rejection has none; leave it out"
+            is_one = self.gamma == 1 and self.beta == 0     # then G_t is R for all tokens
+            is_whole = self.view == "sequence" or not is_one
+            yield is_whole, "--view token: --method rejection needs --gamma or --beta, too"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -117,14 +123,12 @@ def policy_loss(logps, advantages, mask):
     return torch.where(mask > 0, -A * logps, 0.0)                               # (B, T)  eq. (3)
 
 
-def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimate KL(pi || pi_ref) at each token from samples of pi. Other estimators, one of which
-    needs log_rho, are in grpo.py. (B, T) each -> (B, T)"""
+def kl(logps, ref_logps, estimator="k1"):
+    """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
+    are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
-    if estimator == "k1":
-        return x            # unbiased; as a loss, its gradient on samples of pi is only noise
-    assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    assert estimator == "k1", estimator
+    return x                                # unbiased; near pi_ref, k3 of grpo.py has less noise
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -170,10 +174,13 @@ def token_rewards(task, batch, cfg):
 def compute_advantages(policy, ref_logps, batch, rewards, cfg):
     """Compute A_t, 0 in masked slots, from r_t. (B, T) -> (B, T)"""
     if cfg.beta > 0:
-        rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
+        token_kl = kl(batch.logps, ref_logps, "k1") * batch.mask
+        rewards = rewards - cfg.beta * token_kl                                 # (B, T)  eq. (4)
     to_go = rewards_to_go(rewards, batch.mask, cfg.gamma)                       # (B, T)
     R = to_go[:, 0].view_as(batch.rewards)                                      # (P, G)
-    norms = squared_gradient_norms(policy, batch, cfg) if cfg.baseline == "optimal" else None
+    norms = None
+    if cfg.baseline == "optimal":
+        norms = squared_gradient_norms(policy, batch, cfg)                      # (P, G)
     A = advantages(R, cfg.baseline, norms).view(-1, 1)                          # (B, 1)  R - b
     if cfg.view == "token":
         A = A + (to_go - to_go[:, :1])                                          # (B, T)  G_t - b
@@ -197,26 +204,35 @@ def squared_gradient_norms(policy, batch, cfg):
         return squared_norms(batch.prompts, batch.tokens, batch.mask).view_as(batch.rewards)
 
 
+def objective(policy, batch, A, part, cfg):
+    """Compute L_t - c_H H_t of (5) for the rows `part`. -> (b, T), log pi (b, T)"""
+    T = int(batch.lengths[part].max())
+    tokens = batch.tokens[part, :T]                                             # (b, T)
+    mask = batch.mask[part, :T]
+    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    token_loss = policy_loss(logps, A[part, :T], mask)
+    token_loss = token_loss - cfg.entropy_coef * entropy
+    return token_loss, logps.detach()
+
+
 def backward(policy, batch, A, rows, cfg):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    num_sequences = len(rows)
+    num_sequences = len(rows)                           # in the whole optimizer step
     if cfg.entropy_coef == 0:
         rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
-
     loss_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        T = int(batch.lengths[part].max())
-        tokens = batch.tokens[part, :T]                                         # (b, T)
+        token_loss, logps = objective(policy, batch, A, part, cfg)              # (b, T) each
+        T = token_loss.shape[1]
         mask = batch.mask[part, :T]
-        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = policy_loss(logps, A[part, :T], mask) - cfg.entropy_coef * entropy
         loss = aggregate(token_loss, mask, "sequence_sum", num_sequences)       # eq. (5)
         loss.backward()
 
-        log_ratio = (logps.detach() - batch.logps[part, :T]) * mask             # (b, T)
+        log_rho = (logps - batch.logps[part, :T]) * mask                        # (b, T)
         loss_sum += loss.item()
-        max_log_ratio = max(max_log_ratio, log_ratio.abs().max().item())
-    return {"loss": loss_sum, "max_log_ratio": max_log_ratio}
+        max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
+    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
+    return metrics
 
 
 def update(policy, optimizer, batch, A, cfg, step):

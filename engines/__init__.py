@@ -117,8 +117,7 @@ def of_zoo(name, function_name, settings):
     for is_kept, rule in cfg.rules():
         if not is_kept:
             raise ValueError(rule)
-    clip = cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta
-    return lambda *inputs: zoo.policy_loss(cfg, *inputs, *clip), zoo.LOSS_TYPES
+    return functools.partial(zoo.policy_loss, cfg), zoo.LOSS_TYPES
 
 
 def refuse_unknown(settings, known, name):

@@ -95,7 +95,6 @@ TOPK = ("distillation_topk", "distillation_add_tail", "topk_support")
 OF_SELF = ("hint", "teacher_model_kind", "teacher_update_rate")
 OF_REWARD = ("gamma", "teacher_coef")
 OF_GRADES = ("baseline", "reward")
-MODES = ("full_logits", "topk_logits", "sampled_token")
 COLUMNS = {"reward": "reward", "teacher": "teacher_kl", "length": "completions/mean_length",
            "entropy": "entropy", "grad": "grad_norm"}
 
@@ -110,7 +109,8 @@ class Config(reinforce.Config):
     baseline: Literal["none", "batch", "mean", "rloo"] = "rloo"     # for A in (9)
     beta: float = 1.0                       # 0: forward KL; 1: reverse KL; between: (3)
     lmbda: float = 1.0                      # probability that the student writes a batch
-    distillation_mode: Literal[MODES] = "full_logits"   # tokens that are compared
+    distillation_mode: Literal[         # tokens that are compared
+        "full_logits", "topk_logits", "sampled_token"] = "full_logits"
     distillation_topk: int = 8              # number of tokens in S (k)
     distillation_add_tail: bool = True      # whether the rest is an event
     topk_support: Literal["teacher", "student"] = "teacher"     # whose most likely tokens are S
@@ -163,7 +163,9 @@ def events(log_p, S, add_tail=True):
     (..., V) -> (..., k + 1) or (..., k)"""
     chosen = log_p.gather(-1, S)                                                # (..., k)
     rest = log_p.scatter(-1, S, -torch.inf).logsumexp(dim=-1, keepdim=True)     # (..., 1)  eq. (6)
-    return torch.cat([chosen, rest], dim=-1) if add_tail else chosen
+    if not add_tail:
+        return chosen
+    return torch.cat([chosen, rest], dim=-1)
 
 
 def support(log_p, log_t, cfg):
@@ -177,7 +179,8 @@ def token_losses(log_p, log_t, tokens, old_logps, mask, cfg, A=0.0, has_hint=1.0
     has_hint, 0.0 for outputs about which the teacher says nothing, are (b, 1). -> (b, T)"""
     if cfg.distillation_mode == "topk_logits":
         S = support(log_p, log_t, cfg)                                          # (b, T, k)
-        log_p, log_t = (events(x, S, cfg.distillation_add_tail) for x in (log_p, log_t))
+        log_p = events(log_p, S, cfg.distillation_add_tail)                     # (b, T, k + 1)
+        log_t = events(log_t, S, cfg.distillation_add_tail)
     if cfg.distillation_mode != "sampled_token":
         return divergence(log_p, log_t, cfg.beta)
     teacher_logps = log_t.gather(-1, tokens[..., None])[..., 0]                 # (b, T)

@@ -51,18 +51,17 @@ import gspo
 import plumbing
 
 METHODS = {"grpo": grpo, "gspo": gspo}
-CORRECTIONS = (
-    "none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    method: Literal[tuple(METHODS)] = "grpo"    # script whose ratio and losses are used
+    method: Literal["grpo", "gspo"] = "grpo"    # script whose ratio and losses are used
     epsilon: float = None               # lower clip range (eps_low); None: the script's
     epsilon_high: float = None          # upper clip range (eps_high); None: the script's
     importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # see gspo.py
     sampler_lag: int = 4                # age of the policy that samples, in batches (K)
-    importance_sampling_correction: Literal[CORRECTIONS] = "none"   # none: all weights are 1
+    importance_sampling_correction: Literal[    # weights of the tokens; none: all weights are 1
+        "none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask"] = "none"
     importance_sampling_cap: float = 2.0    # highest weight (C)
     importance_sampling_clip_min: float = 0.0   # lowest weight (C_min)
     MAY_BE_ZERO = grpo.Config.MAY_BE_ZERO | {"sampler_lag"}
@@ -73,7 +72,9 @@ class Config(grpo.Config):
                 object.__setattr__(self, name, getattr(METHODS[self.method].Config, name))
 
     def rules(self):
-        yield from super().rules()
+        own = METHODS[self.method].Config           # whose clip range is the default
+        yield from own(**{field.name: getattr(self, field.name)
+                          for field in dataclasses.fields(own)}).rules()
         is_default = self.importance_sampling_level == "sequence"
         is_gspo = self.method == "gspo"
         yield is_default or is_gspo, "--importance_sampling_level: needs --method gspo"
@@ -81,6 +82,10 @@ class Config(grpo.Config):
         yield has_use, "--importance_sampling_correction: needs --sampler_lag 1 or more"
         is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
         yield is_range, "--importance_sampling_cap: must be above --importance_sampling_clip_min"
+        for name in ("importance_sampling_cap", "importance_sampling_clip_min"):
+            is_used = self.importance_sampling_correction != "none"
+            is_used = is_used or getattr(self, name) == getattr(Config, name)
+            yield is_used, f"--{name}: needs --importance_sampling_correction"
 
 
 class Sampler:
@@ -156,7 +161,8 @@ def main(argv=None):
         run.start(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler)
         for step in range(run.step, cfg.max_steps):
             batch = script.sample_with_signal(sampler.policy, task, cfg, step)
-            A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)
+            A = script.advantages(batch.rewards, cfg.scale_rewards).to(cfg.device)  # (P, G)
+            A = A.view(-1, 1).expand_as(batch.mask)                                 # (B, T)
             weights, differences = correct_for_lag(policy, batch, cfg)          # (B, T)
             ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
             metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, step)

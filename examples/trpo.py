@@ -41,7 +41,7 @@ import ppo
 
 # Shapes: as in ppo.py; n is the number of weights of the policy.
 UNUSED = ("epsilon", "epsilon_high", "trust_region", "penalty_coef", "target_kl",
-          "entropy_coef", "nll_coef")
+          "entropy_coef", "nll_coef", "learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def flatten(tensors):
     return torch.cat([tensor.flatten() for tensor in tensors])                  # (n,)
 
 
-def trust_region_step(weights, objective, max_kl=0.01, damping=0.1):
+def trust_region_step(weights, objective, max_kl=0.002, damping=0.1):
     """Move `weights` by (4), or by a shorter step that keeps (3) and raises L, or not at all.
     objective() returns L and D, both twice differentiable. -> metrics"""
     L, D = objective()

@@ -74,7 +74,6 @@ are flags of the scripts: docs/zoo.md has a table of names.
 Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """
 import dataclasses
-import functools
 import sys
 from pathlib import Path
 from typing import Literal
@@ -84,6 +83,7 @@ if not __package__:     # started as a file: the scripts are in the folder above
 import common  # isort: split
 
 import torch
+from torch import nn
 
 import grpo
 import plumbing
@@ -205,24 +205,78 @@ LOSS_TYPES = grpo.LOSS_TYPES | {            # replaces (3) of grpo.py, and the a
     "kl_cov": (kl_cov, "token_mean"),
     "dro": (dro, "token_mean")}
 NEW = LOSS_TYPES.keys() - grpo.LOSS_TYPES.keys()
-CLIPPED = {"off_policy_mask", "clip_cov"}   # the new losses that contain (3) of grpo.py
+CLIPPED = {"grpo", "dr_grpo", "dapo", "off_policy_mask", "clip_cov"}    # those that contain (3)
 
 
-def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
-    """Compute L_t from the arguments of grpo.policy_loss; it is 0 in masked slots. -> (B, T)"""
+def policy_loss(cfg, logps, old_logps, advantages, mask):
+    """Compute L_t of --loss_type, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)
+    """
     if cfg.loss_type not in NEW:
-        return grpo.policy_loss(logps, old_logps, advantages, mask, *settings)
+        return grpo.policy_loss(logps, old_logps, advantages, mask,
+                                cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     loss, _ = LOSS_TYPES[cfg.loss_type]
     token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
+def objective(policy, batch, ref_logps, A, part, cfg):
+    """Compute the terms of (5) of grpo.py for the rows `part`. -> (b, T), log pi (b, T)"""
+    T = int(batch.lengths[part].max())
+    tokens = batch.tokens[part, :T]                                             # (b, T)
+    mask = batch.mask[part, :T]
+    old_logps = batch.logps[part, :T]
+    logps, entropy = grpo.score(
+        policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    token_loss = policy_loss(cfg, logps, old_logps, A[part, :T], mask)
+    if cfg.beta > 0:
+        log_rho = grpo.log_ratio(logps, old_logps, mask)
+        token_kl = grpo.kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
+        token_loss = token_loss + cfg.beta * token_kl
+    token_loss = token_loss - cfg.entropy_coef * entropy
+    return token_loss, logps.detach()
+
+
 def backward(policy, batch, ref_logps, A, rows, cfg):
-    """Accumulate the gradient of (5) of grpo.py, with the losses of this file. -> metrics"""
-    loss = functools.partial(policy_loss, cfg)
-    with_clip = {name: ("clip", LOSS_TYPES[name][1]) for name in CLIPPED}       # (3) is logged
-    return grpo.backward(policy, batch, ref_logps, A, rows, cfg, loss, LOSS_TYPES | with_clip)
+    """Accumulate the gradient of (5) of grpo.py over `rows`, in micro-batches. -> metrics"""
+    _, average = LOSS_TYPES[cfg.loss_type]
+    if cfg.mask_truncated_completions:
+        rows = rows[~batch.is_truncated[rows]]
+    num_sequences = len(rows)                           # in the whole optimizer step
+    num_tokens = batch.mask[rows].sum().clamp(min=1)
+    if cfg.beta == 0 and cfg.entropy_coef == 0:
+        rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
+    loss_sum = clipped_sum = max_log_ratio = 0.0
+    for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
+        token_loss, logps = objective(policy, batch, ref_logps, A, part, cfg)   # (b, T) each
+        T = token_loss.shape[1]
+        mask = batch.mask[part, :T]
+        loss = grpo.aggregate(
+            token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
+        loss.backward()
+
+        log_rho = grpo.log_ratio(logps, batch.logps[part, :T], mask)
+        clipped = grpo.is_clipped(log_rho, A[part, :T], cfg.epsilon, cfg.epsilon_high)
+        loss_sum += loss.item()
+        clipped_sum += (clipped * mask).sum().item()
+        max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
+    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
+    if cfg.loss_type in CLIPPED:
+        metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
+    return metrics
+
+
+def update(policy, ref_logps, optimizer, batch, A, cfg, step):
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
+    history = []
+    for rows in common.mini_batches(batch, cfg, "shuffle", step):
+        optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
+        optimizer.step()
+        history.append(metrics | {"grad_norm": grad_norm.item()})
+    return common.mean_metrics(history) | {
+        "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
@@ -259,7 +313,6 @@ def greedy_rewards(policy, task, batch, cfg, step):
     return task.judge(greedy, 1, step, grpo.reward).rewards
 
 
-ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax")
 WITHIN_GROUPS = ("group", "passk", "opo")   # give 0 if all rewards of a group are equal
 
 
@@ -296,8 +349,11 @@ def estimate(policy, task, batch, cfg, step):
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and its average
-    advantage: Literal[ADVANTAGES] = "group"            # estimator of A; group: (1) of grpo.py
+    loss_type: Literal[     # row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none
+        "grpo", "dr_grpo", "dapo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gmpo", "vespo",
+        "off_policy_mask", "clip_cov", "kl_cov", "dro"] = "dppo_tv"
+    advantage: Literal[     # estimator of A; group: (1) of grpo.py
+        "group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax"] = "group"
     top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (16)
     dppo_tv_delta: float = 0.15             # bound of D_t in (1), with (2) (delta)
     dppo_kl_delta: float = 0.05             # bound of D_t in (1), with (3) (delta)
@@ -350,7 +406,7 @@ def main(argv=None):
             batch = grpo.sample_with_signal(policy, task, cfg, step)
             A = advantages(policy, task, batch, cfg, step)                  # (B, 1) or (B, T)
             ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-            metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step, backward)
+            metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)
             run.log(batch, A, metrics | {"kl": mean_kl})
         return run.finish()
 

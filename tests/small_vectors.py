@@ -22,7 +22,7 @@ lag = importlib.import_module("examples.lag")
 zoo = importlib.import_module("examples.zoo")
 
 SCRIPTS = (reinforce, ppo, grpo, gspo)
-ESTIMATORS = {reinforce: ("k1", "k3"), ppo: ("k1", "k3"), dpo: ("k3",)}     # the others have all
+ESTIMATORS = {reinforce: ("k1",), ppo: ("k1", "k3"), dpo: ("k3",)}          # grpo and gspo have all
 SCALES = {"grpo": "group", "batch_std": "batch", "mean": "none", "maxrl": "mean"}
 BASELINES = {"none": "none", "batch_mean": "batch", "mean": "mean", "rloo": "rloo",
              "optimal": "optimal"}
@@ -222,8 +222,9 @@ OURS = {
     "average": lambda **given: [functools.partial(script.aggregate, **given) for script in SCRIPTS],
     "kl": lambda estimator: [
         lambda logps, ref_logps, old_logps, script=script: script.kl(
-            logps, ref_logps, estimator, logps - old_logps)
-        for script in (*SCRIPTS, dpo) if estimator in ESTIMATORS.get(script, estimator)],
+            logps, ref_logps, estimator, logps - old_logps) for script in (grpo, gspo)] + [
+        lambda logps, ref_logps, old_logps, script=script: script.kl(logps, ref_logps, estimator)
+        for script in ESTIMATORS if estimator in ESTIMATORS[script]],
     "adaptive_kl": lambda method, coefficient, target, **_: [lambda kl: [
         ppo.adapt_coefficient(coefficient, one.item(), target) for one in kl]],
     "value_loss": lambda cliprange: [lambda values, old_values, returns, mask: ppo.aggregate(

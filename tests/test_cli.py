@@ -75,9 +75,33 @@ REFUSED = """
     ppo --cliprange_value 0                             | must be above 0
     ppo --trust_region penalty --penalty_coef 0         | must be above 0
     reinforce --method rejection --reward accuracy+format | --reward
+    reinforce --method rejection --baseline rloo        | --baseline rloo
+    reinforce --method rejection --view token           | --view token
+    grpo --kl_estimator k3_ratio                        | needs --beta
+    grpo --loss_type cispo --delta 3                    | --delta: has no effect
+    grpo --loss_type cispo --epsilon 0.1                | --epsilon: has no effect
+    grpo --loss_type sapo --epsilon 0.1                 | --epsilon: has no effect
+    grpo --loss_type sapo --epsilon_high 0.1            | --epsilon_high: has no effect
+    grpo --loss_type sapo --delta 3                     | --delta: has no effect
+    gspo --kl_estimator k1                              | needs --beta
+    gspo --loss_type sapo --epsilon 0.2                 | --epsilon: has no effect
+    gspo --loss_type cispo --importance_sampling_level sequence_token | --loss_type cispo
+    ppo --trust_region penalty --epsilon 0.1            | --epsilon: has no effect
+    ppo --trust_region penalty --epsilon_high 0.28      | --epsilon_high: has no effect
+    ppo --target_kl 0.1 --num_mini_batches 1            | --num_iterations
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
+    dpo --label_smoothing 0.5                           | below 0.5
+    dpo --loss_type simpo --average_logps               | always averages
+    dpo --loss_type orpo --average_logps                | always averages
+    examples.lag --importance_sampling_cap 3            | --importance_sampling_correction
+    examples.lag --method gspo --loss_type sapo --epsilon 0.2       | --epsilon: has no effect
+    examples.lag --kl_estimator k2                      | needs --beta
+    examples.trpo --learning_rate 0.1                   | does not use it
+    examples.turns --task number --loss_type cispo --delta 3        | --delta: has no effect
+    examples.zoo --loss_type sapo --epsilon 0.1         | --epsilon: has no effect
+    engines.here --kl_estimator k3_ratio                | needs --beta
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
-    examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
+    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 2 | _cap
     examples.distill --distillation_mode topk_logits --distillation_topk 320 | 320
     examples.distill --distillation_mode sampled_token --beta 0.5   | --beta 1
     examples.distill --teacher_coef 0.5                             | sampled_token
@@ -136,6 +160,14 @@ def test_what_cannot_work_is_refused(refused, line, request):
 
 ACCEPTED = """
     ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01
+    ppo --target_kl 0.01
+    ppo --trust_region penalty --target_kl 0.01 --num_mini_batches 1
+    grpo --loss_type dr_grpo
+    grpo --loss_type cispo --epsilon_high 0.5
+    grpo --beta 0.1 --kl_estimator k3_ratio
+    reinforce --method rejection --view token --gamma 0.9
+    dpo --average_logps --beta 2
+    examples.lag --method gspo --loss_type cispo
     ppo --length_adaptive --alpha 0.5 --beta 0.1 --kl_target 0.01
     grpo --delta 2 --scale_rewards mean
     reinforce --method rejection

@@ -186,7 +186,7 @@ def test_real_py_hides_no_package_either(site):
 
 def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
     small = arguments(SMALL | {"max_steps": 2})
-    grpo.main([*small, "--output_dir", "own", "--epsilon_high", "0.2"])
+    grpo.main([*small, "--output_dir", "own"])
     here.main([*small, "--output_dir", "here"])
     here.main([*small, "--output_dir", "sums", "--loss", "mine.py:my_loss how=sequence_sum"])
     own, same_loss, sums = (steps(folder) for folder in ("own", "here", "sums"))

@@ -56,7 +56,9 @@ def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():
 
 CALLED = """
 reinforce ppo grpo gspo dpo: logprobs(logits, tokens, temperature=1.0, kernel='auto')
-reinforce ppo grpo gspo dpo: kl(logps, ref_logps, estimator='k3', log_rho=None)
+grpo gspo: kl(logps, ref_logps, estimator='k3', log_rho=None)
+ppo dpo: kl(logps, ref_logps, estimator='k3')
+reinforce: kl(logps, ref_logps, estimator='k1')
 reinforce ppo grpo gspo:
     aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None)
 reinforce: advantages(rewards, baseline='none', sq_grad_norms=None)
@@ -74,9 +76,9 @@ grpo gspo: overlong_penalty(lengths, max_length, buffer)
 grpo: log_ratio(logps, old_logps, mask)
 gspo: log_ratio(logps, old_logps, mask, level='sequence')
 grpo: policy_loss(logps, old_logps, advantages, mask, loss_type='grpo', epsilon=0.2,
-    epsilon_high=0.2, delta=0.0)
-gspo: policy_loss(logps, old_logps, advantages, mask, loss_type='grpo', epsilon=0.2,
-    epsilon_high=0.2, delta=0.0, level='sequence')
+    epsilon_high=0.28, delta=0.0)
+gspo: policy_loss(logps, old_logps, advantages, mask, loss_type='grpo', epsilon=0.03,
+    epsilon_high=0.04, delta=0.0, level='sequence')
 dpo: sequence_logps(logps, mask, average=False)
 dpo: dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta, loss_type='sigmoid',
     label_smoothing=0.0, gamma=0.0)

@@ -1,5 +1,8 @@
 """Test examples/zoo.py: the tokens that Clip-Cov draws, its advantages, and the table of names on
 its page. Its other functions are among the test vectors."""
+import copy
+import dataclasses
+import functools
 import importlib
 import re
 import typing
@@ -8,10 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, close, f64
+from update_scenes import weights
 
 import dpo
+import engines
+import grpo
+from engines import here
 
 zoo = importlib.import_module("examples.zoo")
+ADVANTAGES = typing.get_args(typing.get_type_hints(zoo.Config)["advantage"])
 OLD = f64([[0.5, 0.5, 0.9], [0.1, 0.4, 0.5]])
 A = f64([2, -1])
 
@@ -31,10 +39,47 @@ def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
 
 
+# ---- the update ------------------------------------------------------------------------------
+
+def of_zoo(cfg):
+    """The update of zoo.py, with a loss of grpo.py."""
+    return functools.partial(zoo.update, cfg=zoo.Config(**dataclasses.asdict(cfg)))
+
+
+def of_here(cfg):
+    """The update of engines/here.py, with the same loss."""
+    text = f"grpo loss_type={cfg.loss_type} epsilon={cfg.epsilon} epsilon_high={cfg.epsilon_high}"
+    loss, how = engines.load(text)
+    return functools.partial(here.update, cfg=cfg, loss=loss, how=how)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("of_other", [of_zoo, of_here])
+@pytest.mark.parametrize("flags", [
+    {"loss_type": "grpo"}, {"loss_type": "dapo", "entropy_coef": 0.05},
+    {"loss_type": "dr_grpo", "beta": 0.3, "kl_estimator": "k3_ratio", "entropy_coef": 0.05},
+    {"loss_type": "grpo", "mask_truncated_completions": True, "beta": 0.3}])
+def test_with_the_same_loss_an_update_is_that_of_grpo(scene, flags, of_other):
+    made = scene(
+        num_iterations=2, num_mini_batches=2, micro_batch_size=3, learning_rate=0.5, **flags)
+    found = []
+    for update in (functools.partial(grpo.update, cfg=made.cfg), of_other(made.cfg)):
+        policy = copy.deepcopy(made.policy)
+        optimizer = torch.optim.SGD(policy.parameters(), made.cfg.learning_rate)
+        metrics = update(policy, made.ref_logps(), optimizer, made.batch, made.A, step=0)
+        found.append((metrics, weights(policy)))
+    (metrics, end), (other_metrics, other_end) = found
+    close(other_end, end)
+    assert (end - weights(made.policy)).norm() > 1e-2
+    assert other_metrics.keys() >= metrics.keys() - {"clip_ratio/region_mean"}
+    for name in other_metrics:
+        assert other_metrics[name] == pytest.approx(metrics[name], rel=1e-10), name
+
+
 # ---- advantages ------------------------------------------------------------------------------
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", zoo.ADVANTAGES)
+@pytest.mark.parametrize("name", ADVANTAGES)
 def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing(name, monkeypatch):
     """The terms of the first group differ, although their sums are equal."""
     terms = torch.tensor([[[0, 0, 1], [0.5] * 3, [1, 0, 0]], [[0, 1, 0], [0.1] * 3, [0] * 3],
@@ -83,7 +128,7 @@ def test_the_table_of_names_has_all_losses_advantages_and_papers_and_no_other_pa
     names = page.partition("## Find a name")[2].partition("\n## ")[0]
     losses = [*zoo.LOSS_TYPES, *typing.get_args(typing.get_type_hints(dpo.Config)["loss_type"])]
     here = " ".join(line.split("|")[3] for line in names.splitlines() if line[:1] == "|")
-    for name in {*losses, *zoo.ADVANTAGES} - {"grpo", "sigmoid", "group"}:      # the defaults
+    for name in {*losses, *ADVANTAGES} - {"grpo", "sigmoid", "group"}:      # the defaults
         assert re.search(rf"[ `]{name}\b", here), name
     sources = "".join((ROOT / name).read_text("utf-8") for name in ("grpo.py", "examples/zoo.py"))
     papers = {*re.findall(r"\d{4}\.\d{5}", sources)} - {"2505.07291"}     # another of the dual clip

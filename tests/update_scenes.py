@@ -51,9 +51,9 @@ def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
 
 
 def call(function, **known):
-    """Call a script's function with its required arguments, and `backward`, from `known`."""
+    """Call a script's function with its required arguments, from `known`."""
     needed = [name for name, one in inspect.signature(function).parameters.items()
-              if one.default is one.empty or name == "backward"]
+              if one.default is one.empty]
     return function(**{name: known[name] for name in needed})
 
 
@@ -97,8 +97,7 @@ class Scene:
         known = self.known(A, changes)
         optimizer = optimizer or torch.optim.SGD(
             self.policy.parameters(), known["cfg"].learning_rate)
-        return call(self.script.update, optimizer=optimizer, step=step,
-                    backward=self.script.backward, **known)
+        return call(self.script.update, optimizer=optimizer, step=step, **known)
 
 
 @pytest.fixture

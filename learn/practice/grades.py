@@ -68,13 +68,15 @@ def arguments(module, function, script, batch):
                   prompts=torch.arange(4)[:, None], tokens=torch.zeros(mask.shape).long(),
                   mask=mask, logps=known["old_logps"],
                   lengths=(mask * torch.arange(1, mask.shape[1] + 1)).amax(dim=1).long(),
-                  is_correct=torch.tensor([[False, True], [True, True]]))}
+                  rewards=torch.zeros(2, 2), is_correct=torch.tensor([[False, True], [True] * 2]))}
     module.score = lambda table, prompts, tokens, *_: (
         table[prompts[:, 0], :tokens.shape[1]], mask[prompts[:, 0], :tokens.shape[1]])
     if function == "pair_loss":
         known |= {"chosen": torch.tensor([0, 2]), "rejected": torch.tensor([1, 3])}
     if hasattr(module, "Config"):
         flags = {"device": "cpu", "nll_coef": known["nll_coef"], "micro_batch_size": 2}
+        if script == "reinforce.py":
+            flags["beta"] = known["beta"]
         fields = module.Config.__dataclass_fields__
         known["cfg"] = module.Config(**{name: flags[name] for name in flags.keys() & fields})
     return known
