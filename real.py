@@ -258,7 +258,7 @@ def train(policy, rng, steps):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        rewards = torch.tensor(list(map(verify, answers, decode(tokens)))).float()  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)
