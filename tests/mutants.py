@@ -105,7 +105,7 @@ def run_tests(tests, words, sender):
     if code in (0, SKIPPED) and not outcome.has_run:
         code = SKIPPED if outcome.is_skipped else NONE
     reason = outcome.failed
-    if code == NONE:
+    if code == NONE and not reason:
         reason = "no test ran"
     sender.send((int(code), reason))
 

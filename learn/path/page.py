@@ -194,10 +194,13 @@ def chapter(name):
     number, _, _, field = CHAPTERS[name]
     say = lambda text: prose(text, name)
     inline = lambda text: say(text)[3:-4]
-    changes = "".join(folded(inline(field[note]), patch_box(field[kind].split("\n")), "setting")
-                      if kind in field else f"<p class=setting>{inline(field[note])}</p>"
-                      for kind, note in (("setting", "note"), ("without", "note_without"),
-                                         ("also", "note_also")) if note in field)
+    changes = ""
+    for kind, note in (("setting", "note"), ("without", "note_without"), ("also", "note_also")):
+        if note in field and kind in field:
+            box = patch_box(field[kind].split("\n"))
+            changes += folded(inline(field[note]), box, "setting")
+        elif note in field:
+            changes += f"<p class=setting>{inline(field[note])}</p>"
     equations = ""
     for text in field["equation"].split("\n"):
         kinds = "eq long" if len(text) > 50 else "eq"
