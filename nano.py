@@ -34,21 +34,21 @@ END = VOCABULARY.index("<end>")
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
 def sample_problem(rng, held_out=False):
     """A question ((((3+4)-5)*4)-2)=, its answer 6 and its work 3+4=7;7-5=2;2*4=8;8-2=6."""
-    value = rng.randint(1, 9)
-    question = str(value)
-    work = []
-    while len(work) < 4:
-        sign = rng.choice("+-*")
-        operand = rng.randint(1, 9)
-        result = {"+": value + operand, "-": value - operand, "*": value * operand}[sign]
-        if 0 <= result <= 20:
-            work.append(f"{value}{sign}{operand}={result}")
-            question = f"({question}{sign}{operand})"
-            value = result
-    question += "="
-    if (zlib.crc32(question.encode()) % 10 == 0) != held_out:   # one in ten is held out
-        return sample_problem(rng, held_out)
-    return question, value, ";".join(work)
+    while True:
+        value = rng.randint(1, 9)
+        question = str(value)
+        work = []
+        while len(work) < 4:
+            sign = rng.choice("+-*")
+            operand = rng.randint(1, 9)
+            result = {"+": value + operand, "-": value - operand, "*": value * operand}[sign]
+            if 0 <= result <= 20:
+                work.append(f"{value}{sign}{operand}={result}")
+                question = f"({question}{sign}{operand})"
+                value = result
+        question += "="
+        if (zlib.crc32(question.encode()) % 10 == 0) == held_out:   # one in ten is held out
+            return question, value, ";".join(work)
 
 def verify(answer, text):
     """Whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
@@ -58,7 +58,8 @@ def verify(answer, text):
 
 def encode(texts, L):
     """The first L tokens of each text. Shorter texts are padded with END. -> (B, L)"""
-    rows = [re.findall("<.*?>|.", text + "<end>" * L)[:L] for text in texts]
+    rows = [re.findall("<.*?>|.", text)[:L] for text in texts]
+    rows = [row + ["<end>"] * (L - len(row)) for row in rows]
     return torch.tensor([[VOCABULARY.index(word) for word in row] for row in rows])
 
 def decode(tokens):
@@ -104,7 +105,8 @@ class GPT(nn.Module):
         """Logits after each token. If the cache is not empty, L must be 1. (B, L) -> (B, L, V)"""
         start = cache[self.blocks[0]].shape[3] if cache else 0
         positions = torch.arange(start, start + tokens.shape[1])            # (L,)
-        angles = positions[:, None] * 10_000 ** torch.arange(0, -1, -2 * H / D)     # (L, D / H / 2)
+        half = D // H // 2
+        angles = positions[:, None] * 10_000.0 ** (-torch.arange(half) / half)      # (L, half)
         x = self.embed[tokens]                                              # (B, L, D)
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), cache)
@@ -114,7 +116,7 @@ def logprobs(policy, tokens):
     """log pi(o_t | q, o_<t), and a mask: 1.0 up to END, then 0.0. (B, W + T) -> (B, T), (B, T)"""
     logits = policy(tokens[:, :-1], {})[:, W - 1:]                          # (B, T, V)
     is_end = tokens[:, W:] == END                                           # (B, T)
-    mask = is_end.cumsum(1) <= is_end                       # true if no END comes before
+    mask = is_end.cumsum(1) - is_end.long() == 0            # true if no END comes before
     return -F.cross_entropy(logits.mT, tokens[:, W:], reduction="none"), mask.float()
 
 @torch.no_grad()
@@ -185,7 +187,7 @@ def main(seed=0, base_steps=1000, steps=40):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        rewards = torch.tensor(list(map(verify, answers, decode(tokens)))).float()  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)

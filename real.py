@@ -56,7 +56,8 @@ DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32   # of products, n
 GAP = 1e-3 if DEVICE == "cpu" else 0.05         # largest difference of sampler and trainer in nats
 torch.backends.cuda.enable_cudnn_sdp(False)     # which would plan anew for each length
 SIGNALS = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
-PROBLEMS, UNUSED = [], []               # to train on; UNUSED are left over in this pass
+PROBLEMS = []                           # to train on
+UNUSED = []                             # those of PROBLEMS that are left over in this pass
 IS_FIXED = True                         # the cache has a fixed size, which some models break
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
@@ -66,19 +67,24 @@ def make_up_problem(rng):
     question = f"What is ({a} + {b}) * {c} - {d}? Think step by step, and end with the number."
     return question, str((a + b) * c - d)
 
-def read_problems(file, line=""):
+def read_problems(file):
     """Yield the prompts in a file of JSON lines, and their answers."""
+    line = ""
     try:
         with open(file, encoding="utf-8-sig") as lines:
-            for line in filter(str.strip, lines):
-                row = json.loads(line)
-                yield "" + row["prompt"], row["answer"]         # a TypeError if it is not a text
+            for line in lines:
+                if line.strip():
+                    row = json.loads(line)
+                    if not isinstance(row["prompt"], str):
+                        raise TypeError("the prompt has to be a text")
+                    yield row["prompt"], row["answer"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         sys.exit(f'{file}: {error}: {line[:60]!r}; write {{"prompt": "...", "answer": "..."}}')
 
 def sample_problem(rng):
     """The next problem to train on; each comes once before one comes again. -> question, answer"""
-    UNUSED[:] = UNUSED or rng.sample(PROBLEMS, len(PROBLEMS))
+    if not UNUSED:
+        UNUSED.extend(rng.sample(PROBLEMS, len(PROBLEMS)))
     return UNUSED.pop()
 
 def number(text):
@@ -93,8 +99,8 @@ def verify(answer, text):
     if right is None:
         sys.exit(f"the answer {answer!r} is not a number: write your own verify")
     like_numbers = r"(?:(?<![0-9])[-\u2212])?[0-9]+(?:[.,/][0-9]+)*(?:[eE][+-]?[0-9]+)?"
-    last = re.findall(like_numbers, text)[-1:]
-    return float(last != [] and number(last[0]) == right)
+    numbers = re.findall(like_numbers, text)
+    return float(numbers != [] and number(numbers[-1]) == right)
 
 def encode(questions, L):
     """The tokens of each question, in the model's chat template, after PAD. -> (B, L)"""
@@ -103,8 +109,10 @@ def encode(questions, L):
         questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
     for row in rows:                    # some tokenizers append an end, or repeat a BOS of the text
-        del row[len(row) - (row[-1:] == [TOKENIZER.eos_token_id]):]
-        del row[:row[:2] == [TOKENIZER.bos_token_id] * 2]
+        if row[-1:] == [TOKENIZER.eos_token_id]:                # a row may be empty
+            row.pop()
+        if row[:2] == [TOKENIZER.bos_token_id] * 2:
+            row.pop(0)
     if max(map(len, rows)) > L:
         sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
@@ -128,7 +136,9 @@ def load(model):
     if hasattr(policy.config, "quantization_config"):
         sys.exit(f"{model} has quantized weights, which cannot be trained")
     ends = policy.generation_config.eos_token_id                # one id, or several, or None
-    ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
+    if not isinstance(ends, list):
+        ends = [ends]
+    ends = {*ends, TOKENIZER.eos_token_id} - {None}
     if not ends:
         sys.exit(f"{model} has no eos_token_id")
     policy.generation_config = GenerationConfig(    # without settings that cannot be saved again
@@ -156,8 +166,12 @@ def logprobs_of_few(policy, tokens):
 
 def logprobs(policy, tokens):
     """log pi(o_t | q, o_<t), and a mask: 1.0 up to the end, else 0.0. (B, W + T) -> 2 x (B, T)"""
-    parts = [checkpoint(logprobs_of_few, policy, few, use_reentrant=False) if len(tokens) > M
-             else logprobs_of_few(policy, few) for few in tokens.to(DEVICE).split(M)]
+    parts = []
+    for few in tokens.to(DEVICE).split(M):
+        if len(tokens) > M:             # the backward pass computes the activations of a part again
+            parts.append(checkpoint(logprobs_of_few, policy, few, use_reentrant=False))
+        else:
+            parts.append(logprobs_of_few(policy, few))
     return torch.cat(parts).cpu(), (tokens[:, W:] != PAD).float()
 
 def sample_few(policy, questions, uniforms, greedy):
@@ -167,7 +181,8 @@ def sample_few(policy, questions, uniforms, greedy):
     logps = torch.zeros_like(uniforms)
     ends = torch.tensor(policy.generation_config.eos_token_id, device=DEVICE)
     layers = DynamicCache(config=policy.config).layers
-    is_fixed = IS_FIXED and {*map(type, layers)} <= {DynamicLayer, DynamicSlidingWindowLayer}
+    kinds = (DynamicLayer, DynamicSlidingWindowLayer)           # others cannot have a fixed size
+    is_fixed = IS_FIXED and all(type(layer) in kinds for layer in layers)
     cache = Cache(layers=[StaticLayer(W + T - first) for _ in layers] if is_fixed else layers)
     at = torch.arange(W - first, device=DEVICE)     # columns to read after `first`: the questions
 
@@ -188,7 +203,8 @@ def sample_few(policy, questions, uniforms, greedy):
         at = at[-1:].add_(1)                    # in place, where a recording looks for it
         if t == 1 and DEVICE == "cuda":         # Python starts kernels more slowly than they run
             try:
-                with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
                     write()
                 run = graph.replay
             except RuntimeError as error:
@@ -202,17 +218,20 @@ def sample_few(policy, questions, uniforms, greedy):
 def sample(policy, questions, greedy=False):
     """Write an output after each question. PAD follows its end. (B, W) -> (B, W + T)"""
     global IS_FIXED
+    # a copy with rounded weights, but not buffers: deepcopy finds the weights in this dict
     model = copy.deepcopy(policy, {id(weight): weight.to(DTYPE) for weight in policy.parameters()})
     uniforms = 1 - torch.rand(len(questions), T)    # for all rows, so that samples do not need N
     rows = zip(questions.to(DEVICE).split(N), uniforms.to(DEVICE).split(N))
-    tokens, sampled_logps = map(torch.cat, zip(*[sample_few(model, *few, greedy) for few in rows]))
+    parts = [sample_few(model, *few, greedy) for few in rows]
+    tokens = torch.cat([tokens for tokens, _ in parts])
+    sampled_logps = torch.cat([logps for _, logps in parts])
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
     gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
     if greedy and not gap <= GAP:                   # in the evaluation before the first step
         if not IS_FIXED:
             sys.exit(f"gap {gap:.1e}: this model samples from other probabilities than it computes")
         IS_FIXED = False
-        return sample(policy, questions, greedy)
+        return sample(policy, questions, greedy)    # once again, with a cache that grows
     cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
     print(f"{time.strftime('%X')}, cut {cut:.3f}, gap {gap:.1e}, ", end="", flush=True)
     return tokens
@@ -258,7 +277,7 @@ def train(policy, rng, steps):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = 1.0 * torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        rewards = torch.tensor(list(map(verify, answers, decode(tokens)))).float()  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)
@@ -272,13 +291,15 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     torch.manual_seed(seed)
     rng = random.Random(seed)
     fixed = random.Random("held out")                           # all seeds hold out the same
-    problems = read_problems(file) if file else map(make_up_problem, [fixed] * 10_000)
+    problems = read_problems(file) if file else [make_up_problem(fixed) for _ in range(10_000)]
     problems = [*{problem[0].strip(): problem for problem in problems}.values()]    # each once
     problems = fixed.sample(problems, len(problems))                        # shuffled
     if len(problems) < 10:
         sys.exit(f"{file}: fewer than 10 different prompts")
     n = min(HELD_OUT, len(problems) // 10)
-    held_out, PROBLEMS[:], UNUSED[:] = problems[:n], problems[n:], []
+    held_out = problems[:n]
+    PROBLEMS[:] = problems[n:]
+    UNUSED.clear()
     for _, answer in problems:
         verify(answer, "")                  # an answer that it cannot read ends the run now
     policy = load(model)

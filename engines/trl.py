@@ -183,7 +183,9 @@ def read_data(flags, has_eval):
     except Exception as error:              # the package raises nearly anything
         cause = engines.one_line(error.__cause__ or error)
         raise ValueError(f"--dataset_name {name}: cannot be read: {cause}") from None
-    splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
+    splits = [flags.dataset_train_split]
+    if has_eval:
+        splits.append(flags.dataset_test_split)
     for split in splits:
         if split not in data:
             raise ValueError(f"--dataset_name {name}: has no split {split}; to evaluate on files, "

@@ -307,7 +307,8 @@ def launch(kernel, logits, others, temperature, **constants):
         return
     strides = [stride for x in (logits, *others) if x.dim() == 3 for stride in x.stride()[:2]]
     size = logits.element_size()
-    width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size      # up to 128 bits
+    # number of logits in the largest load, at most 128 bits, to which both pointers are aligned
+    width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size
     step = math.gcd(LINE * width, V, *strides)
     shape = tile(V, width, step)
     sizes = [number // step for number in (V, *strides)]

@@ -199,8 +199,10 @@ def describe(processes):
     commit, changes = (subprocess.run(
         ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
         for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
+    if changes:
+        commit += "-dirty"
     return {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
-            "commit": commit + "-dirty" * bool(changes)}
+            "commit": commit}
 
 
 def make_pool(processes):
@@ -405,14 +407,16 @@ class Claim:
     def title(self):
         """The finding, with its verdict unless the finding contains it."""
         if self.finding and not self.reason:
-            return self.finding + f" ({self.verdict})" * (self.verdict in (UNDECIDED, SAME))
+            if self.verdict in (UNDECIDED, SAME):
+                return f"{self.finding} ({self.verdict})"
+            return self.finding
         return f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
 
     def cells(self):
         """Write the row of a table. -> list"""
         numbers = numpy.array([self.mean, *self.interval])
         effect, low, high = (f"{x:.3g}" for x in (numpy.exp(numbers) if self.ratio else numbers))
-        times = " times" * self.ratio
+        times = " times" if self.ratio else ""
         measured = f"{effect}{times} ({low} to {high})"
         if self.exact:
             measured = " to ".join(dict.fromkeys((low, high))) + times
@@ -424,7 +428,9 @@ class Claim:
             region = f"≥ {self.at_least:g}"
         paper = self.source.removeprefix("after ")
         link = f"[{paper}]({PAPERS[paper]})" if paper in PAPERS else paper
-        verdict = f"**{self.verdict}**" + f": {self.reason}" * bool(self.reason)
+        verdict = f"**{self.verdict}**"
+        if self.reason:
+            verdict += f": {self.reason}"
         return [self.text, verdict, measured, region, self.source.replace(paper, link)]
 
     def sides(self):
@@ -477,7 +483,9 @@ def at_best(name, x):
     found = {}
     for side, what in one.COMPARED:
         (first, *_, last), best = tune(name, x, side, what)
-        rate = best.removeprefix(f"{side}, ") + ", at an end" * (best in (first, last))
+        rate = best.removeprefix(f"{side}, ")
+        if best in (first, last):
+            rate += ", at an end"
         columns = {column: rows[len(one.TUNING):] for column, rows in x[best].items()}
         found[side, what] = {"rate": rate} | columns
     return found
@@ -507,25 +515,28 @@ def page(name):
     bases = "all from one base" if one.ONE_BASE else "each with its own base"
     rows = [claim.cells() for claim in claims]
     for claim, row in zip(claims, rows):
-        row[2] += ", one base" * (one.ONE_BASE and not claim.computed)
+        if one.ONE_BASE and not claim.computed:
+            row[2] += ", one base"
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     if any(claim.rates for claim in claims):
         heads.insert(3, "both sides (best rates)")
         for claim, row in zip(claims, rows):
             row.insert(3, claim.sides())
+    note = [f"{ONE}\n"] if one.ONE_BASE else []
+    before = f" ({about['before']})" if "before" in about else ""
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
         f"Held equal: {one.EQUAL}. Tuned: {one.TUNED}. {READ}\n",
-        table(heads, rows), *[f"{ONE}\n"] * one.ONE_BASE,
+        table(heads, rows), *note,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
-        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}"
-        + f" ({about.get('before')})" * ("before" in about) + ".\n"])
+        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{before}.\n"])
 
 
 def link_to(name):
-    return f"[{name}](lab/{name}.md)" + ", one base" * module(name).ONE_BASE
+    link = f"[{name}](lab/{name}.md)"
+    return f"{link}, one base" if module(name).ONE_BASE else link
 
 
 def answers(claims):

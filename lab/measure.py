@@ -174,7 +174,7 @@ def kernels():
 # ---- 3. a step on a real model ---------------------------------------------------------------
 
 OURS_IN_TRL = "TRL with grpo.policy_loss"
-TRAINERS = ["real.py"] + ["TRL", OURS_IN_TRL] * bool(find_spec("trl"))
+TRAINERS = ["real.py", "TRL", OURS_IN_TRL] if find_spec("trl") else ["real.py"]
 # Sizes of a Qwen3: on a GPU those of Qwen3-0.6B, on a CPU ten million parameters
 NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "intermediate_size", "vocab_size")

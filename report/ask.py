@@ -50,8 +50,12 @@ def problem_of(task, prompt):
     if prompt == example.prompt:
         return example
     parts = getattr(task, "parts", {task.name: task})
-    with_calls = [name for name, part in parts.items() if part.call_tokens]
-    return common.Problem(prompt, answer="", task=[*with_calls, *parts][0])
+    name = next(iter(parts))
+    for other, part in parts.items():
+        if part.call_tokens:
+            name = other
+            break
+    return common.Problem(prompt, answer="", task=name)
 
 
 def answer(folder, prompt):

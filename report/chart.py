@@ -90,8 +90,12 @@ def dots(axis, rows, end=None, **settings):
     for place, (name, values) in enumerate(rows.items()):
         values = numpy.ravel(values).astype(float)
         is_known = numpy.isfinite(values)
-        shown = f"{values.mean():.3g}" if is_known.all() else "not all arrive"
-        shown = shown if is_known.any() else "never"
+        if is_known.all():
+            shown = f"{values.mean():.3g}"
+        elif is_known.any():
+            shown = "not all arrive"
+        else:
+            shown = "never"
         apart = place + 0.25 * numpy.linspace(0, 1, len(values))
         axis.scatter(values[is_known], apart[is_known], 25, BLUE, linewidth=0)
         if not is_known.all():

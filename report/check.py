@@ -184,7 +184,9 @@ def summary(records):
     known = [name for name in LOOKED_AT if column(records, name)]
     lacking = [name for name in LOOKED_AT[:7] if name not in known]
     text = f"steps: {len(steps)}; nothing found; looked at {', '.join(known)}"
-    return text + f"; the log lacks {', '.join(lacking)}" * bool(lacking)
+    if lacking:
+        text += f"; the log lacks {', '.join(lacking)}"
+    return text
 
 
 def main():

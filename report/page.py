@@ -101,7 +101,10 @@ def grouped(runs):
     found = []
     for group in groups.values():
         seeds = {tuple(run["config"].get(flag) for flag in SEEDS) for run in group}
-        found += [group] if len(seeds) == len(group) else [[run] for run in group]
+        if len(seeds) == len(group):
+            found.append(group)
+        else:
+            found += [[run] for run in group]
     return found
 
 
@@ -174,8 +177,10 @@ def sum_up(group):
         what = f"{ended[0]['summary']['seconds_total']:.0f} s in all"
     else:
         what = f"mean of {len(ended)} seeds"
-    lacking = f"{len(ended)} of {len(group)} runs have ended. " * (len(ended) < len(group))
-    return f"{lacking}In {steps} steps ({what}), {change}.{note}"
+    text = f"In {steps} steps ({what}), {change}.{note}"
+    if len(ended) < len(group):
+        text = f"{len(ended)} of {len(group)} runs have ended. {text}"
+    return text
 
 
 # ---- 3. report.html --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 inputs."""
 import contextlib
 import functools
-import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -126,6 +126,19 @@ def count_work(function, *args):
 def script(request):
     """The module of the script under test."""
     return importlib.import_module(getattr(request, "param", "grpo"))
+
+
+@pytest.fixture
+def import_text(tmp_path):
+    """import_text(source): write a script, such as a rung of the path, and import it. -> module"""
+    def imported(source):
+        path = tmp_path / "written.py"
+        path.write_text(source, "utf-8")
+        spec = importlib.util.spec_from_file_location("written", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    return imported
 
 
 @pytest.fixture

@@ -104,7 +104,10 @@ def run_tests(tests, words, sender):
                         temporary, *tests, "-k", words], plugins=[outcome])
     if code in (0, SKIPPED) and not outcome.has_run:
         code = SKIPPED if outcome.is_skipped else NONE
-    sender.send((int(code), outcome.failed or "no test ran" * (code == NONE)))
+    reason = outcome.failed
+    if code == NONE and not reason:
+        reason = "no test ran"
+    sender.send((int(code), reason))
 
 
 def ask(tests, words="", seconds=SECONDS):

@@ -54,7 +54,7 @@ def test_a_claim_is_shown_if_its_interval_lies_where_it_says(effect, region, ver
     claim = bench.Claim("so", "after VinePPO", effect, finding="It is so", **region)
     assert claim.cells()[:3] == ["so", f"**{verdict}**", measured]
     assert claim.cells()[4] == "after [VinePPO](https://arxiv.org/abs/2410.01679)"
-    assert claim.title == "It is so" + " (undecided)" * (verdict == "undecided")
+    assert claim.title == ("It is so (undecided)" if verdict == "undecided" else "It is so")
     own = bench.Claim("so", bench.OURS, effect, **region).verdict
     assert own == ("contradicted" if verdict == "not found here" else verdict)
 
@@ -94,7 +94,8 @@ def test_two_fractions_are_the_same_if_their_whole_interval_is_near_0(
                         **{"at_least": 0.02} | options)
     claim.interval = interval
     assert claim.verdict == verdict
-    assert claim.title == "It is so" + f" ({verdict})" * (verdict in ("the same", "undecided"))
+    is_named = verdict in ("the same", "undecided")
+    assert claim.title == (f"It is so ({verdict})" if is_named else "It is so")
     claim.effect = [0.0, 0.0]                                   # a difference of anything
     assert claim.verdict == verdict.replace("the same", "undecided")
     with pytest.raises(ValueError, match="so: the two sides have to be fractions"):

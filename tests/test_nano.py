@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 import re
-import types
 
 import pytest
 import torch
@@ -95,10 +94,10 @@ def test_a_step_prints_the_mean_reward_and_length_of_all_its_outputs(monkeypatch
     ("mean", grpo, "grpo", "sequence_mean"), ("drgrpo", grpo, "dr_grpo", "constant"),
     ("also", grpo, "dapo", "token_mean"), ("cispo", grpo, "cispo", "sequence_mean"),
     ("gspo", gspo, "grpo", "sequence_mean"), ("kl", grpo, "grpo", "sequence_mean")])
-def test_a_rung_of_the_path_has_the_gradient_of_its_script(name, script, loss_type, how, double):
-    rung = types.ModuleType(name)
+def test_a_rung_of_the_path_has_the_gradient_of_its_script(
+        name, script, loss_type, how, double, import_text):
     source = rungs.sides("drgrpo")["also"] if name == "also" else rungs.script(name)
-    exec(source, rung.__dict__)
+    rung = import_text(source)
     torch.manual_seed(0)
     logps = torch.randn(64, rung.T).requires_grad_()
     old_logps, ref_logps = logps.detach() + torch.randn(2, 64, rung.T) * 0.2
@@ -114,8 +113,7 @@ def test_a_rung_of_the_path_has_the_gradient_of_its_script(name, script, loss_ty
     same(*(torch.autograd.grad(x, logps)[0] for x in (loss, expected)))
 
 
-def test_the_gae_of_the_path_is_that_of_ppo(double):
-    rung = types.ModuleType("gae")
-    exec(rungs.script("gae").replace("P = 256 ", "P = 5 "), rung.__dict__)
+def test_the_gae_of_the_path_is_that_of_ppo(double, import_text):
+    rung = import_text(rungs.script("gae").replace("P = 256 ", "P = 5 "))
     rewards, V = torch.randn(2, 5, rung.T)
     same(rung.gae(rewards, V, 0.9, 0.8), ppo.gae(rewards, V, torch.ones_like(V), 0.9, 0.8)[0])

@@ -490,7 +490,7 @@ def test_a_run_depends_on_its_seed_alone(change):
 @pytest.mark.parametrize("text, words", [
     (None, "No such file"), ('\ufeff{"prompt": "", "answer": ""}\n{', "'{'; write"),
     ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "'answer': "),
-    ('{"prompt": [], "answer": 2}', '"list"'), ('{"prompt": 1, "answer": 2}', '"int"'),
+    ('{"prompt": [], "answer": 2}', "be a text"), ('{"prompt": 1, "answer": 2}', "be a text"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     ("\n".join('{"prompt": "%s", "answer": "x"}' % ("1" * n) for n in range(1, 11)), "'x' is"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),

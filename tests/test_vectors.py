@@ -125,7 +125,9 @@ def test_the_page_shows_what_the_command_prints(answer):
     ("-(", "torch.stack([-(", "has the shape (3,), should have ()"),
     ("A = ", "A = nothing", "WRONG  policy_loss, clip: NameError")])
 def test_it_is_told_how_a_wrong_loss_differs(old, new, words, answer):
-    source = TRL.replace(old, new) + "] * 3)" * ("stack" in new)
+    source = TRL.replace(old, new)
+    if "stack" in new:
+        source += "] * 3)"
     code, text = answer(source, "grpo_loss", "--recipe", "dapo", "id=clip")
     assert code == 1 and words in text and "policy_loss: right: 0 of 1\n" in text
     assert ("not wrong" in text) == ("not wrong" in words)

@@ -58,7 +58,9 @@ def grade(case, recipe=""):
     """Tell what a case is about: "core", "robust" or "convention". Advantages of tokens are the
     core of PPO, and an extra of other losses."""
     own = case.get("grade", "core")
-    return {"tokens": "core" if recipe == "ppo" else "robust"}.get(own, own)
+    if own == "tokens":
+        return "core" if recipe == "ppo" else "robust"
+    return own
 
 
 def library(module):
@@ -80,7 +82,8 @@ def module_of(tool):
     """Import torch, jax.numpy in float64, or numpy."""
     if tool == "jax":
         importlib.import_module("jax").config.update("jax_enable_x64", True)
-    return importlib.import_module({"jax": "jax.numpy"}.get(tool, tool))
+        return importlib.import_module("jax.numpy")
+    return importlib.import_module(tool)
 
 
 def arrays(case, integers, tool, dtype):
@@ -101,10 +104,17 @@ def average(x, case, tool):
     """Average the losses of tokens (B, T) that a function returns, as the case says. -> scalar"""
     mask = case["inputs"]["mask"]
     counts = [sum(row) for row in mask]
-    B, length = len(mask), case["parameters"].get("max_length", len(mask[0]))
-    divisors = {"sequence_mean": [B * max(1, n) for n in counts],
-                "token_mean": [max(1, sum(counts))] * B, "sequence_sum": [B] * B,
-                "constant": [B * length] * B}[case["parameters"]["how"]]
+    B = len(mask)
+    how = case["parameters"]["how"]
+    if how == "sequence_mean":
+        divisors = [B * max(1, n) for n in counts]
+    elif how == "token_mean":
+        divisors = [max(1, sum(counts))] * B
+    elif how == "sequence_sum":
+        divisors = [B] * B
+    else:
+        assert how == "constant", how
+        divisors = [B * case["parameters"].get("max_length", len(mask[0]))] * B
     weights = [[m / d for m in row] for row, d in zip(mask, divisors)]
     module = module_of(tool)
     weights = module.asarray(weights, dtype=x.dtype)

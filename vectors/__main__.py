@@ -53,7 +53,10 @@ def fail(message):
 
 def loaded(target):
     """Import FILE.py or MODULE, with :FUNCTION or without. -> module, {name: function}"""
-    path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    path = target
+    name = ""
+    if ":" in target:
+        path, _, name = target.rpartition(":")
     folder, file = os.path.split(path)
     sys.path.insert(0, folder)
     try:
@@ -306,8 +309,10 @@ def run(module, name, function, file, chosen, args):
               + adapter(module, name, function, cases[0], fixed | chosen))
         return False, 2
     theirs = [f"{other} for {our}" for our, other in renamed(function, cases[0]).items()]
-    if theirs or way:
-        print(f"called with {', '.join(theirs + [way] * bool(way))}")
+    if way:
+        theirs.append(way)
+    if theirs:
+        print(f"called with {', '.join(theirs)}")
 
     # its results
     def decides(case):
@@ -322,10 +327,13 @@ def run(module, name, function, file, chosen, args):
     if not has_gradient:
         print("numpy computes no gradients: only values are checked")
     is_wrong = any(one.errors for one in ran)
-    unseen = args.recipe and untold(content, fixed, ran, args.recipe, has_gradient)
-    other = args.recipe and is_wrong and other_recipe(function, file, args.recipe, options)
-    if other:
-        print(f"likely: this is the loss of {other} (--recipe {other} is right)")
+    unseen = set()
+    if args.recipe:
+        unseen = untold(content, fixed, ran, args.recipe, has_gradient)
+    if args.recipe and is_wrong:
+        other = other_recipe(function, file, args.recipe, options)
+        if other:
+            print(f"likely: this is the loss of {other} (--recipe {other} is right)")
     return bool(ran), int(not ran or bool(unseen) or is_wrong)
 
 
@@ -339,11 +347,13 @@ def main(argv=None):
         for name in files():
             print(f"{name:23}{len(read(name)['cases']):3} cases  {read(name)['about']}")
         return 0
-    target, *names = words
+    target = words[0]
     chosen = dict(word.split("=", 1) for word in args.words if "=" in word)
     module, functions = loaded(target)
-    ends = [run(module, name, function, [*names, name][0], chosen, args)
-            for name, function in functions.items()]
+    ends = []
+    for name, function in functions.items():
+        file = words[1] if len(words) > 1 else name
+        ends.append(run(module, name, function, file, chosen, args))
     return max((code for has_run, code in ends if has_run), default=ends[0][1])
 
 

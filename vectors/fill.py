@@ -128,13 +128,14 @@ def filled(name, content, case):
             wrong = signs(content, case, mistaken(changes[flag]))
         except (ArithmeticError, AssertionError, TypeError, ValueError):
             wrong = (math.nan, 0)
-        for kind, a, b in zip(found, wrong, right):
+        for kind, a, b in zip(("flags", "slopes"), wrong, right):
             if not abs(a - b) <= 1e-9 * max(1, abs(b)):
                 found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else "nan"
                 break
-    also = {choice: answer(content, case, mistaken(changes[choice]))
-            for choice in case.get("also", {})}
-    return found | answer(content, case) | ({"also": also} if also else {})
+    if "also" in case:
+        found["also"] = {choice: answer(content, case, mistaken(changes[choice]))
+                         for choice in case["also"]}
+    return found | answer(content, case)
 
 
 def text(x):

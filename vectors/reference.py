@@ -280,7 +280,8 @@ def chosen_tokens(method, x, old, A, there, ratio, lb=ZERO, epsilon_low=ZERO, ep
     for i, t in there:
         r = exp(x[i][t] - old[i][t])
         is_clipped = r > 1 + epsilon_high if A[i][t] > 0 else r < 1 - epsilon_low
-        found += [] if is_clipped or c[i, t] <= lb else [(i, t)]
+        if not is_clipped and c[i, t] > lb:
+            found.append((i, t))
     assert len(found) <= count, "then they are chosen at random"
     return found
 
@@ -331,8 +332,15 @@ def policy_loss(logps, sg, old_logps, advantages, mask, method, how, max_length=
 
 def kl_of_token(estimator, x, ref, old):
     d = x - ref
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d ** 2 / 2
     k3 = expm1(-d) + d
-    return {"k1": d, "k2": d ** 2 / 2, "k3": k3, "k3_ratio": exp(x - old) * k3}[estimator]
+    if estimator == "k3_ratio":
+        return exp(x - old) * k3
+    assert estimator == "k3", estimator
+    return k3
 
 
 def kl(logps, ref_logps, old_logps, estimator):
@@ -344,7 +352,11 @@ def adaptive_kl(kl, coefficient, target, method, horizon=None, num_outputs=None)
     found = []
     for value in kl:
         if method == "double":
-            factor = 2 if value > target * 3 / 2 else mpf(1) / 2 if value < target * 2 / 3 else 1
+            factor = 1
+            if value > target * 3 / 2:
+                factor = 2
+            elif value < target * 2 / 3:
+                factor = mpf(1) / 2
         else:
             assert method == "horizon", method
             error = clip(value / target - 1, mpf("-0.2"), mpf("0.2"))
@@ -412,7 +424,10 @@ def distillation(logits, teacher_logits, mask, method, temperature, beta=None, k
             else:
                 liked = p if support == "student" else t
                 S = sorted(range(len(t)), key=lambda v: -liked[v])[:k]
-                p, t = ([x[v] for v in S] + [1 - sum(x[v] for v in S)] * rest for x in (p, t))
+                p, t = ([x[v] for v in S] for x in (p, t))
+                if rest:
+                    p.append(1 - sum(p))
+                    t.append(1 - sum(t))
                 L[i, u] = divergence(p, t, beta)
     return average(L, mask, "token_mean")
 
@@ -476,7 +491,10 @@ def importance_weights(old_logps, sampler_logps, mask, mode, cap):
         for t in row:
             used = row if mode.startswith("sequence") else [t]
             w = exp(sum(old_logps[i][u] - sampler_logps[i][u] for u in used))
-            found[i][t] = min(w, cap) if mode.endswith("truncate") else w if w <= cap else ZERO
+            if mode.endswith("truncate"):
+                found[i][t] = min(w, cap)
+            elif w <= cap:
+                found[i][t] = w
     return found
 
 

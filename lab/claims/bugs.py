@@ -43,7 +43,8 @@ def measure(case, seed):
     """Run the script, with or without a mistake, from the base of the correct script. -> each
     metric of all steps but the time, and 1 for each part of why.md to which report.check sends"""
     *_, base = load_base(grpo)
-    seed += 100 * (case == CONTROL)
+    if case == CONTROL:
+        seed += 100
     log, found = run_text("grpo.py", text_with(case), f"{FLAGS} --seed {seed}", base,
                           lambda folder: (metrics_of(folder), parts(check(*read(folder)))))
     names = set.intersection(*map(set, log)) - {"step", "step_time"}
@@ -101,7 +102,8 @@ def page(x):
     rows = []
     for name, mistake in MISTAKES.items():
         metric = list(dict.fromkeys(shows[name]))
-        more = f", {len(metric) - NAMED} more" * (len(metric) > NAMED)
-        rows.append([*mistake.name.split(": ", 1), ", ".join(metric[:NAMED]) + more or "no metric",
-                     ", ".join(named(x[name])) or "nothing"])
+        shown = ", ".join(metric[:NAMED]) or "no metric"
+        if len(metric) > NAMED:
+            shown += f", {len(metric) - NAMED} more"
+        rows.append([*mistake.name.split(": ", 1), shown, ", ".join(named(x[name])) or "nothing"])
     yield table(["bug", "what is wrong", "metrics that show it", "`report.check` names"], rows)

@@ -77,7 +77,7 @@ def page(x):
         yield Claim("the student thinks as often as its teacher with the hint "
                     f"({level}, {direction} KL)", OURS, thinks[case] - own[case],
                     at_least=-NEAR, at_most=NEAR, exact=level != "half",
-                    finding=finding.format(thinks[case].mean()) * (level == "answer"))
+                    finding=finding.format(thinks[case].mean()) if level == "answer" else "")
     yield Claim("self-distillation needs fewer samples than GRPO from the same bases", "after SDPO",
                 (samples[OF_GRPO], samples[OF_SELF]), ratio=True, at_least=1.2)
     for mode in MODES:

@@ -139,6 +139,6 @@ def page(x):
                                                   ("k3, by length", "KL(base, policy)"),
                                                   ("k3_ratio, by length", "KL(policy, base)"))],
                 at_most=0.99, exact=True, computed=True)
-    yield numbers({f"{step} step{'s' * (step > 1)}": {
+    yield numbers({"1 step" if step == 1 else f"{step} steps": {
         "exact": exact[:, place], "in a batch of sampled tokens": in_batch[:, place]}
         for place, step in enumerate(WATCHED)}, "standard deviation of k3, divided by k1's")

@@ -29,7 +29,7 @@ def page(x):
                    f"steps are right, and with the coarse one {means[COARSE].mean():.0%}")
         yield Claim(f"GRPO learns faster with the reward {FINE} than with {other}", "ToolRL",
                     (means[FINE], means[other]), at_least=GAIN,
-                    finding=finding * (other == COARSE))
+                    finding=finding if other == COARSE else "")
     for other in LONGER:
         yield Claim(f"a bonus for length does not help ({other})", "ToolRL",
                     (means[other], means[FINE]), at_most=GAIN)

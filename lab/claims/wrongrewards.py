@@ -40,8 +40,16 @@ def extra(kind, name, cell, end):
     """Compute how much more a move gets by a reward than by the true one. -> float"""
     true = gridworld.WORTH.get(gridworld.MAPS[name][end], -1.0)
     rise = potential(name, end) - potential(name, cell)
-    return {RIGHT: 0.0, NO_PENALTY: max(0.0, -1 - true), ALIVE: 2.0 if true == -1 else 0.0,
-            NEARER: max(0.0, rise), POTENTIAL: rise}[kind]
+    if kind == RIGHT:
+        return 0.0
+    if kind == NO_PENALTY:
+        return max(0.0, -1 - true)
+    if kind == ALIVE:
+        return 2.0 if true == -1 else 0.0
+    if kind == NEARER:
+        return max(0.0, rise)
+    assert kind == POTENTIAL, kind
+    return rise
 
 
 @functools.cache

@@ -68,13 +68,24 @@ def value(one, name):
     name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
     if kind == "samples":
-        right, samples = one["steps"]["right"], one["steps"]["samples"]
-        return sum(samples) if not level else next(
-            (sum(samples[:end]) for end in range(3, len(right) + 1)
-             if fmean(right[end - 3:end]) >= float(level)), math.inf)
+        right = one["steps"]["right"]
+        samples = one["steps"]["samples"]
+        if not level:
+            return sum(samples)
+        for end in range(3, len(right) + 1):
+            if fmean(right[end - 3:end]) >= float(level):
+                return sum(samples[:end])
+        return math.inf
     values = one["steps"][metric or "right"]
-    return {"last": fmean(values[-3:]), "first": values[0], "max": max(values),
-            "mean": fmean(values)}[kind]
+    if kind == "last":
+        return fmean(values[-3:])
+    if kind == "first":
+        return values[0]
+    if kind == "max":
+        return max(values)
+    if kind == "mean":
+        return fmean(values)
+    raise KeyError(kind)
 
 
 def ends(name, at_best=False):

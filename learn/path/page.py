@@ -91,10 +91,11 @@ def chart(name, line):
             d.curve(inside, f"{side} {'mean' if row is mean else thin}")
         heights[side] = d.y(inside[-1][1])                      # where the mean ends
     order = sorted(heights, key=heights.get)
-    for upper, lower in [*zip(order, order[1:])] * 9:           # push labels apart
-        short = max(0, 18 - (heights[lower] - heights[upper]))
-        heights[upper] -= short / 2
-        heights[lower] += short / 2
+    for _ in range(9):                                          # push labels apart
+        for upper, lower in zip(order, order[1:]):
+            short = max(0, 18 - (heights[lower] - heights[upper]))
+            heights[upper] -= short / 2
+            heights[lower] += short / 2
     for side, height in heights.items():
         d.text(last, low, options[side], side, f"6 {height - d.y(low)}")
     return d.svg(WIDTH, HEIGHT, title), title
@@ -132,7 +133,7 @@ def patch_box(lines):
     before a line, by which path.css indents the rest of the line if it wraps. -> HTML"""
     rows = ""
     for line in lines:
-        one_line = " class=one" * line.endswith("----")
+        one_line = " class=one" if line.endswith("----") else ""
         text = code.PARTS.sub(lambda match: f"<span class={match.lastgroup}>{match[0]}</span>",
                               html.escape(line[1:], quote=False))
         bare = text.lstrip(" ")
@@ -193,13 +194,18 @@ def chapter(name):
     number, _, _, field = CHAPTERS[name]
     say = lambda text: prose(text, name)
     inline = lambda text: say(text)[3:-4]
-    changes = "".join(folded(inline(field[note]), patch_box(field[kind].split("\n")), "setting")
-                      if kind in field else f"<p class=setting>{inline(field[note])}</p>"
-                      for kind, note in (("setting", "note"), ("without", "note_without"),
-                                         ("also", "note_also")) if note in field)
-    equations = "".join(f'<div class="eq{" long" * (len(text) > 50)}"><div>'
-                        f"{paper.math(text, ' displaystyle=true')}</div></div>"
-                        for text in field["equation"].split("\n"))
+    changes = ""
+    for kind, note in (("setting", "note"), ("without", "note_without"), ("also", "note_also")):
+        if note in field and kind in field:
+            box = patch_box(field[kind].split("\n"))
+            changes += folded(inline(field[note]), box, "setting")
+        elif note in field:
+            changes += f"<p class=setting>{inline(field[note])}</p>"
+    equations = ""
+    for text in field["equation"].split("\n"):
+        kinds = "eq long" if len(text) > 50 else "eq"
+        whole = paper.math(text, ' displaystyle=true')
+        equations += f'<div class="{kinds}"><div>{whole}</div></div>'
     drawn = (chart(name, line) for line in field.get("picture", "").splitlines())
     charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
                      for svg, title in drawn)
@@ -284,7 +290,7 @@ def build_markdown(title):
     for branch, name, *cells, shared, own, besides in table():
         one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | | |\n" if branch else ""
-        cells += [f"{text}{f' ({judged})' * bool(judged)}" for text, judged in (shared, own)]
+        cells += [f"{text} ({judged})" if judged else text for text, judged in (shared, own)]
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields

@@ -151,7 +151,7 @@ def assemble(data):
         script=run["script"], steps=run["steps"],
         base=f"{100 * run['base']:.1f}", trained=f"{100 * run['trained']:.1f}",
         num_problems=run["problems"], num_weights=f"{size:,}", batch_size=run["batch_size"],
-        num_updates=f"{run['num_updates']} step{'s' * (run['num_updates'] > 1)}",
+        num_updates="1 step" if run["num_updates"] == 1 else f"{run['num_updates']} steps",
         layers=sum(name.endswith(".query.weight") for name, *_ in data["packed"]["shapes"]),
         width=data["cfg"]["D"], data=data_text)
 

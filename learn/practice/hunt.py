@@ -142,9 +142,12 @@ def answer(word, guess=None):
     own = path.read_text(encoding="utf-8").split("\n")
     is_line = guess is not None and guess.isdecimal() and 0 < int(guess) <= len(own)
     if guess not in (None, place) and not (is_line and own[int(guess) - 1] in wrong_lines):
-        print(f"No, the mistake is not in {'line ' * guess.isdecimal()}{guess}.")
+        where = f"line {guess}" if guess.isdecimal() else guess
+        print(f"No, the mistake is not in {where}.")
         raise SystemExit(1)
-    print(f"{'Yes. ' * (guess is not None)}The mistake, in {place}: {mutant.name}.")
+    if guess is not None:
+        print("Yes. ", end="")
+    print(f"The mistake, in {place}: {mutant.name}.")
     for number, line in enumerate(wrong_lines, start=first):
         print(f"  line {number}:  {line.strip()}")
     for line in right_lines:

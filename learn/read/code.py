@@ -84,7 +84,8 @@ class Values:
                 marks = "" if low <= x <= high else "out"
                 marks += " hit" if is_marked and self.clipped[i][t] else ""
                 cells += f'<i class="{marks}">{number_text(x, numbers)}</i>'
-            boxes += f'<div class="o{i + 1}{" whole" * is_one}">{cells}</div>'
+            whole = " whole" if is_one else ""
+            boxes += f'<div class="o{i + 1}{whole}">{cells}</div>'
         return f'<div class=v><b>{label or label_of(name)}</b>{boxes}</div>'
 
 
@@ -141,5 +142,6 @@ def code(lesson, name, values=None, side_text=None, is_folded=False):
 def fold(lesson, group, body, suffix=""):
     """Folded lines, which open by a click on their label or by the switch. -> HTML"""
     count = sum(1 for line in group if lesson.lines[line - 1].strip())
-    return (f'<div class=fold><label><input type=checkbox>⋯ {count} '
-            f"line{'s' * (count > 1)}{suffix}</label><div>{body}</div></div>")
+    lines = "1 line" if count == 1 else f"{count} lines"
+    return (f"<div class=fold><label><input type=checkbox>⋯ {lines}{suffix}</label>"
+            f"<div>{body}</div></div>")

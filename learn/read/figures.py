@@ -101,7 +101,9 @@ def clip(lesson):
             is_output = lesson.name == "gspo"           # its tokens share one ratio
             advantage = A[t % len(A)]
             if advantage != 0 and not (is_output and t > 0):
-                kind = f"tok {'up' if advantage > 0 else 'down'}{' hit' * is_clipped}"
+                kind = "tok up" if advantage > 0 else "tok down"
+                if is_clipped:
+                    kind += " hit"
                 d.dot(ratio, loss / abs(advantage), kind, OUTPUTS[i + 1] if is_output else text)
     return d
 

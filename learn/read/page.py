@@ -79,8 +79,10 @@ def equations(lesson, names):
             whole = paper.math(formula, ' displaystyle="true"')
             whole += "".join(f"<div class=remark>{paper.math(remark)}</div>" for remark in remarks)
             is_extra = line in lesson.folded or lesson.first[line] != number
-            kinds = " variant" * is_extra + " long" * (len(formula) > 50)
-            parts += (f'<div class="eq{kinds}" id=eq{number}><div>{whole}</div>'
+            kinds = "eq variant" if is_extra else "eq"
+            if len(formula) > 50:
+                kinds += " long"
+            parts += (f'<div class="{kinds}" id=eq{number}><div>{whole}</div>'
                       f'<a href="#L{line}">({number})</a></div>')
     return parts
 
@@ -93,8 +95,11 @@ def outputs(lesson):
     rewards = example.REWARDS[lesson.name][0].tolist()
     for i, (tokens, reward) in enumerate(zip(example.ANSWERS, rewards), start=1):
         cells = "".join(f"<i>{token}</i>" for token in tokens)
+        shown = code.number_text(reward, rewards)
+        if reward == 1:
+            shown += " ✓"
         boxes += (f"<div class=o{i}><span><em>o</em><sub>{i}</sub><small> reward</small> "
-                  f"{code.number_text(reward, rewards)}{' ✓' * (reward == 1)}</span>{cells}</div>")
+                  f"{shown}</span>{cells}</div>")
     return boxes
 
 
@@ -163,7 +168,8 @@ def part(lesson, section):
     shown = "".join(code.code(lesson, name, values, is_folded=not is_hidden) for name in names)
     drawn = "".join(picture(lesson, name) for name in names)
     anchors = "".join(f"<a id={name}></a>" for name in section.names[1:])
-    return f"""<section class="part{" variant" * is_hidden}" id={section.names[0]}>
+    kinds = "part variant" if is_hidden else "part"
+    return f"""<section class="{kinds}" id={section.names[0]}>
 <div class=why>{anchors}<h2><code>{", ".join(section.names)}</code>{prose(title, lesson)}</h2>
 <p class=where>{prose(where, lesson, False)}</p>
 {explain(section, lesson)}</div>
@@ -175,12 +181,16 @@ def lesson_page(lesson, names):
     of = lesson.sections
     first, main = of[lesson.name], of["algorithm"]
     subject, source = first.head
-    links = "".join(f'<a href="{name}.html"{" aria-current=page" * (name == lesson.name)}>{name}'
-                    "</a>" for name in names)
+    links = ""
+    for name in names:
+        current = " aria-current=page" if name == lesson.name else ""
+        links += f'<a href="{name}.html"{current}>{name}</a>'
     table = "".join(f"<tr><td>{prose(theirs, lesson, False)}</td><td>{prose(ours, lesson)}</td>"
                     f"<td>{prose(difference, lesson)}</td></tr>"
                     for theirs, ours, difference in of["map"].rows)
-    sign = f"<p>{figures.SECTIONS['numbers'].paragraphs[-1]}</p>"
+    sign = ""
+    if "<code>sign</code>" in table:
+        sign = f"<p>{figures.SECTIONS['numbers'].paragraphs[-1]}</p>"
     text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
                      re.S | re.M)
     departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
@@ -194,7 +204,7 @@ def lesson_page(lesson, names):
         source=prose(source, lesson), lead=explain(first, lesson),
         picture=picture(lesson, lesson.name),
         question=example.QUESTIONS[lesson.name], outputs=outputs(lesson), numbers=numbers(lesson),
-        about_numbers=about_numbers(lesson), map=table, sign=sign * ("<code>sign</code>" in table),
+        about_numbers=about_numbers(lesson), map=table, sign=sign,
         departures="".join(f"<li>{prose(part, lesson)}</li>" for part in departures),
         parts="".join(part(lesson, of[name]) for name in of if name in lesson.by_name),
         of_algorithm=main.head[0], algorithm=code.code(lesson, "main", side_text=steps),

@@ -104,9 +104,14 @@ def subscript(index):
     """Convert an index such as t, <t, t+1 or old. -> MathML"""
     parts = ""
     for part in re.findall(r"[A-Za-z]+|\d+|.", index):
-        tag = "mn" if part.isdigit() else "mi" if len(part) == 1 else "mtext"
-        sign = f'<mo lspace="0" rspace="0">{html.escape(part)}</mo>'
-        parts += f"<{tag}>{part}</{tag}>" if part.isalnum() else sign
+        if part.isdigit():
+            parts += f"<mn>{part}</mn>"
+        elif not part.isalnum():
+            parts += f'<mo lspace="0" rspace="0">{html.escape(part)}</mo>'
+        elif len(part) == 1:
+            parts += f"<mi>{part}</mi>"
+        else:
+            parts += f"<mtext>{part}</mtext>"
     return group(parts)
 
 

@@ -53,7 +53,7 @@ def stage(page, text):
         becomes_page = target.is_file() and target.suffix in {".py", ".txt", ".ipynb", ""}
         if becomes_page:
             stage(target.with_name(f"{target.name}.md"), as_page(target))
-        address = link[2] + ".md" * becomes_page
+        address = f"{link[2]}.md" if becomes_page else link[2]
         if page.suffix == ".html" or target == PATH:
             address = re.sub(r"\.md$", ".html", address.replace("README.md", "index.md"))
         return link[1] + address
