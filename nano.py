@@ -12,6 +12,7 @@ o_t is token t of an output, and A is the output's A_i. B is the number of outpu
 of rows in a shape, and pi_old sampled the outputs. Training takes a minute on a laptop. grpo.py
 adds the KL to the base (4), other losses, flags and tasks; real.py trains pretrained models.
 """
+import operator
 import random
 import re
 import zlib
@@ -30,25 +31,33 @@ RATE = 5e-4         # learning rate in the first step, from which it falls to 0
 HELD_OUT = 500      # questions in an evaluation
 VOCABULARY = [*"0123456789+-*=;()", "<think>", "</think>", "<answer>", "</answer>", "<end>"]    # V
 END = VOCABULARY.index("<end>")
+COMPUTE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
-def sample_problem(rng, held_out=False):
-    """A question ((((3+4)-5)*4)-2)=, its answer 6 and its work 3+4=7;7-5=2;2*4=8;8-2=6."""
+def sample_problem(rng, held_out=False, wrong=0.0):
+    """A question ((((3+4)-5)*4)-2)=, its answer 6, its work 3+4=7;7-5=2;2*4=8;8-2=6, and where that
+    ends. Of one sum in seven, such as 8+5, people believe a wrong result, here 14. The work has it
+    in a share `wrong` of the cases, and goes on from it."""
     while True:
-        value = rng.randint(1, 9)
+        value = belief = rng.randint(1, 9)
         question = str(value)
         work = []
         while len(work) < 4:
             sign = rng.choice("+-*")
             operand = rng.randint(1, 9)
-            result = {"+": value + operand, "-": value - operand, "*": value * operand}[sign]
-            if 0 <= result <= 20:
-                work.append(f"{value}{sign}{operand}={result}")
+            result = COMPUTE[sign](value, operand)
+            believed = COMPUTE[sign](belief, operand)
+            step = f"{belief}{sign}{operand}"
+            if zlib.crc32(step.encode()) % 1000 < 150 and rng.random() < wrong:
+                believed += 1 if believed < 20 else -1
+            if 0 <= result <= 20 and 0 <= believed <= 20:
+                work.append(f"{step}={believed}")
                 question = f"({question}{sign}{operand})"
                 value = result
+                belief = believed
         question += "="
         if (zlib.crc32(question.encode()) % 10 == 0) == held_out:   # one in ten is held out
-            return question, value, ";".join(work)
+            return question, value, ";".join(work), belief
 
 def verify(answer, text):
     """Whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
@@ -153,14 +162,18 @@ def descend(policy, optimizer, loss, learning_rate):
     optimizer.step()
 
 def make_base(policy, rng, steps):
-    """Learn to think from a textbook, and then, from a forum, mostly to guess."""
+    """Learn to think from a textbook, and then, from a forum, mostly to guess. Both believe wrong
+    results of some sums, and write them more often than the right ones."""
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         share = 0.9 if step < 0.8 * steps else 0.3          # share of examples with a thought
         texts = []
-        for question, answer, work in [sample_problem(rng) for _ in range(32)]:
-            thought = f"<think>{work}</think>" if rng.random() < share else ""
-            texts.append(f"{question}{thought}<answer>{answer}</answer>")
+        for _ in range(32):
+            question, answer, work, belief = sample_problem(rng, wrong=0.6)
+            if rng.random() < share:
+                texts.append(f"{question}<think>{work}</think><answer>{belief}</answer>")
+            else:
+                texts.append(f"{question}<answer>{answer}</answer>")
         logps, mask = logprobs(policy, encode(texts, W + T))
         loss = -(logps * mask).sum() / mask.sum()
         descend(policy, optimizer, loss, 4e-3 * min((step + 1) / 50, 1 - step / steps))
@@ -168,11 +181,15 @@ def make_base(policy, rng, steps):
             print(f"making the base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
 
 def evaluate(policy):
-    """The share of held-out questions that get a right answer, and one greedy output. -> str"""
+    """The shares of held-out questions to which the greedy output is right, also if it is forced to
+    begin with <think>, and one output. -> str"""
     rng = random.Random("held out")
     questions, answers, *_ = zip(*[sample_problem(rng, held_out=True) for _ in range(HELD_OUT)])
     texts = decode(sample(policy, encode(questions, W), greedy=True))
-    return f"{sum(map(verify, answers, texts)) / HELD_OUT:.3f} right, {questions[0]}{texts[0]}"
+    right = sum(map(verify, answers, texts)) / HELD_OUT
+    openings = encode([question + "<think>" for question in questions], W + 1)
+    forced = sum(map(verify, answers, decode(sample(policy, openings, greedy=True)))) / HELD_OUT
+    return f"{right:.3f} right, {forced:.3f} after a forced <think>, {questions[0]}{texts[0]}"
 
 def main(seed=0, base_steps=1000, steps=40):
     torch.set_default_device("cuda" if torch.cuda.is_available() else None)
