@@ -9,8 +9,8 @@ better than the mean of its group. The group mean is the baseline, so no critic 
   L     = 1/B sum_i 1/|o_i| sum_t L_t                                                (5)
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
-of rows in a shape, and pi_old sampled the outputs. Training takes a minute on a laptop. grpo.py
-adds the KL to the base (4), other losses, flags and tasks; real.py trains pretrained models.
+of rows in a shape; pi_old sampled the outputs. This takes a minute on a laptop. grpo.py adds a KL
+(4), other losses, flags and tasks; real.py trains pretrained models.
 """
 import operator
 import random
@@ -53,8 +53,7 @@ def sample_problem(rng, held_out=False, wrong=0.0):
             if 0 <= result <= 20 and 0 <= believed <= 20:
                 work.append(f"{step}={believed}")
                 question = f"({question}{sign}{operand})"
-                value = result
-                belief = believed
+                value, belief = result, believed
         question += "="
         if (zlib.crc32(question.encode()) % 10 == 0) == held_out:   # one in ten is held out
             return question, value, ";".join(work), belief
@@ -162,18 +161,17 @@ def descend(policy, optimizer, loss, learning_rate):
     optimizer.step()
 
 def make_base(policy, rng, steps):
-    """Learn to think from a textbook, and then, from a forum, mostly to guess. Both believe wrong
-    results of some sums, and write them more often than the right ones."""
+    """Learn from a textbook to think, then from a forum to guess; both have wrong beliefs."""
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         share = 0.9 if step < 0.8 * steps else 0.3          # share of examples with a thought
         texts = []
         for _ in range(32):
             question, answer, work, belief = sample_problem(rng, wrong=0.6)
+            text = f"<answer>{answer}</answer>"                 # known by heart, and right
             if rng.random() < share:
-                texts.append(f"{question}<think>{work}</think><answer>{belief}</answer>")
-            else:
-                texts.append(f"{question}<answer>{answer}</answer>")
+                text = f"<think>{work}</think><answer>{belief}</answer>"
+            texts.append(question + text)
         logps, mask = logprobs(policy, encode(texts, W + T))
         loss = -(logps * mask).sum() / mask.sum()
         descend(policy, optimizer, loss, 4e-3 * min((step + 1) / 50, 1 - step / steps))
@@ -181,8 +179,7 @@ def make_base(policy, rng, steps):
             print(f"making the base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
 
 def evaluate(policy):
-    """The shares of held-out questions to which the greedy output is right, also if it is forced to
-    begin with <think>, and one output. -> str"""
+    """The share of right greedy outputs to held-out questions, also after a forced <think>. -> str"""
     rng = random.Random("held out")
     questions, answers, *_ = zip(*[sample_problem(rng, held_out=True) for _ in range(HELD_OUT)])
     texts = decode(sample(policy, encode(questions, W), greedy=True))
