@@ -2,7 +2,8 @@
 comparison.html in the first one.
 
 The page sums up each run in a sentence, and shows its scores, curves, samples, and answers to
-held-out problems. For several runs, it also shows which flags differ. Runs that differ only in
+held-out problems. For arithmetic, it also shows how often each step of a thought was right before
+training and after it. For several runs, it also shows which flags differ. Runs that differ only in
 their seed form a group, which has one color: the page shows their mean and range. It needs no
 network. Every run makes its own report.html at its end, from config.json, metrics.jsonl,
 samples.jsonl, evaluation.jsonl and summary.json. All of these but config.json may be missing, for
@@ -29,7 +30,8 @@ MOST_SAMPLES = 20       # number of logged steps whose samples are shown, at mos
 # The scores that sum up a run, as far as it has them, or else its reward: {name in summary.json:
 # label}
 SCORES = {"greedy": "greedy accuracy", "greedy_return": "greedy return",
-          "think_share": "the share of samples that think"}
+          "think_share": "the share of samples that think",
+          "accuracy_given_think": "the accuracy of these samples"}
 SEEDS = ("seed", "base_seed")       # runs of a group differ only in these
 PLACES = ("output_dir", "resume_from_checkpoint")       # these do not change what a run computes
 TEXT = "checksum of the script"     # so that runs of an edited script are not seeds of one group
@@ -171,7 +173,8 @@ def sum_up(group):
         if all(label in ends for ends in found):
             before, after = (fmean(ends[label][i] for ends in found) for i in (0, 1))
             changes.append(f"{label} went from {before:.3f} to {after:.3f}")
-    change = " and ".join(changes) or "there is no score to compare"
+    first, last = ", ".join(changes[:-1]), "".join(changes[-1:])
+    change = " and ".join(filter(None, (first, last))) or "there is no score to compare"
     steps = " or ".join(map(str, sorted({run["summary"]["steps"] for run in ended})))
     if len(ended) == 1:                                 # as in the last line of the run
         what = f"{ended[0]['summary']['seconds_total']:.0f} s in all"

@@ -1,12 +1,20 @@
-"""The scores of an evaluation: pass@k and maj@k for every k, the accuracy on each task in a mix,
-and the mean return of tasks that reward each move."""
+"""The scores of an evaluation: pass@k and maj@k for every k, the accuracy on each task in a mix and
+of the completions that think, how often each step of arithmetic is right, and the mean return of
+tasks that reward each move."""
 import collections
+import functools
 import math
+import random
 import re
 
 from tasks import extract
 
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
+STEPWISE = ("arithmetic", "key")        # tasks whose thoughts consist of steps such as 3+4=7
+# with its closing tag or, without one, up to the end of the text
+THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+# No digit or sign comes before a step, so neither 13+4= nor 2*3+4= contains 3+4=.
+STEP = re.compile("(?<![0-9+*-])([0-9]{1,2}[+*-][1-9])=([0-9]*)")
 
 
 def scores(batch, task, greedy):
@@ -19,7 +27,9 @@ def scores(batch, task, greedy):
     parts = [part_of(task, problem) for problem in batch.problems]
     judged = [row for row, part in enumerate(parts) if part.is_judged]
     result = judged_scores(batch, task, is_correct, judged, num_samples) if judged else {}
-    result[f"{prefix}think_share"] = mean(["<think>" in text for text in batch.texts])
+    thinking = [row for row, part in enumerate(parts) if can_think(part)]
+    if thinking:
+        result |= thought_scores(batch, is_correct, parts, thinking, greedy)
     result["problems"] = len(batch.is_correct)
     if greedy:
         result["examples"] = [
@@ -29,6 +39,9 @@ def scores(batch, task, greedy):
                 batch.problems[:NUM_EXAMPLES], batch.texts, is_correct, parts)]
     else:
         result["samples"] = num_samples
+        stepwise = [row for row, one in enumerate(batch.problems) if one.task in STEPWISE]
+        if stepwise:
+            result["steps"] = count_steps([batch.texts[row] for row in stepwise])
     moves = [row for row, verified in enumerate(batch.verified) if isinstance(verified, list)]
     if moves:
         result[f"{prefix}return"] = mean([sum(batch.verified[row]) for row in moves])
@@ -56,10 +69,6 @@ def judged_scores(batch, task, is_correct, judged, num_samples):
     result = {} if task.is_judged else {name: mean(is_correct)}     # of some tasks in a mix
     if num_samples > 0:
         result |= sample_scores(task, problems, texts, is_correct, num_samples)
-        for thinks, ending in ((True, "think"), (False, "direct")):
-            some = [c for c, text in zip(is_correct, texts) if ("<think>" in text) == thinks]
-            result[f"accuracy_given_{ending}"] = mean(some)
-            result[f"samples_given_{ending}"] = len(some)
     tasks = sorted({problem.task for problem in problems})
     if len(tasks) > 1:
         for part in tasks:
@@ -124,3 +133,68 @@ def canonical(task, problem, answer):
     if hasattr(part, "canonical"):
         return part.canonical(problem, answer)
     return str(int(answer)) if re.fullmatch("-?[0-9]{1,20}", answer) else answer
+
+
+# ---- thoughts --------------------------------------------------------------------------------
+
+@functools.lru_cache(32)
+def can_think(task):
+    """Whether completions of a task can think, because some of its demonstrations do. -> bool"""
+    rng = random.Random(0)
+    drawn = [task.demonstration(rng, phase) for phase in ("textbook", "forum") for _ in range(32)]
+    return any("<think>" in example.completion for example in drawn)
+
+
+def thought_scores(batch, is_correct, parts, rows, greedy):
+    """Compute which share of the completions `rows` thinks, and how many of these are right. For
+    samples, also compute how many are right without a thought. -> dict"""
+    prefix = "greedy_" if greedy else ""
+    thinks = {row: "<think>" in batch.texts[row] for row in rows}
+    result = {f"{prefix}think_share": mean(list(thinks.values()))}
+    judged = [row for row in rows if parts[row].is_judged]
+    if not judged:
+        return result
+    with_thought = [is_correct[row] for row in judged if thinks[row]]
+    without = [is_correct[row] for row in judged if not thinks[row]]
+    result[f"{prefix}accuracy_given_think"] = mean(with_thought)
+    if not greedy:
+        result["samples_given_think"] = len(with_thought)
+        result["accuracy_given_direct"] = mean(without)
+        result["samples_given_direct"] = len(without)
+    return result
+
+
+def right_results():
+    """Compute the results of all steps that can occur in arithmetic, in which every value is in
+    0..20. -> {"8+5": "13", ...}"""
+    results = {}
+    for value in range(21):
+        for operand in range(1, 10):
+            results[f"{value}+{operand}"] = value + operand
+            results[f"{value}-{operand}"] = value - operand
+            results[f"{value}*{operand}"] = value * operand
+    return {step: str(result) for step, result in results.items() if 0 <= result <= 20}
+
+
+RESULTS = right_results()
+
+
+def count_steps(texts):
+    """Count the steps in the thoughts of arithmetic, whatever follows them: how often each is
+    written, and how often its result is right. 3+4=9;wait,3+4=7 is written twice and right once. A
+    result that the end of a text may have cut off, such as <think>8+5=1, doesn't count.
+    -> {"8+5": [times written, times right], ...}, without steps that nobody wrote"""
+    counts = {step: [0, 0] for step in RESULTS}
+    for text in texts:
+        for thought in THOUGHT.findall(text):
+            for match in STEP.finditer(thought):
+                step, result = match.groups()
+                if step not in RESULTS:
+                    continue
+                right = RESULTS[step]
+                is_at_end = match.end() == len(thought)
+                if is_at_end and result != right and right.startswith(result):
+                    continue
+                counts[step][0] += 1
+                counts[step][1] += result == right
+    return {step: count for step, count in counts.items() if count[0] > 0}

@@ -87,6 +87,20 @@ def test_a_run_is_summed_up_by_its_reward_if_it_has_no_scores_of_twenty_problems
     assert "think" not in group["sentence"]
 
 
+def test_a_run_is_summed_up_by_its_accuracy_how_often_it_thinks_and_how_well(run):
+    folder = run()
+    base = {"greedy": 0.1, "think_share": 0.2, "accuracy_given_think": 0.6}
+    trained = {"greedy": 0.9, "think_share": 1.0, "accuracy_given_think": 0.95}
+    for before, end in ((base, ", the share of samples that think went from 0.200 to 1.000 and the "
+                               "accuracy of these samples went from 0.600 to 0.950."),
+                        (base | {"think_share": 0.0, "accuracy_given_think": None},
+                         " and the share of samples that think went from 0.000 to 1.000.")):
+        (folder / "summary.json").write_text(json.dumps(SUMMARY | {
+            "base": before, "trained": trained}))
+        assert shown_of(folder)["groups"][0]["sentence"] == (
+            "In 2 steps (3 s in all), greedy accuracy went from 0.100 to 0.900" + end)
+
+
 @pytest.mark.parametrize("text", ["", '{"base": {"greedy": 0.1}, "tra', "[1, 2]", '{"base": {}}'])
 def test_a_damaged_summary_gets_one_line_that_names_the_file(run, refused, text):
     folder = run()
@@ -230,6 +244,111 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, bro
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
     assert not faults
+
+
+# ---- the steps of thoughts -------------------------------------------------------------------
+
+BEFORE = {"8+5": [10, 2], "13-9": [4, 4], "0*9": [0, 0], "3+4": [2, 1], "99+1": [5, 5]}
+AFTER = {"8+5": [20, 19], "2*2": [3, 1], "13-9": [4, 4], "3+4": [2, 2]}
+
+
+def add_steps(folder, before=BEFORE, after=AFTER):
+    """Add the steps of samples to the summary of a run. -> the folder"""
+    summary = SUMMARY | {"base": SUMMARY["base"] | {"steps": before},
+                         "trained": SUMMARY["trained"] | {"steps": after}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.fixture
+def page(browser):
+    """A page of Chromium, on which no script may fail."""
+    faults = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: faults.append(error))
+    page.on("dialog", lambda dialog: faults.append(dialog.message))
+    yield page
+    assert not faults
+
+
+def cells_of(page, step):
+    """Read the cells of a step, before and after. -> list of (class, wrong share, mark)"""
+    return page.locator(f'[data-step="{step}"]').evaluate_all(
+        "all => all.map(one => [one.className, one.style.getPropertyValue('--share'), "
+        "one.textContent])")
+
+
+def test_the_page_shows_how_often_each_step_was_right_before_and_after(run, page):
+    page.goto(write_report(add_steps(run())).as_uri())
+    assert page.locator("[data-step]").count() == 2 * 351       # none has a result outside 0..20
+    assert cells_of(page, "8+5") == [
+        ["step written", "80.0%", "\u00d7"], ["step written", "5.0%", ""]]
+    assert cells_of(page, "2*2") == [["step never", "", ""], ["step written", "66.7%", "\u00d7"]]
+    assert cells_of(page, "3+4") == [["step written", "50.0%", ""], ["step written", "0.0%", ""]]
+    assert cells_of(page, "0*9") == [["step never", "", ""]] * 2
+    assert page.get_by_text(
+        "1 of 3 different steps are wrong more often than right before RL, and 1 of 4 after it. "
+        "Of all steps, 43.8% are right before, and 89.7% after.").count() == 1
+    # a cell is in the row of its value and in the column of its operand
+    place = page.locator('[data-step="8+5"]').first.evaluate(
+        "one => [...one.parentNode.children].indexOf(one)")
+    assert (place // 10 - 1, place % 10) == (8, 5)
+    card = page.locator("figure", has_text="a + b")
+    for cell in page.locator('[data-step="8+5"]').all():
+        cell.hover()
+        assert card.get_by_text("8+5=13: right 2 of 10 before, 19 of 20 after").count() == 1
+    page.get_by_text("the numbers of all steps").click()
+    rows = page.locator("section", has_text="What RL mended").locator("tr").all_text_contents()
+    assert rows == ["stepright beforeright after", "8+52 of 10 (20.0%)19 of 20 (95.0%)",
+                    "3+41 of 2 (50.0%)2 of 2 (100.0%)", "13-94 of 4 (100.0%)4 of 4 (100.0%)",
+                    "2*2never written1 of 3 (33.3%)"]
+    # the mapping is no score
+    assert "steps" not in page.locator("h3").all_text_contents()
+
+
+def test_a_page_without_steps_has_no_grids_and_one_of_several_runs_shows_those_of_one(run, page):
+    plain = run("plain")
+    first = add_steps(run("a", seed=1))
+    second = add_steps(run("b"), AFTER, BEFORE)
+    untrained = add_steps(run("untrained"))
+    summary = json.loads((untrained / "summary.json").read_text())
+    (untrained / "summary.json").write_text(json.dumps(summary | {"steps": 0}))
+    for folder in (plain, untrained):
+        page.goto(write_report(folder).as_uri())
+        assert page.get_by_text("What RL mended").count() == 0
+    page.goto(write_report(plain, first, second).as_uri())
+    assert [share for _, share, _ in cells_of(page, "8+5")] == ["80.0%", "5.0%"]
+    page.get_by_label("run of the steps").select_option("2")
+    assert [share for _, share, _ in cells_of(page, "8+5")] == ["5.0%", "80.0%"]
+    assert page.get_by_label("run of the steps").locator("option").count() == 2
+
+
+@pytest.mark.parametrize("steps", [
+    {"8+5": HOSTILE, "1+1": [None, 3], "2+2": [1], "3+3": [[1], 1], HOSTILE: [1, 1]},
+    {"8+5": {}, "1+1": None, "__proto__": [1, 1]}, [1, 2]])
+def test_steps_that_a_damaged_summary_contains_are_never_written(run, page, steps):
+    page.goto(write_report(add_steps(run(), steps, {"8+5": [1, -5]})).as_uri())
+    assert page.locator("[data-step].written").count() == 1
+    assert cells_of(page, "8+5")[0] == ["step never", "", ""]
+
+
+def test_the_curves_show_how_often_greedy_answers_think_and_how_many_of_these_are_right(run, page):
+    folder = run()
+    lines = [{"step": 0, "eval/greedy_think_share": 0.0},
+             {"step": 10, "eval/greedy_think_share": 0.5, "eval/greedy_accuracy_given_think": 0.8},
+             {"step": 20, "eval/greedy_think_share": 1.0, "eval/greedy_accuracy_given_think": 0.9}]
+    write_log(folder, "metrics", *lines)
+    page.goto(write_report(folder).as_uri())
+    panel = page.locator("figure", has_text="thinking, greedy, held out")
+    assert panel.locator("span").all_text_contents() == [
+        "\u2013 share that thinks", "\u2022 accuracy of these"]
+    lines[0]["eval/greedy_forced_think"] = 0.7
+    lines[-1]["eval/greedy_forced_think"] = 0.95
+    write_log(folder, "metrics", *lines)
+    page.goto(write_report(folder).as_uri())
+    assert panel.locator("span").all_text_contents()[2] == "\u25e6 accuracy if forced to think"
+    assert panel.locator("path[stroke-width]").count() == 2     # no line joins the two dots
+    assert panel.locator("circle").count() == 2 + 2
 
 
 def test_ctrl_c_ends_a_command_with_one_line(stops, monkeypatch):
