@@ -478,9 +478,10 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     return tokens, mask, logps, entropy, mask.sum(dim=1).long()
 
 
-def complete(policy, task, cfg, problems, generator=None):
-    """Complete the prompts of problems; greedily without a generator. -> Batch"""
-    prompts = encode_prompts(problems, task, cfg.device)                        # (B, W)
+def complete(policy, task, cfg, problems, generator=None, opening=""):
+    """Complete the prompts of problems; greedily without a generator. All completions are forced to
+    begin with the special token `opening`, if there is one. -> Batch"""
+    prompts = encode_prompts(problems, task, cfg.device, opening)               # (B, W)
     uniforms = None
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
@@ -495,7 +496,7 @@ def complete(policy, task, cfg, problems, generator=None):
         outputs = rollout(policy, prompts, problems, cfg, uniforms)
     tokens, mask, logps, entropy, lengths = outputs
     rows = zip(tokens.tolist(), lengths.tolist())
-    texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
+    texts = [opening + decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
     truncated = (tokens != EOS).all(dim=1)                                      # (B,)
     return common.Batch(tokens, mask, logps, entropy, lengths, truncated, problems, prompts, texts)
 
@@ -508,13 +509,14 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     return task.judge(batch, cfg.num_generations, purpose, reward)
 
 
-def evaluate(policy, task, cfg, greedy=False):
-    """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+def evaluate(policy, task, cfg, greedy=False, opening=""):
+    """Complete different held-out problems, with the same random numbers in every run. `opening`,
+    such as <think>, is the first token of all completions. -> scores"""
     G = 1 if greedy else cfg.num_eval_samples
     held_out = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in held_out for _ in range(G)]
     generator = None if greedy else common.generator("evaluation")
-    batch = complete(policy, task, cfg, problems, generator)
+    batch = complete(policy, task, cfg, problems, generator, opening)
     return task.scores(task.judge(batch, G, "evaluation"), greedy)
 
 

@@ -374,6 +374,10 @@ def logged(scores):
     return {f"eval/{name}": x for name, x in scores.items() if isinstance(x, float)}
 
 
+SHOWN = ("greedy", "greedy_forced_think", "greedy_think_share", "greedy_accuracy_given_think",
+         "pass@1", "greedy_return", "return", "best_return")
+
+
 class Run:
     """One run with its folder, logs and checkpoints. It is a context: as long as it lasts, Ctrl-C
     saves the run. `columns` maps the headings of the console to metrics; `score` and `sample_batch`
@@ -530,12 +534,17 @@ class Run:
         self.step_clock = time.perf_counter()           # when the next step begins
 
     def scores(self, samples=True):
-        """Evaluate the policy, greedily and with samples, and print some scores. -> dict"""
+        """Evaluate the policy, and print the scores of SHOWN: greedily and, at the start and at the
+        end, with samples, and greedily after a forced <think>, if outputs can think. -> dict"""
         scores = self.evaluate(self.policy, self.task, self.cfg, greedy=True)
         if samples:
             scores |= self.evaluate(self.policy, self.task, self.cfg)
-        shown = [f"{name} {x:.3f}" for name, x in scores.items() if isinstance(x, float)]
-        print("held out:" if self.step else "base:", ", ".join(shown[:4]), flush=True)
+        if samples and "greedy_think_share" in scores:
+            forced = self.evaluate(
+                self.policy, self.task, self.cfg, greedy=True, opening="<think>")
+            scores["greedy_forced_think"] = forced.get("greedy")
+        shown = [f"{name} {scores[name]:.3f}" for name in SHOWN if scores.get(name) is not None]
+        print("held out:" if self.step else "base:", ", ".join(shown), flush=True)
         self.tell("evaluate", scores)
         return scores
 

@@ -133,9 +133,9 @@ def test_steps_are_saved_before_the_last_evaluation_which_may_fail(script, new_r
     evaluate = script.evaluate
     calls = []
 
-    def failing(*args, greedy=False):
+    def failing(*args, **options):
         calls.append(1)
-        return 1 / 0 if len(calls) == 3 else evaluate(*args, greedy=greedy)
+        return 1 / 0 if len(calls) == 4 else evaluate(*args, **options)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(script, "evaluate", failing)
         new_run(**flags)
