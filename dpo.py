@@ -61,7 +61,7 @@ from typing import Literal
 
 import common  # a copied script needs common.py and plumbing.py next to it
 import plumbing
-from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
+from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts, flag  # isort: split
 
 import torch
 import torch.nn.functional as F
@@ -76,16 +76,17 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    beta: float = 0.1                       # weight of the KL to the base; ipo: 0.5, simpo: 2
-    loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo", "orpo"] = "sigmoid"  # see (3)
-    label_smoothing: float = 0.0            # probability that a pair is mixed up (e)
-    simpo_gamma: float = 0.5                # offset of the margin in (8) (gamma)
-    average_logps: bool = False             # divide log pi of an output by its length
-    nll_coef: float = 0.0                   # weight of (9), for the chosen outputs (alpha)
-    online: bool = False                    # make pairs from outputs of the policy, not the base
-    num_iterations: int = 1                 # passes over the pairs of each batch
-    learning_rate: float = 1e-4             # learning rate of AdamW
-    max_steps: int = 30                     # number of batches to train on; 0: only the base
+    beta: float = flag(0.1, "weight of the KL to the base; ipo: 0.5, simpo: 2")
+    loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo", "orpo"] = flag(
+        "sigmoid", "see (3)")
+    label_smoothing: float = flag(0.0, "probability that a pair is mixed up (e)")
+    simpo_gamma: float = flag(0.5, "offset of the margin in (8) (gamma)")
+    average_logps: bool = flag(False, "divide log pi of an output by its length")
+    nll_coef: float = flag(0.0, "weight of (9), for the chosen outputs (alpha)")
+    online: bool = flag(False, "make pairs from outputs of the policy, not the base")
+    num_iterations: int = flag(1, "passes over the pairs of each batch")
+    learning_rate: float = flag(1e-4, "learning rate of AdamW")
+    max_steps: int = flag(30, "number of batches to train on; 0: only the base")
 
     def rules(self):
         yield from super().rules()

@@ -38,7 +38,7 @@ from typing import Literal
 
 import common  # a copied script needs common.py and plumbing.py next to it
 import plumbing
-from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
+from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts, flag  # isort: split
 
 import torch
 import torch.nn.functional as F
@@ -61,20 +61,22 @@ LOSS_TYPES = {                              # the surrogate (3), and the average
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and more are in common.Config
-    loss_type: Literal[         # row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none
-        "grpo", "dr_grpo", "dapo", "cispo", "sapo"] = "grpo"
-    importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # ratio (2), (9)
-    scale_rewards: Literal["group", "batch", "mean", "none"] = "group"      # divisor in (1)
-    epsilon: float = 0.03                   # lower clip range (eps_low)
-    epsilon_high: float = 0.04              # upper clip range (eps_high); (6) caps at 1 + eps_high
-    num_iterations: int = 1                 # passes over each batch
-    beta: float = 0.0                       # weight of the KL to the base
-    kl_estimator: Literal["k1", "k2", "k3", "k3_ratio"] = "k3"      # estimator of the KL; (4) is k3
-    entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    dynamic_sampling: int = 0               # most rounds that replace groups without signal
-    overlong_buffer: int = 0                # buffer of (8) in tokens (c); 0: no penalty
-    mask_truncated_completions: bool = False    # leave outputs without EOS out of (5) and B
-    delta: float = 0.0                      # upper bound of the ratio in (3) if A < 0; 0: none
+    loss_type: Literal["grpo", "dr_grpo", "dapo", "cispo", "sapo"] = flag(
+        "grpo", "row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none")
+    importance_sampling_level: Literal["sequence", "sequence_token"] = flag(
+        "sequence", "ratio (2), (9)")
+    scale_rewards: Literal["group", "batch", "mean", "none"] = flag("group", "divisor in (1)")
+    epsilon: float = flag(0.03, "lower clip range (eps_low)")
+    epsilon_high: float = flag(0.04, "upper clip range (eps_high); (6) caps at 1 + eps_high")
+    num_iterations: int = flag(1, "passes over each batch")
+    beta: float = flag(0.0, "weight of the KL to the base")
+    kl_estimator: Literal["k1", "k2", "k3", "k3_ratio"] = flag(
+        "k3", "estimator of the KL; (4) is k3")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)")
+    dynamic_sampling: int = flag(0, "most rounds that replace groups without signal")
+    overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty")
+    mask_truncated_completions: bool = flag(False, "leave outputs without EOS out of (5) and B")
+    delta: float = flag(0.0, "upper bound of the ratio in (3) if A < 0; 0: none")
 
     def rules(self):
         yield from super().rules()

@@ -36,21 +36,18 @@ from common import fail
 
 def parse_flags(config_class, argv=None):
     """Read the flags of `argv`; the others come from the run that is resumed, or from the task, or
-    from Config, whose comments are the --help. Exits with one line if a flag is bad. -> Config"""
+    from Config. Exits with one line if a flag is bad. -> Config"""
     parser = argparse.ArgumentParser(
         description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-    files = [Path(inspect.getfile(kind)) for kind in config_class.__mro__[-2::-1]]
-    source = "".join(path.read_text("utf-8") for path in files)
-    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", source, re.MULTILINE))
     for field in dataclasses.fields(config_class):
         options = {"type": field.type if field.type in (int, float) else os.path.expanduser,
                    "metavar": "|".join(get_args(field.type)) or "VALUE"}    # quotes keep a ~
         if field.type is bool:
             options = {"action": argparse.BooleanOptionalAction}
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
-        text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
+        text = f"{field.metadata['help']} [{field.default}]".replace("%", "%%")
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
     if argv is None:
         sys.excepthook = end_quietly

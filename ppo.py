@@ -43,7 +43,7 @@ from typing import Literal
 
 import common  # a copied script needs common.py and plumbing.py next to it
 import plumbing
-from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
+from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts, flag  # isort: split
 
 import torch
 import torch.nn.functional as F
@@ -59,24 +59,24 @@ from tqdm import tqdm
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and more are in common.Config
-    gamma: float = 1.0                      # discount in (1)
-    lam: float = 0.95                       # lambda in (1): 0 trusts the critic, 1 the rewards
-    critic_lam: float = 0.95                # lambda in (6) (VAPO: 1)
-    epsilon: float = 0.2                    # lower clip range (eps_low)
-    epsilon_high: float = 0.2               # upper clip range (eps_high) (VAPO: 0.28)
-    cliprange_value: float = 0.2            # clip range of the critic (c)
-    num_iterations: int = 1                 # passes over each batch (paper: 3 to 15)
-    critic_learning_rate: float = 2e-3      # learning rate of the critic's Adam
-    entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    beta: float = 0.0                       # initial weight of the KL to the base
-    kl_target: float = 0.0                  # KL per token that beta adapts to; 0: off
-    target_kl: float = 0.0                  # KL that ends an update, or that c_KL adapts to; 0: off
-    trust_region: Literal["clip", "penalty"] = "clip"       # clip (3) or penalty (9)
-    penalty_coef: float = 1.0               # initial weight of the penalty in (9) (c_KL)
-    critic_pretrain_steps: int = 0          # first batches, for the critic alone (VAPO: 50)
-    nll_coef: float = 0.0                   # weight of (10) (mu) (VAPO: 0.1)
-    length_adaptive: bool = False           # take lambda in (1) from (11), as VAPO does
-    alpha: float = 1.0                      # alpha in (11) (VAPO, for long texts: 0.05)
+    gamma: float = flag(1.0, "discount in (1)")
+    lam: float = flag(0.95, "lambda in (1): 0 trusts the critic, 1 the rewards")
+    critic_lam: float = flag(0.95, "lambda in (6) (VAPO: 1)")
+    epsilon: float = flag(0.2, "lower clip range (eps_low)")
+    epsilon_high: float = flag(0.2, "upper clip range (eps_high) (VAPO: 0.28)")
+    cliprange_value: float = flag(0.2, "clip range of the critic (c)")
+    num_iterations: int = flag(1, "passes over each batch (paper: 3 to 15)")
+    critic_learning_rate: float = flag(2e-3, "learning rate of the critic's Adam")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)")
+    beta: float = flag(0.0, "initial weight of the KL to the base")
+    kl_target: float = flag(0.0, "KL per token that beta adapts to; 0: off")
+    target_kl: float = flag(0.0, "KL that ends an update, or that c_KL adapts to; 0: off")
+    trust_region: Literal["clip", "penalty"] = flag("clip", "clip (3) or penalty (9)")
+    penalty_coef: float = flag(1.0, "initial weight of the penalty in (9) (c_KL)")
+    critic_pretrain_steps: int = flag(0, "first batches, for the critic alone (VAPO: 50)")
+    nll_coef: float = flag(0.0, "weight of (10) (mu) (VAPO: 0.1)")
+    length_adaptive: bool = flag(False, "take lambda in (1) from (11), as VAPO does")
+    alpha: float = flag(1.0, "alpha in (11) (VAPO, for long texts: 0.05)")
 
     def rules(self):
         yield from super().rules()

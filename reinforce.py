@@ -45,7 +45,7 @@ from typing import Literal
 
 import common  # a copied script needs common.py and plumbing.py next to it
 import plumbing
-from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
+from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts, flag  # isort: split
 
 import torch
 import torch.nn.functional as F
@@ -60,13 +60,14 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and more are in common.Config
-    baseline: Literal["none", "batch", "mean", "rloo", "optimal"] = "none"      # b in (2)
-    view: Literal["sequence", "token"] = "sequence"     # whether A_t is R - b or G_t - b
-    gamma: float = 1.0                      # discount; below 1, right outputs get shorter
-    num_iterations: int = 1                 # passes over each batch
-    beta: float = 0.0                       # weight of the KL to the base
-    entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    method: Literal["reinforce", "rejection"] = "reinforce"     # rejection uses only right outputs
+    baseline: Literal["none", "batch", "mean", "rloo", "optimal"] = flag("none", "b in (2)")
+    view: Literal["sequence", "token"] = flag("sequence", "whether A_t is R - b or G_t - b")
+    gamma: float = flag(1.0, "discount; below 1, right outputs get shorter")
+    num_iterations: int = flag(1, "passes over each batch")
+    beta: float = flag(0.0, "weight of the KL to the base")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)")
+    method: Literal["reinforce", "rejection"] = flag(
+        "reinforce", "rejection uses only right outputs")
 
     def rules(self):
         yield from super().rules()

@@ -19,7 +19,7 @@ import plumbing
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    loss: str = "grpo:policy_loss"      # loss with its settings, as engines.load reads it
+    loss: str = common.flag("grpo:policy_loss", "loss with its settings, as engines.load reads it")
 
     def rules(self):
         yield from super().rules()

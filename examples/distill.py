@@ -101,20 +101,24 @@ COLUMNS = {"reward": "reward", "teacher": "teacher_kl", "length": "completions/m
 
 @dataclasses.dataclass(frozen=True)
 class Config(reinforce.Config):
-    teacher: str = "runs/grpo-arithmetic-s0"    # run folder of the teacher (pi_T), or "self"
-    hint: Literal["answer", "sibling"] = "answer"       # what the teacher sees, with --teacher self
-    teacher_model_kind: Literal["base", "live", "ema"] = "base"     # whose weights it has (theta')
-    teacher_update_rate: float = 0.05       # rate of the average, with ema (a)
-    teacher_coef: float = 0.0               # weight of G_t in (9) (lambda); 0: (8), without rewards
-    baseline: Literal["none", "batch", "mean", "rloo"] = "rloo"     # for A in (9)
-    beta: float = 1.0                       # 0: forward KL; 1: reverse KL; between: (3)
-    lmbda: float = 1.0                      # probability that the student writes a batch
-    distillation_mode: Literal[         # tokens that are compared
-        "full_logits", "topk_logits", "sampled_token"] = "full_logits"
-    distillation_topk: int = 8              # number of tokens in S (k)
-    distillation_add_tail: bool = True      # whether the rest is an event
-    topk_support: Literal["teacher", "student"] = "teacher"     # whose most likely tokens are S
-    gamma: float = 0.0                      # discount of later r_t, with sampled_token
+    teacher: str = common.flag(
+        "runs/grpo-arithmetic-s0", "run folder of the teacher (pi_T), or self")
+    hint: Literal["answer", "sibling"] = common.flag(
+        "answer", "what the teacher sees, with --teacher self")
+    teacher_model_kind: Literal["base", "live", "ema"] = common.flag(
+        "base", "whose weights it has (theta')")
+    teacher_update_rate: float = common.flag(0.05, "rate of the average, with ema (a)")
+    teacher_coef: float = common.flag(0.0, "weight of G_t in (9) (lambda); 0: (8), without rewards")
+    baseline: Literal["none", "batch", "mean", "rloo"] = common.flag("rloo", "for A in (9)")
+    beta: float = common.flag(1.0, "0: forward KL; 1: reverse KL; between: (3)")
+    lmbda: float = common.flag(1.0, "probability that the student writes a batch")
+    distillation_mode: Literal["full_logits", "topk_logits", "sampled_token"] = common.flag(
+        "full_logits", "tokens that are compared")
+    distillation_topk: int = common.flag(8, "number of tokens in S (k)")
+    distillation_add_tail: bool = common.flag(True, "whether the rest is an event")
+    topk_support: Literal["teacher", "student"] = common.flag(
+        "teacher", "whose most likely tokens are S")
+    gamma: float = common.flag(0.0, "discount of later r_t, with sampled_token")
 
     def rules(self):
         yield from super().rules()

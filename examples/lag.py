@@ -55,15 +55,17 @@ METHODS = {"grpo": grpo, "gspo": gspo}
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    method: Literal["grpo", "gspo"] = "grpo"    # script whose ratio and losses are used
-    epsilon: float = None               # lower clip range (eps_low); None: the script's
-    epsilon_high: float = None          # upper clip range (eps_high); None: the script's
-    importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # see gspo.py
-    sampler_lag: int = 4                # age of the policy that samples, in batches (K)
-    importance_sampling_correction: Literal[    # weights of the tokens; none: all weights are 1
-        "none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask"] = "none"
-    importance_sampling_cap: float = 2.0    # highest weight (C)
-    importance_sampling_clip_min: float = 0.0   # lowest weight (C_min)
+    method: Literal["grpo", "gspo"] = common.flag("grpo", "script whose ratio and losses are used")
+    epsilon: float = common.flag(None, "lower clip range (eps_low); None: the script's")
+    epsilon_high: float = common.flag(None, "upper clip range (eps_high); None: the script's")
+    importance_sampling_level: Literal["sequence", "sequence_token"] = common.flag(
+        "sequence", "see gspo.py")
+    sampler_lag: int = common.flag(4, "age of the policy that samples, in batches (K)")
+    importance_sampling_correction: Literal[
+        "none", "truncate", "mask", "sequence_truncate", "sequence_mask",
+        "geometric_mask"] = common.flag("none", "weights of the tokens; none: all weights are 1")
+    importance_sampling_cap: float = common.flag(2.0, "highest weight (C)")
+    importance_sampling_clip_min: float = common.flag(0.0, "lowest weight (C_min)")
     MAY_BE_ZERO = grpo.Config.MAY_BE_ZERO | {"sampler_lag"}
 
     def __post_init__(self):

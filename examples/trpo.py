@@ -46,9 +46,9 @@ UNUSED = ("epsilon", "epsilon_high", "trust_region", "penalty_coef", "target_kl"
 
 @dataclasses.dataclass(frozen=True)
 class Config(ppo.Config):
-    max_kl: float = 0.002                   # size of the trust region in (3) (paper: 0.01)
-    damping: float = 0.1                    # added to the diagonal of F
-    max_steps: int = 12                     # maximal number of batches, 5 seconds each
+    max_kl: float = common.flag(0.002, "size of the trust region in (3) (paper: 0.01)")
+    damping: float = common.flag(0.1, "added to the diagonal of F")
+    max_steps: int = common.flag(12, "maximal number of batches, 5 seconds each")
 
     def rules(self):
         yield from super().rules()

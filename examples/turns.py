@@ -54,10 +54,12 @@ from tasks.flags import find
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    adv_estimator: Literal["grpo", "reward_to_go", "gigpo"] = "gigpo"   # (1), (3) or (5)
-    gamma: float = 0.95                 # discount of a turn in (2)
-    step_advantage_w: float = 1.0       # weight of equal states in (5) (omega)
-    scale_rewards: Literal["group", "none"] = "group"   # divisor in (1), (3), (4): std, or 1
+    adv_estimator: Literal["grpo", "reward_to_go", "gigpo"] = common.flag(
+        "gigpo", "(1), (3) or (5)")
+    gamma: float = common.flag(0.95, "discount of a turn in (2)")
+    step_advantage_w: float = common.flag(1.0, "weight of equal states in (5) (omega)")
+    scale_rewards: Literal["group", "none"] = common.flag(
+        "group", "divisor in (1), (3), (4): std, or 1")
 
     def rules(self):
         yield from super().rules()

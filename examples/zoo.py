@@ -349,26 +349,29 @@ def estimate(policy, task, batch, cfg, step):
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    loss_type: Literal[     # row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none
+    loss_type: Literal[
         "grpo", "dr_grpo", "dapo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gmpo", "vespo",
-        "off_policy_mask", "clip_cov", "kl_cov", "dro"] = "dppo_tv"
-    advantage: Literal[     # estimator of A; group: (1) of grpo.py
-        "group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax"] = "group"
-    top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (16)
-    dppo_tv_delta: float = 0.15             # bound of D_t in (1), with (2) (delta)
-    dppo_kl_delta: float = 0.05             # bound of D_t in (1), with (3) (delta)
-    gmpo_epsilon: float = 0.4               # bound of log rho_t in (4) (eps)
-    vespo_k_pos: float = 2.0                # k in (5) if A >= 0
-    vespo_k_neg: float = 3.0                # k in (5) if A < 0
-    vespo_lambda_pos: float = 3.0           # lambda in (5) if A >= 0
-    vespo_lambda_neg: float = 2.0           # lambda in (5) if A < 0
-    off_policy_mask_threshold: float = 0.5  # bound in (6), in nats per token (C)
-    clip_cov_ratio: float = 0.002           # fraction of the tokens whose loss is 0 in (8)
-    clip_cov_lb: float = 1.0                # lower end of the range of c_t in (8)
-    clip_cov_ub: float = 5.0                # upper end of the range of c_t in (8)
-    kl_cov_ratio: float = 0.002             # fraction of the tokens with a penalty in (9)
-    kl_cov_coef: float = 1.0                # weight of the penalty in (9) (c_KL)
-    dro_beta: float = 1.0                   # weight of the penalty in (10) (beta)
+        "off_policy_mask", "clip_cov", "kl_cov", "dro"] = common.flag(
+            "dppo_tv", "row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none")
+    advantage: Literal[
+        "group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax"] = common.flag(
+            "group", "estimator of A; group: (1) of grpo.py")
+    top_entropy_quantile: float = common.flag(
+        1.0, "share of the tokens that A is not 0 for in (16)")
+    dppo_tv_delta: float = common.flag(0.15, "bound of D_t in (1), with (2) (delta)")
+    dppo_kl_delta: float = common.flag(0.05, "bound of D_t in (1), with (3) (delta)")
+    gmpo_epsilon: float = common.flag(0.4, "bound of log rho_t in (4) (eps)")
+    vespo_k_pos: float = common.flag(2.0, "k in (5) if A >= 0")
+    vespo_k_neg: float = common.flag(3.0, "k in (5) if A < 0")
+    vespo_lambda_pos: float = common.flag(3.0, "lambda in (5) if A >= 0")
+    vespo_lambda_neg: float = common.flag(2.0, "lambda in (5) if A < 0")
+    off_policy_mask_threshold: float = common.flag(0.5, "bound in (6), in nats per token (C)")
+    clip_cov_ratio: float = common.flag(0.002, "fraction of the tokens whose loss is 0 in (8)")
+    clip_cov_lb: float = common.flag(1.0, "lower end of the range of c_t in (8)")
+    clip_cov_ub: float = common.flag(5.0, "upper end of the range of c_t in (8)")
+    kl_cov_ratio: float = common.flag(0.002, "fraction of the tokens with a penalty in (9)")
+    kl_cov_coef: float = common.flag(1.0, "weight of the penalty in (9) (c_KL)")
+    dro_beta: float = common.flag(1.0, "weight of the penalty in (10) (beta)")
 
     def rules(self):
         yield from super().rules()
