@@ -6,16 +6,29 @@ import io
 import json
 import os
 import platform
+import re
 import shlex
 import tempfile
 from pathlib import Path
 
+import common
 import plumbing
 from report.logs import read_log
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
+
+
+def processor():
+    """Name the processor, because its arithmetic decides the bits of a base. -> str"""
+    if common.CPU.is_file():
+        names = re.findall("^model name.*: (.*)", common.CPU.read_text("utf-8", "replace"), re.M)
+        if names:
+            return names[0]
+    return platform.machine()
+
+
+MACHINE = f"{os.cpu_count()} CPU cores ({processor()}), Python {platform.python_version()}"
 
 
 # ---- 1. runs ---------------------------------------------------------------------------------

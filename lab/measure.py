@@ -39,8 +39,20 @@ PACKAGES = [f"{name} {version(name)}" for name in ("torch", "triton", "transform
             if find_spec(name)]
 ON_DEVICE = ", ".join([f"{NAME}: {MACHINE}", *PACKAGES])
 SCORES = {                              # heading: name, digits
-    "greedy accuracy": ("greedy", 3), "pass@1": ("pass@1", 3),
-    "fraction that thinks": ("think_share", 2), "mean tokens": ("mean_length", 0)}
+    "greedy accuracy": ("greedy", 3), "after a forced `<think>`": ("greedy_forced_think", 3),
+    "pass@1": ("pass@1", 3), "right if it thinks": ("accuracy_given_think", 3),
+    "fraction that thinks": ("think_share", 2)}
+# What simpler things than RL reach: the command, and whether its policy is the base. The last base
+# reads the textbook three times as long, and the forum as long as before.
+CONTROLS = {
+    "no RL": ("grpo.py --max_steps 0", "base"),
+    "three steps of rejection sampling": (
+        "reinforce.py --method rejection --max_steps 3", "trained"),
+    "no RL, three times the textbook": (
+        "grpo.py --max_steps 0 --base_steps 1980 --textbook_share 0.8182", "base"),
+    "45 steps of rejection sampling": (
+        "reinforce.py --method rejection --max_steps 45", "trained"),
+    "GRPO, 60 steps": ("grpo.py", "trained")}
 
 
 # ---- 1. the main job -------------------------------------------------------------------------
@@ -60,15 +72,27 @@ def excerpt(printed, words, first, last):
     return "\n".join(["```", *lines[begin:begin + first], "  ...", *lines[-last:], "```\n"])
 
 
+def control(folder, seed, command, which):
+    """Run the command of a control in a folder. -> the scores of its base, or trained policy"""
+    script, *flags = command.split()
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        printed_by(folder, ROOT / script, *flags, "--seed", seed, "--base_seed", seed,
+                   "--output_dir", f"{own}/run")
+        scores = read_summary(Path(own, "run"))[which]
+    return {name: scores[name] for name, _ in SCORES.values()}
+
+
 def main_job(*seeds):
-    """Run grpo.py with each seed in an empty folder, so that each run makes its own base. README.md
-    shows parts of the first run."""
+    """Run grpo.py with each seed in an empty folder, so that each run makes its own base, and the
+    controls from the same base. README.md shows parts of the first run."""
     results, rows = {}, []
     for seed in seeds or "01234":
         with tempfile.TemporaryDirectory() as empty:
             printed = printed_by(empty, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
             folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
             results[seed] = one = read_summary(folder)
+            one["controls"] = {
+                name: control(empty, seed, *job) for name, job in CONTROLS.items()}
             if not rows:
                 shown = excerpt(printed, "base: ", 5, 7)
                 shown = re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask", shown)
@@ -82,6 +106,15 @@ def main_job(*seeds):
     put("table", f"{table(heads, rows)}\nAn arrow leads from the base to the policy after RL. Both "
         f"are scored on {one['trained']['problems']} held-out problems, all different. Machine: "
         f"{MACHINE}.\n", "seeds")
+    rows = []
+    for name in CONTROLS:
+        cells = []
+        for score, _ in SCORES.values():
+            found = [one["controls"][name][score] for one in results.values()]
+            cells.append(f"{statistics.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})")
+        rows.append([name, *cells])
+    put("controls", f"{table(['', *SCORES], rows)}\nThe mean of the seeds, and their range.\n",
+        "seeds")
 
 
 def nano(*seeds):
@@ -90,14 +123,17 @@ def nano(*seeds):
     for seed in seeds or "01234":
         began = time.perf_counter()
         printed = printed_by(ROOT, "-c", f"import nano; nano.main(seed={seed})")
-        before, after = re.findall("(?:before|after): +([0-9.]+) right", printed)
+        (before, forced), (after, _) = re.findall(
+            "(?:before|after): +([0-9.]+) right, ([0-9.]+) after a forced", printed)
         seconds = time.perf_counter() - began
-        results[seed] = {"before": float(before), "after": float(after), "seconds": seconds}
+        results[seed] = {"before": float(before), "forced": float(forced), "after": float(after),
+                         "seconds": seconds}
         if not rows:
             shown = excerpt(printed, "held-out questions, before", 2, 2)
-        rows.append([seed, before, after, f"{seconds:.0f} s"])
+        rows.append([seed, before, forced, after, f"{seconds:.0f} s"])
     record("nano-seeds", seeds=results)
-    numbers = table(["seed", "right before", "right after", "seconds"], rows)
+    heads = ["seed", "right before", "after a forced `<think>`", "right after RL", "seconds"]
+    numbers = table(heads, rows)
     put("nano", f"{shown}\n{numbers}\n{MACHINE}.\n", "nano-seeds")
 
 
