@@ -93,7 +93,10 @@ def main_job(*seeds):
             results[seed] = one = read_summary(folder)
             one["controls"] = {
                 name: control(empty, seed, *job) for name, job in CONTROLS.items()}
-            if not rows:
+            if rows:                                # only the first run keeps its counts of steps
+                for scores in (one["base"], one["trained"]):
+                    del scores["steps"]
+            else:
                 shown = excerpt(printed, "base: ", 5, 7)
                 shown = re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask", shown)
                 put("example", shown, "seeds")
