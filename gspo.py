@@ -63,8 +63,7 @@ LOSS_TYPES = {                              # the surrogate (3), and the average
 class Config(common.Config):                # G, P, T and more are in common.Config
     loss_type: Literal["grpo", "dr_grpo", "dapo", "cispo", "sapo"] = flag(
         "grpo", "row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none")
-    importance_sampling_level: Literal["sequence", "sequence_token"] = flag(
-        "sequence", "ratio (2), (9)")
+    importance_sampling_level: Literal["sequence", "sequence_token"] = flag("sequence", "(2) / (9)")
     scale_rewards: Literal["group", "batch", "mean", "none"] = flag("group", "divisor in (1)")
     epsilon: float = flag(0.03, "lower clip range (eps_low)")
     epsilon_high: float = flag(0.04, "upper clip range (eps_high); (6) caps at 1 + eps_high")
@@ -207,11 +206,15 @@ def sample_with_signal(policy, task, cfg, step):
 def score_reference(reference, batch, cfg):
     """Score the batch under pi_ref; if beta is 0, only one output per group, to report the KL.
     -> log pi_ref (B, T), or None if beta is 0; mean KL to pi_ref"""
-    rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
+    every = 1 if cfg.beta > 0 else cfg.num_generations
+    rows = slice(None, None, every)
     logps, _ = score(
         reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
     token_kl = kl(batch.logps[rows], logps, "k1") * batch.mask[rows]
-    return logps if cfg.beta > 0 else None, (token_kl.sum() / batch.mask[rows].sum()).item()
+    mean_kl = (token_kl.sum() / batch.mask[rows].sum()).item()
+    if cfg.beta == 0:
+        return None, mean_kl
+    return logps, mean_kl
 
 
 def objective(policy, batch, ref_logps, A, part, cfg):

@@ -155,11 +155,15 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 def score_reference(reference, batch, cfg):
     """Score the batch under pi_ref; if beta is 0, only one output per group, to report the KL.
     -> log pi_ref (B, T), or None if beta is 0; mean KL to pi_ref"""
-    rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
+    every = 1 if cfg.beta > 0 else cfg.num_generations
+    rows = slice(None, None, every)
     logps, _ = score(
         reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
     token_kl = kl(batch.logps[rows], logps, "k1") * batch.mask[rows]
-    return logps if cfg.beta > 0 else None, (token_kl.sum() / batch.mask[rows].sum()).item()
+    mean_kl = (token_kl.sum() / batch.mask[rows].sum()).item()
+    if cfg.beta == 0:
+        return None, mean_kl
+    return logps, mean_kl
 
 
 def token_rewards(task, batch, cfg):

@@ -240,7 +240,8 @@ def backward(policy, teacher, batch, hints, A, rows, cfg):
     prompts, has_hint = hints[0], hints[1][:, None]                             # (B, W), (B, 1)
     is_taught = batch.mask * has_hint                                           # (B, T)
     counted = batch.mask if cfg.teacher_coef > 0 else is_taught                 # (B, T)
-    num_tokens, num_taught = (x[rows].sum().clamp(min=1) for x in (counted, is_taught))
+    num_tokens = counted[rows].sum().clamp(min=1)
+    num_taught = is_taught[rows].sum().clamp(min=1)
     metrics = {"loss": 0.0, "teacher_kl": 0.0, "student_mass": 0.0}
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
         T = int(batch.lengths[part].max())

@@ -107,7 +107,8 @@ def read_turns(task, batch):
     lengths = 1 + numbers[:, -1]                                # (B,) turns with sampled tokens
     shape = len(lengths), int(lengths.max())
     rewards = torch.zeros(shape, dtype=batch.rewards.dtype)
-    by_number, by_state = torch.full((2, *shape), -1)
+    by_number = torch.full(shape, -1)
+    by_state = torch.full(shape, -1)
     G = batch.rewards.shape[1]
     labels = {}
     for row, (problem, text) in enumerate(zip(batch.problems, batch.texts)):
