@@ -22,7 +22,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Python that git tracks in a folder, with the folders in it; "." has only its files. If your change
 # needs more, look for what can go, and if nothing can, raise the number here, so that a reader of
 # the change sees what it costs.
-MOST_OF_A_FOLDER = {".": 3990, "tasks": 1485, "kernels": 710, "examples": 1260, "vectors": 1370,
+MOST_OF_A_FOLDER = {".": 3990, "tasks": 1545, "kernels": 710, "examples": 1260, "vectors": 1370,
                     "report": 1180, "engines": 1010, "learn": 3330, "lab": 3530, "tests": 11650}
 
 
