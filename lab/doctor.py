@@ -42,15 +42,15 @@ CORRECT = {                                     # name: command, number of seeds
         "examples/lag.py --sampler_lag 2 --importance_sampling_correction truncate", 1),
     "zoo": ("examples/zoo.py --loss_type gmpo", 1),
     "self-distillation": ("examples/distill.py --task key --teacher self", 2)}
-WRONG_ROWS = "batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)"
+WRONG_ROWS = "batch.rewards, cfg.scale_rewards).to(cfg.device)"
 BROKEN = {              # name: flags, old and new text of grpo.py, the parts of why.md that name it
     "the mask misses the first token": (
-        "", "mask = batch.mask[part, :T]", "mask = batch.mask[part, :T] * (torch.arange(T) > 0)",
-        {"flat"}),
+        "", "    mask = batch.mask[part, :T]\n    old_logps",
+        "    mask = batch.mask[part, :T] * (torch.arange(T) > 0)\n    old_logps", {"flat"}),
     "rewards of another group": (
         "", WRONG_ROWS, WRONG_ROWS.replace("rewards,", "rewards.roll(1, 0),"), {"flat"}),
     "signs flipped in half of the rows": (
-        "", WRONG_ROWS, f"{WRONG_ROWS} * (1 - 2 * (torch.arange(len(batch.mask)) % 2))[:, None]",
+        "", WRONG_ROWS, f"{WRONG_ROWS} * (1 - 2 * (torch.arange(cfg.num_generations) % 2))",
         {"flat"}),
     "rewards flipped in half of the groups": (
         "", WRONG_ROWS, WRONG_ROWS.replace(
@@ -68,7 +68,7 @@ BROKEN = {              # name: flags, old and new text of grpo.py, the parts of
     "a rate of 0.05": ("--learning_rate 0.05", "", "", {"rate"}),
     "a base that is never right": ("--base_steps 30", "", "", {"groups"}),
     "the reference is the policy": (
-        "--beta 0.05", "reference = run.begin()", "run.begin()\n    reference = policy",
+        "--beta 0.05", "reference = run.begin()", "run.begin()\n        reference = policy",
         {"unused"})}
 
 
