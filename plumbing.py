@@ -521,11 +521,11 @@ class Run:
             self.append("metrics.jsonl", self.line)
             self.line = {}
         line = {"step": self.step} | metrics
+        if self.step % self.cfg.eval_steps == 0:
+            line |= logged(self.scores(samples=False))
         if self.step == self.cfg.max_steps:
             self.line = line                    # finish() adds scores to it, and logs it
         else:
-            if self.step % self.cfg.eval_steps == 0:
-                line |= logged(self.scores(samples=False))
             self.append("metrics.jsonl", line)
         self.save(later=not self.line and self.step % self.cfg.save_steps > 0)
         self.step_clock = time.perf_counter()           # when the next step begins
@@ -540,8 +540,9 @@ class Run:
             forced = self.evaluate(
                 self.policy, self.task, self.cfg, greedy=True, opening="<think>")
             scores["greedy_forced_think"] = forced.get("greedy")
-        shown = [f"{name} {scores[name]:.3f}" for name in SHOWN if scores.get(name) is not None]
-        print("held out:" if self.step else "base:", ", ".join(shown), flush=True)
+        if samples or self.step < self.cfg.max_steps:           # finish() shows those of the end
+            shown = [f"{name} {scores[name]:.3f}" for name in SHOWN if scores.get(name) is not None]
+            print("held out:" if self.step else "base:", ", ".join(shown), flush=True)
         self.tell("evaluate", scores)
         return scores
 
