@@ -225,7 +225,9 @@ def is_installed(thing):
     """Whether a function, a class or a module comes with Python or with a package."""
     try:
         path = Path(getattr(thing, "origin", None) or inspect.getfile(thing))
-    except TypeError:                   # built in, typed into a notebook, or something else
+    except OSError:                     # a class that was typed into a notebook
+        return False
+    except TypeError:                   # built in, made by exec, or something else
         methods = [value for value in getattr(thing, "__dict__", {}).values()
                    if inspect.isfunction(value)]
         if inspect.isclass(thing) and methods:

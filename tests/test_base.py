@@ -193,6 +193,26 @@ def test_an_attribute_of_a_task_belongs_to_its_base(config, load_task, value, ot
     assert paths[0] == paths[2] != paths[1]
 
 
+TYPED = """
+import common, grpo, plumbing
+class Facts:
+    WORD = 'a'
+class Sorting(common.Task):
+    def demonstration(self, rng, phase):
+        return common.Problem('1=', '1', completion=Facts.WORD)
+cfg = grpo.Config(device='cpu')
+print(plumbing.base_path(grpo.GPT(cfg), Sorting(), cfg).name)
+"""
+
+
+def test_a_task_that_was_typed_has_a_base_of_its_own():
+    """In python -c, as in a notebook, no file has the text of a class."""
+    names = [subprocess.run([sys.executable, "-c", text], cwd=ROOT, text=True, check=True,
+                            capture_output=True).stdout
+             for text in (TYPED, TYPED + "#", TYPED.replace("'a'", "'b'"))]
+    assert names[0] == names[1] != names[2] and names[0].startswith("sorting-")
+
+
 @pytest.mark.parametrize("flags", [{"reward": "accuracy+format"}, {"curriculum": True},
                                    {"seed": 3}, {"learning_rate": 0.5}], ids=str)
 def test_what_changes_only_rl_keeps_the_base(config, load_task, flags):
