@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import dis
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -166,6 +167,10 @@ def recipe(thing, seen):
     """Describe what makes a function, a class or an object do what it does: values, compiled code,
     which has no comments, and all that they mention, except for packages. Equal texts mean equal
     behavior, if it does not depend on files. seen: {id: thing}. -> str"""
+    if inspect.ismethod(thing) and not is_installed(thing):
+        return recipe([thing.__func__, thing.__self__], seen)
+    if isinstance(thing, functools.partial):
+        return recipe([thing.func, thing.args, thing.keywords], seen)
     thing = inspect.unwrap(getattr(thing, "__func__", thing))           # a method, or decorated
     if isinstance(thing, property):
         thing = thing.fget
