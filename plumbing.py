@@ -5,6 +5,7 @@ import contextlib
 import copy
 import dataclasses
 import dis
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -163,6 +164,10 @@ def recipe(thing, seen):
     """Describe what makes a function, a class or an object do what it does: values, compiled code,
     which has no comments, and all that they mention, except for packages. Equal texts mean equal
     behavior, if it does not depend on files. seen: {id: thing}. -> str"""
+    if inspect.ismethod(thing) and not is_installed(thing):
+        return recipe([thing.__func__, thing.__self__], seen)
+    if isinstance(thing, functools.partial):
+        return recipe([thing.func, thing.args, thing.keywords], seen)
     thing = inspect.unwrap(getattr(thing, "__func__", thing))           # a method, or decorated
     if isinstance(thing, property):
         thing = thing.fget
@@ -222,7 +227,9 @@ def is_installed(thing):
     """Whether a function, a class or a module comes with Python or with a package."""
     try:
         path = Path(getattr(thing, "origin", None) or inspect.getfile(thing))
-    except TypeError:                   # built in, typed into a notebook, or something else
+    except OSError:                     # a class that was typed into a notebook
+        return False
+    except TypeError:                   # built in, made by exec, or something else
         methods = [value for value in getattr(thing, "__dict__", {}).values()
                    if inspect.isfunction(value)]
         if inspect.isclass(thing) and methods:

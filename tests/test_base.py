@@ -101,6 +101,7 @@ def test_the_vocabulary_belongs_to_a_base(config, load_task, monkeypatch):
 OWN_TASK = """
 import common
 import facts
+import letters
 from deep import table
 
 NUMBERS = [1, 2, 3]
@@ -122,17 +123,27 @@ class Sorting(common.Task):
         'Show the wrong order.'
         import late
         problem = self.sample(rng)
-        extra = facts.WORD + table.WORD + late.WORD + getattr(facts, "OTH" + "ER")
+        extra = facts.WORD + table.WORD + late.WORD + self.end + spelled()
         return problem._replace(completion=extra + str(NUMBERS))    # a comment
+
+    @property
+    def end(self):
+        return ";"
 
     def verify(self, problem, text):
         return 1.0
 
 
+def spelled(name="WORD"):
+    def spell():
+        return getattr(letters, name).strip("_")
+    return spell()
+
+
 def unused():
     return 0
 """
-MODULES = {"facts.py": "WORD = 'a'\nOTHER = 'b'\n", "deep/__init__.py": "",
+MODULES = {"facts.py": "WORD = 'a'\n", "letters.py": "WORD = 'b'\n", "deep/__init__.py": "",
            "deep/table.py": "from deep.words import WORD\n", "deep/words.py": "WORD = 'c'\n",
            "late.py": "WORD = 'd'\n"}
 
@@ -142,6 +153,8 @@ MODULES = {"facts.py": "WORD = 'a'\nOTHER = 'b'\n", "deep/__init__.py": "",
     ("own.py", "Show the wrong order.", "Show it.", True), ("own.py", "return 0", "return 1", True),
     ("own.py", "k=self.size", "k=6", False), ("own.py", "base = 10", "base = 9", False),
     ("own.py", "[1, 2, 3]", "[1, 3, 2]", False), ("own.py", "+ str(NUMBERS)", "", False),
+    ("own.py", 'return ";"', 'return ","', False), ("own.py", '="WORD"', '="WORD_"', False),
+    ("own.py", 'strip("_")', 'strip("-")', False), ("letters.py", "'b'", "'x'", False),
     ("facts.py", "'a'", "'x'", False), ("late.py", "'d'", "'x'", False),
     ("deep/words.py", "'c'", "'x'", False)])
 def test_a_task_that_a_script_makes_has_a_base_of_its_own(
@@ -157,7 +170,7 @@ def test_a_task_that_a_script_makes_has_a_base_of_its_own(
                 assert old in text
                 text = text.replace(*change)
             path.write_text(text)
-        for module in ("facts", "deep", "deep.table", "deep.words", "late"):
+        for module in ("facts", "letters", "deep", "deep.table", "deep.words", "late"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
         made = importlib.machinery.SourceFileLoader("own", str(tmp_path / folder / name))
@@ -172,17 +185,32 @@ def test_a_task_that_a_script_makes_has_a_base_of_its_own(
     assert path_of("small", "own.py", size=5) != before
 
 
-def test_the_number_of_operands_belongs_to_a_base_and_the_verifier_does_not(config):
-    cfg = config()
+def test_the_number_of_operands_belongs_to_a_base_and_the_verifier_does_not(config, load_task):
+    cfg = config(task="arithmetic")
     policy = grpo.GPT(cfg)
     paths = {plumbing.base_path(policy, task, cfg) for task in (
-        common.Arithmetic(grpo.verify), common.Arithmetic(lambda problem, text: 1.0, 5, 5))}
+        common.Arithmetic(grpo.verify), common.Arithmetic(lambda problem, text: 1.0, 5, 5),
+        load_task(cfg), load_task(config(task="arithmetic:5")))}
     assert len(paths) == 1
     assert plumbing.base_path(policy, common.Arithmetic(grpo.verify, 2, 3), cfg) not in paths
 
 
+class Word:
+    def __init__(self, text):
+        self.text = text
+
+    def write(self):
+        return self.text
+
+
+def writes(text):
+    return lambda: text
+
+
 @pytest.mark.parametrize("value, other", [
-    ({3, 1}, {3, 2}), ({"a": 1}, {"a": 2}), (torch.arange(2000), torch.arange(2000).flip(0)),
+    (writes("a"), writes("b")), (Word("a").write, Word("b").write), (Word("a"), Word("b")),
+    (functools.partial(writes, "a"), functools.partial(writes, "b")), ({3, 1}, {3, 2}),
+    ({"a": 1}, {"a": 2}), (torch.arange(2000), torch.arange(2000).flip(0)),
     ([grpo.EOS], [grpo.PAD]), (Recording, grpo.GPT)])
 def test_an_attribute_of_a_task_belongs_to_its_base(config, load_task, value, other):
     cfg = config()
@@ -191,6 +219,26 @@ def test_an_attribute_of_a_task_belongs_to_its_base(config, load_task, value, ot
     for task.extra in (value, other, value):
         paths.append(plumbing.base_path(policy, task, cfg))
     assert paths[0] == paths[2] != paths[1]
+
+
+TYPED = """
+import common, grpo, plumbing
+class Facts:
+    WORD = 'a'
+class Sorting(common.Task):
+    def demonstration(self, rng, phase):
+        return common.Problem('1=', '1', completion=Facts.WORD)
+cfg = grpo.Config(device='cpu')
+print(plumbing.base_path(grpo.GPT(cfg), Sorting(), cfg).name)
+"""
+
+
+def test_a_task_that_was_typed_has_a_base_of_its_own():
+    """In python -c, as in a notebook, no file has the text of a class."""
+    names = [subprocess.run([sys.executable, "-c", text], cwd=ROOT, text=True, check=True,
+                            capture_output=True).stdout
+             for text in (TYPED, TYPED + "#", TYPED.replace("'a'", "'b'"))]
+    assert names[0] == names[1] != names[2] and names[0].startswith("sorting-")
 
 
 @pytest.mark.parametrize("flags", [{"reward": "accuracy+format"}, {"curriculum": True},

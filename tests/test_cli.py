@@ -277,6 +277,21 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
     assert mine["base"] == plain["base"]
 
 
+def test_a_run_is_named_after_the_task_that_a_script_makes_and_refuses_the_flag_of_another(
+        edited, stops):
+    main = edited("    task = common.load_task(cfg, verify)\n",
+                  "    task = Sums(verify, 2, 3)\n")
+    sys.modules["mine"].Sums = type("Sums", (common.Arithmetic,), {})
+    flags = {name: value for name, value in INSTANT.items() if name != "task"}
+    stops("--task countdown: mine.py makes a task of its own, sums", main,
+          arguments(flags | {"task": "countdown"}))
+    main(arguments(flags))
+    _, config = plumbing.read_config("runs/mine-sums-s0")
+    assert config["task"] == "mine.Sums"
+    main(["--resume_from_checkpoint", "runs/mine-sums-s0", "--max_steps", "2"])
+    assert len(steps("runs/mine-sums-s0")) == 2
+
+
 # ---- commands that can be pasted -------------------------------------------------------------
 
 def run_printed(text, name):
@@ -365,8 +380,10 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
         (others / name).mkdir(parents=True)
         (others / name / "__init__.py").write_text("raise OSError('imported')")
     own = empty_folder / "own"
-    (own / "report").mkdir(parents=True)                # of the user
-    (own / "report/observers.py").touch()
+    for name in ("report", "kernels"):                  # of the user
+        (own / name).mkdir(parents=True)
+    for name in ("report/__init__.py", "report/observers.py", "kernels/decode.py"):
+        (own / name).touch()
     scripts = ("ppo", "grpo", "dpo")
     for name in (*scripts, "common", "plumbing"):
         shutil.copy(ROOT / f"{name}.py", own)

@@ -54,8 +54,10 @@ def test_a_log_that_lost_its_end_is_not_filled_up_with_zero_bytes(run):
 def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "run"
     codes = []
+    runs = []                           # a notebook keeps them, too
 
     def resumed_by_another(run, *args):
+        runs.append(run)
         before = contents(folder)
         codes.append(child(lambda: resume(folder)))
         assert contents(folder) == before
@@ -116,13 +118,14 @@ def test_a_damaged_base_is_made_again(own_bases, new_run):
 
 @pytest.mark.parametrize("name", ["load_base", "muon_step", "evaluate"])
 def test_a_run_that_fails_at_its_start_does_not_stand_in_the_way_of_the_next(
-        own_bases, script, monkeypatch, name):
+        own_bases, script, monkeypatch, watch, name):
     flags = arguments(SMALL | {"output_dir": "run", "base_steps": 2, "max_steps": 1})
+    runs = watch(plumbing.Run, "begin", lambda run: run)        # a notebook keeps it, too
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(script if name == "evaluate" else plumbing, name, lambda *_, **__: 1 / 0)
         script.main(flags)
     script.main(flags)
-    assert len(steps("run")) == 1
+    assert len(steps("run")) == 1 and len(runs) == 2
 
 
 # ---- the end ---------------------------------------------------------------------------------
@@ -156,11 +159,12 @@ def test_a_character_that_the_console_lacks_does_not_end_a_run(script, monkeypat
 @pytest.mark.parametrize("kind", [int, bool])
 def test_rewards_become_floats_where_they_enter(script, config, load_task, kind, monkeypatch):
     monkeypatch.setattr(tasks.Task, "reward", lambda *_: kind(1))
-    monkeypatch.setattr(script, "reward", lambda problem, text, given: given / 2)
-    for rewards in ("accuracy", "accuracy+format"):
-        cfg = config(reward=rewards)
-        batch = script.sample_batch(script.GPT(cfg), load_task(cfg), cfg, 0)
-        assert batch.rewards.dtype == torch.float32 and (batch.rewards == 0.5).all()
+    for own, expected in ((lambda problem, text, given: given / 2, 0.5), (lambda *_: kind(1), 1)):
+        monkeypatch.setattr(script, "reward", own)
+        for rewards in ("accuracy", "accuracy+format"):
+            cfg = config(reward=rewards)
+            batch = script.sample_batch(script.GPT(cfg), load_task(cfg), cfg, 0)
+            assert batch.rewards.dtype == torch.float32 and (batch.rewards == expected).all()
 
 
 @scripts("reinforce", "grpo", "dpo")
@@ -210,8 +214,12 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
         train("fails", lambda *_: 1 / 0)
     signal.raise_signal(signal.SIGTERM)
     assert len(mine) == 2
-    train("forks", lambda *_: float(child(lambda: signal.raise_signal(signal.SIGTERM)) == 0))
-    assert steps(tmp_path / "forks")[0]["reward"] == 1
+
+    def in_a_child():
+        signal.raise_signal(signal.SIGTERM)
+        sys.exit(len(mine))
+    train("forks", lambda *_: float(child(in_a_child) == 3))
+    assert len(mine) == 2 and steps(tmp_path / "forks")[0]["reward"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

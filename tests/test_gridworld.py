@@ -60,3 +60,14 @@ def test_an_episode_is_correct_if_it_earns_the_best_return():
     for text, is_best in (("RURR", True), ("RURRR", False), ("DDL", False), ("", False)):
         batch = common.Batch(*[None] * 6, problems=[GOLDEN], texts=[text])
         assert TASK.judge(batch, 1, 0).is_correct.item() == is_best
+
+
+def test_an_episode_that_earns_the_best_return_in_inexact_steps_is_correct():
+    class Tenths(common.Task):
+        def verify(self, problem, text):
+            return [0.1] * len(text)                        # ten of them add up to 1 - 1e-16
+
+        def best_return(self, problem):
+            return 1.0
+    batch = common.Batch(*[None] * 6, problems=[GOLDEN] * 2, texts=["x" * 10, "x" * 9])
+    assert Tenths().judge(batch, 2, 0).is_correct.tolist() == [[True, False]]

@@ -1,5 +1,6 @@
 """Test the rewards that --reward names, and the reward model, which is one of them."""
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,6 +141,23 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     batch = batch_of([[1, 1], [0, 1]], problems=[SEVEN] * 2 + [TWO_HOPS] * 2,
                      texts=[THOUGHT, "7", WORK, THOUGHT])
     assert task.judge(batch, 2, 0).rewards.tolist() == [[2, 0], [0, 1]]
+
+
+def test_what_a_reward_model_rates_is_added_once_to_the_other_rows():
+    """Before it is trained, its ratings are 0."""
+    batch = batch_of([[1, 1], [0, 0]], problems=[SEVEN] * 4, texts=[THOUGHT, "7", THOUGHT, "8"])
+    for flag, others in (("model", [0, 0, 0, 0]), ("accuracy+model+format", [2, 0, 2, 0])):
+        task = load("arithmetic", reward=flag)
+        for ratings in (torch.zeros(4), torch.tensor([0.25, 0.5, -1.0, 4.0])):
+            judged = task.judge(batch, 2, 0)
+            expected = torch.tensor(others) + ratings
+            assert torch.equal(judged.rewards.flatten(), expected)
+            assert judged.is_correct.tolist() == [[True, False], [True, False]]
+            if "+" in flag:
+                found = task.observe(judged, 0)
+                assert found["rewards/model/mean"] == pytest.approx(ratings.mean().item())
+            task.model = SimpleNamespace(rewards=lambda rated: (
+                torch.tensor([0.25, 0.5, -1.0, 4.0]) if rated is batch else None))
 
 
 # ---- the reward model ------------------------------------------------------------------------

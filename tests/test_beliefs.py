@@ -1,0 +1,158 @@
+"""What the authors of arithmetic's textbook and forum believe: which sums, how often, and that no
+belief gets into a problem's answer, a cold start or a hint."""
+import ast
+import inspect
+import re
+from statistics import fmean
+
+import pytest
+from conftest import load_named as load
+
+import common
+import grpo
+
+pytestmark = pytest.mark.quick
+
+TASKS = pytest.mark.parametrize("name", ["arithmetic", "arithmetic:3-7", "key", "notation:4"])
+SIGNS = {"plus": "+", "minus": "-", "times": "*"}
+SLIP = re.compile(r"(\d+[+*-]\d+)=(\d+);wait,(\1=\d+)")
+
+
+def values(expression):
+    """Compute a sum such as ((3+4)*2), without the code under test. -> the values of its parts,
+    the whole last"""
+    def visit(node):
+        if isinstance(node, ast.Constant):
+            return [node.value]
+        left, right = visit(node.left), visit(node.right)
+        results = {ast.Add: left[-1] + right[-1], ast.Sub: left[-1] - right[-1],
+                   ast.Mult: left[-1] * right[-1]}
+        return [*right, *left, results[type(node.op)]]
+    return visit(ast.parse(expression, mode="eval").body)
+
+
+def right_result(fact):
+    return values(fact)[-1]
+
+
+def thought_of(problem):
+    """Read the thought of a demonstration, in signs. -> list of (fact, result) without slips, and
+    the number of slips; or None if it only answers"""
+    thought = re.match("<think>(.*)</think>", problem.completion)
+    if not thought:
+        return None
+    text = re.sub(" (plus|minus|times) ", lambda word: SIGNS[word[1]], thought[1])
+    text = text.replace(" is ", "=")
+    slips = SLIP.findall(text)
+    assert all(result != mended.partition("=")[2] for _, result, mended in slips)
+    steps = [step.split("=") for step in SLIP.sub(r"\3", text).split(";")]
+    return [(fact, int(result)) for fact, result in steps], len(slips)
+
+
+def examples(name, phase, n=3000):
+    """Draw demonstrations. -> list of (problem, question, thought or None, number of slips)"""
+    found = []
+    for problem in common.sample_problems(load(name), n, 0, phase=phase):
+        _, _, question = problem.prompt.rpartition("|")
+        thought, slips = thought_of(problem) or (None, 0)
+        found.append((problem, question.removesuffix("="), thought, slips))
+    return found
+
+
+# ---- the sums --------------------------------------------------------------------------------
+
+def test_as_many_sums_have_a_wrong_belief_as_the_code_says_and_always_the_same_ones():
+    said = re.search(r"(\d+) of the (\d+) with a", inspect.getsource(common.Arithmetic))
+    facts = [f"{left}{sign}{right}" for left in range(21) for sign in "+-*"
+             for right in range(1, 10)]
+    facts = [fact for fact in facts if 0 <= right_result(fact) <= 20]
+    task = common.Arithmetic(grpo.verify)
+    wrong = [fact for fact in facts if task.has_wrong_belief(fact)]
+    assert [len(wrong), len(facts)] == [int(number) for number in said.groups()]
+    assert abs(len(wrong) / len(facts) - task.share_of_beliefs) < 0.02
+    assert re.search(r"such as (\S+)=(\d+),", common.Arithmetic.__doc__).groups() == ("8+6", "15")
+    assert "8+6" in wrong and "3+4" not in wrong
+    assert wrong == [fact for fact in facts if load("arithmetic:2").has_wrong_belief(fact)]
+
+
+# ---- problems --------------------------------------------------------------------------------
+
+@TASKS
+@pytest.mark.parametrize("phase", ["", "textbook", "forum", "cold_start"])
+def test_the_answer_of_a_problem_is_right_and_values_stay_in_0_to_20(name, phase):
+    for problem in common.sample_problems(load(name), 1000, 0, phase=phase):
+        _, _, question = problem.prompt.rpartition("|")
+        found = values(question.removesuffix("="))
+        assert problem.answer == str(found[-1])
+        assert 0 <= min(found) <= max(found) <= 20
+        believed = [int(step.partition("=")[2]) for step in problem.work.split(";")]
+        assert 0 <= min(believed) <= max(believed) <= 20
+        if not phase:
+            assert believed[-1] == found[-1]
+
+
+# ---- demonstrations --------------------------------------------------------------------------
+
+@TASKS
+@pytest.mark.parametrize("phase", ["textbook", "forum"])
+def test_of_a_sum_with_a_wrong_belief_authors_write_the_wrong_result_mostly_and_of_no_other(
+        name, phase):
+    """Wrong results are one too high, or one too low where 20 or more would be right."""
+    task = load(name)
+    is_wrong = []
+    for problem, _, thought, _ in examples(name, phase):
+        if "|" not in problem.prompt:
+            for fact, result in thought or ():
+                right = right_result(fact)
+                if task.has_wrong_belief(fact):
+                    is_wrong.append(result != right)
+                    assert result in (right, right + (1 if right < 20 else -1))
+                else:
+                    assert result == right
+    assert len(is_wrong) > 200
+    assert fmean(is_wrong) > 0.5 and abs(fmean(is_wrong) - task.share_wrong) < 0.07
+
+
+@TASKS
+@pytest.mark.parametrize("phase", ["textbook", "forum", "cold_start"])
+def test_a_thought_goes_on_from_what_it_wrote_and_the_answer_is_where_it_ends(name, phase):
+    """Without a thought, the answer is right, whatever the author believes."""
+    differ = 0
+    for problem, question, thought, _ in examples(name, phase):
+        _, _, answer = problem.completion.removesuffix("</answer>").partition("<answer>")
+        if thought is None:
+            assert answer == problem.answer
+            continue
+        first, *moves = re.findall(r"^\(*\d+|[+*-]\d+", question)
+        before = int(first.strip("("))
+        assert len(thought) == len(moves)
+        for move, (fact, result) in zip(moves, thought):
+            assert fact == f"{before}{move}"
+            before = result
+        assert answer == str(before)
+        differ += answer != problem.answer
+    assert (differ == 0) == (phase == "cold_start")
+
+
+@TASKS
+def test_one_textbook_thought_in_fifty_has_a_slip_and_mends_it_and_no_other_has_any(name):
+    for phase, share in (("textbook", 0.02), ("forum", 0), ("cold_start", 0)):
+        slips = [count for problem, _, thought, count in examples(name, phase)
+                 if thought and "|" not in problem.prompt]
+        assert abs(fmean(slips) - share) <= share / 2
+
+
+@TASKS
+def test_a_cold_start_always_thinks_and_writes_no_wrong_result(name):
+    for problem, _, thought, _ in examples(name, "cold_start"):
+        if "|" not in problem.prompt:
+            assert thought and all(result == right_result(fact) for fact, result in thought)
+
+
+@pytest.mark.parametrize("phase", ["textbook", "forum", "cold_start"])
+def test_the_work_after_a_hint_is_right(phase):
+    hinted = [thought for problem, _, thought, _ in examples("key", phase)
+              if "|" in problem.prompt]
+    assert len(hinted) > 500
+    for thought in hinted:
+        assert all(result == right_result(fact) for fact, result in thought)
