@@ -115,6 +115,7 @@ def test_a_damaged_base_is_made_again(own_bases, new_run):
     path.write_bytes(saved)
     assert not difference(outcome(new_run(**flags)), before)
     assert not difference(outcome(new_run(**flags)), before)        # the file is whole again
+    assert [*Path("runs/base").iterdir()] == [path]
 
 
 @pytest.mark.parametrize("name", ["load_base", "muon_step", "evaluate"])
