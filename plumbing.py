@@ -190,7 +190,9 @@ def recipe(thing, seen):
     if hasattr(thing, "tolist"):                        # an array, whose repr leaves numbers out
         return recipe(thing.tolist(), seen)
     if hasattr(thing, "__dict__"):
-        hidden = ("verify", "state", "flag")            # of a task; they shape no demonstration
+        hidden = {"verify", "state", "flag"}            # of a task; they shape no demonstration
+        hidden |= {name for name in vars(thing)         # filled in when it is first read
+                   if isinstance(getattr(type(thing), name, None), functools.cached_property)}
         parts = [(name, value) for name, value in vars(thing).items() if name not in hidden]
         return recipe([type(thing), *parts], seen)
     return re.sub(" at 0x[0-9a-fA-F]+", "", repr(thing))
