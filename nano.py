@@ -36,7 +36,7 @@ COMPUTE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
 def sample_problem(rng, held_out=False, wrong=0.0):
     """A question ((((3+4)-5)*4)-2)=, its answer 6, its work 3+4=7;7-5=2;2*4=8;8-2=6, and where that
-    ends. Of one sum in seven, such as 8+5, people believe a wrong result, here 14. The work has it
+    ends. Of one sum in seven, such as 5+8, people believe a wrong result, here 14. The work has it
     in a share `wrong` of the cases, and goes on from it."""
     while True:
         value = belief = rng.randint(1, 9)
@@ -168,10 +168,9 @@ def make_base(policy, rng, steps):
         texts = []
         for _ in range(32):
             question, answer, work, belief = sample_problem(rng, wrong=0.6)
-            text = f"<answer>{answer}</answer>"                 # known by heart, and right
-            if rng.random() < share:
-                text = f"<think>{work}</think><answer>{belief}</answer>"
-            texts.append(question + text)
+            thought = f"<think>{work}</think><answer>{belief}</answer>"
+            guess = f"<answer>{answer}</answer>"                # known by heart, and right
+            texts.append(question + (thought if rng.random() < share else guess))
         logps, mask = logprobs(policy, encode(texts, W + T))
         loss = -(logps * mask).sum() / mask.sum()
         descend(policy, optimizer, loss, 4e-3 * min((step + 1) / 50, 1 - step / steps))
@@ -179,7 +178,7 @@ def make_base(policy, rng, steps):
             print(f"making the base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
 
 def evaluate(policy):
-    """The share of right greedy outputs to held-out questions, also after a forced <think>. -> str"""
+    """The share of right greedy outputs, without and with a forced <think>; one output. -> str"""
     rng = random.Random("held out")
     questions, answers, *_ = zip(*[sample_problem(rng, held_out=True) for _ in range(HELD_OUT)])
     texts = decode(sample(policy, encode(questions, W), greedy=True))

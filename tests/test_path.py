@@ -37,14 +37,15 @@ def test_a_base_is_stored_for_a_seed_and_what_shapes_it():
     assert file == runs.Watch(NANO.replace("P = 32 ", "P = 16 "), seed=3).base(1000)
     for source, seed, steps in ((NANO, 4, 1000), (NANO, 3, 999),
                                 (NANO.replace("T = 38 ", "T = 36 "), 3, 1000),
-                                (NANO.replace("share = 0.9 ", "share = 0.8 "), 3, 1000)):
+                                (NANO.replace("share = 0.9 ", "share = 0.8 "), 3, 1000),
+                                (NANO.replace("operator.mul", "operator.add"), 3, 1000)):
         assert runs.Watch(source, seed).base(steps) != file
 
 
 def test_a_step_is_summed_up_by_what_it_says():
     watch = runs.Watch(NANO.replace("G = 8 ", "G = 2 "), seed=0)
     rung = watch.module
-    question, answer, _ = rung.sample_problem(random.Random(0))
+    question, answer, *_ = rung.sample_problem(random.Random(0))
     right = f"<think><answer>{answer}</answer>"
     last = "<answer>" + "1" * (rung.T - 2)              # its end is in the last slot
     rows = [question + text for text in (right, last, last + "1", right)]
@@ -88,6 +89,32 @@ def test_every_script_of_a_chapter_runs_and_one_is_nano(name, monkeypatch, tmp_p
     for source in sides(name).values():
         n = 1 + ("if step == 0" in source)              # others have no state between steps
         assert run_a_little(source, n) == (0 if source == script(BASE) else n)
+
+
+def is_right(text):
+    """Whether each step and the answer of a text of a base are right."""
+    question = re.search(r"\([^=]*", text)[0]
+    steps = re.findall(r"(\d+[-+*]\d+)=(\d+)", text)
+    answer = re.search("<answer>(.*)</answer>", text)[1]
+    return all(eval(one) == int(result) for one, result in [*steps, (question, answer)])
+
+
+@pytest.mark.parametrize("name, maker, least_wrong", [
+    ("mean", "make_base", 0.05), ("longer", "make_base", 0.05), ("self", "make_base", 0.05),
+    ("tool", "make_base", 0.0), ("distill", "make_teacher", 0.0)])
+def test_bases_read_wrong_sums_but_tools_teachers_and_keys_are_right(
+        name, maker, least_wrong, monkeypatch, watch, import_text):
+    rung = import_text(script(name))
+    read = watch(rung, "encode", lambda texts, L: texts)
+    monkeypatch.setattr(rung, "logprobs", lambda *_: torch.ones(2, 32, rung.T))
+    monkeypatch.setattr(rung, "descend", lambda *_: None)
+    words = {"rng": random.Random(0)} if maker == "make_base" else {}
+    getattr(rung, maker)(torch.nn.Linear(1, 1), steps=30, **words)
+    texts = sum(read, [])
+    keyed = [text for text in texts if not text.startswith("(")]
+    assert all(map(is_right, keyed)) and (keyed != []) == (name == "self")
+    share = fmean(not is_right(text) for text in texts)
+    assert share > least_wrong if least_wrong else share == 0
 
 
 @pytest.mark.parametrize("name", RUNGS)
@@ -166,6 +193,7 @@ def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeyp
     assert f"imitate, r/w: seed {measure.default_seed('dpo')}\n" in said
     shares = measure.ends("dpo")["with"]
     low, mean, high = min(shares), fmean(shares), max(shares)
+    assert f"(and their range). {measure.BASE_THEN}\n" in said
     assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
     monkeypatch.setattr(measure, "STORED", {})          # as after a change of nano.py
     said = call("dpo", "--seed", 7)

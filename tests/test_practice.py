@@ -153,15 +153,15 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
 
 
 @pytest.mark.parametrize("old, new, words", [
-    ("    A = rew", "    A = = rew", "practice/nano.py, line 136: invalid syntax"),
+    ("    A = rew", "    A = = rew", "practice/nano.py, line 144: invalid syntax"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
-     "line 137: the result has the shape (4,), but should have (3, 4)"),
+     "line 145: the result has the shape (4,), but should have (3, 4)"),
     ("(logps - old_logps).clamp", "(old_logps - logps).clamp",
      " (2) is wrong, (3) is not graded yet, (5) is not graded yet"),
     ("-torch.min(ratio * A, clipped", "torch.min(ratio * A, clipped",
      " surrogate_loss: (2) is right so far, (3) is wrong, (5) is not graded yet"),
     ("- rewards.mean(1", "- reward.mean(1", " WRONG  advantages: (1) is wrong\n"),
-    ("\ndef descend", "\nnone_such\n\ndef descend", "line 148: NameError: name 'none_such'")])
+    ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     run("nano")
     source = (ROOT / "nano.py").read_text()

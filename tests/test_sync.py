@@ -23,7 +23,7 @@ SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file. No file has a budget of lines, because
 # budgets that are met exactly fold statements into expressions.
 MOST_STATEMENTS = 25                    # in a function of a lesson
-MOST_LINES = {"nano.py": 215, "real.py": 340}       # also in each rung of the path on this file
+MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 340, "a rung of real.py": 340}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines that git tracks in a folder, with the folders in it; "." has only its files. There is room
 # for 5% more. If your change needs more, look for what can go, and if nothing can, raise the number
@@ -111,8 +111,10 @@ def test_a_function_of_a_lesson_or_an_example_has_few_statements():
 
 
 def test_nano_real_and_each_rung_of_the_path_are_short():
-    sources = {"nano.py": [rungs.NANO, *map(rungs.script, rungs.RUNGS)],
-               "real.py": [rungs.REAL, *map(rungs.real_script, rungs.REAL_RUNGS)]}
+    sources = {"nano.py": [rungs.NANO], "a rung of nano.py": map(rungs.script, rungs.RUNGS),
+               "real.py": [rungs.REAL],
+               "a rung of real.py": map(rungs.real_script, rungs.REAL_RUNGS)}
+    assert sources.keys() == MOST_LINES.keys()
     for name, scripts in sources.items():
         for source in scripts:
             assert len(source.splitlines()) <= MOST_LINES[name], source.splitlines()[0]

@@ -207,10 +207,10 @@ def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_
         policy.embed.sum().item(), rng.random()))
     for seed in (0, 1):
         nano.main(seed, steps=1)
-    before, trained, after, *_ = asked
+    before, forced, trained, after, *_ = asked
     groups = [set(trained[i:i + nano.G]) for i in range(0, nano.P * nano.G, nano.G)]
     assert [len(group) for group in groups] == [1] * nano.P and len(set(trained)) == nano.P
-    assert before == after
+    assert before == after and forced == [question + "<think>" for question in before]
     assert not any(zlib.crc32(question.encode()) % 10 == 0 for question in trained)
     assert judged == [(nano.P, nano.G)] * 2
     assert gaps[0] < 1e-5 < 1e-4 < gaps[1]

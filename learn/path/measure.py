@@ -18,6 +18,7 @@ FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
+BASE_THEN = CHAPTERS[BASE].fields["measured"]          # a sentence for whoever reads the numbers
 
 
 def load():

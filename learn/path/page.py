@@ -8,7 +8,7 @@ from string import Template
 from urllib.parse import urlencode
 
 from learn import look
-from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
+from learn.path.measure import BASE_THEN, CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
@@ -233,7 +233,7 @@ def chapter(name):
         anchor=CHAPTERS[name].anchor, number=number, title=inline(field["title"]), changes=changes,
         equations=equations, results=results, question=folded(inline(asked), say(answer), "ask"),
         exercise=say(field["try"]) + playground(name), charts=charts, shown=shown, command=command,
-        more=inline(field["more"]), turn="</span><span>".join(turn))
+        more=inline(field["more"]), measured=BASE_THEN, turn="</span><span>".join(turn))
 
 
 def pieces(field):
@@ -276,8 +276,8 @@ def build():
     names = [*RUNGS, LAST]
     body = PAGE.substitute(
         {key: prose(top[key], BASE) for key in ("lead", "after", "onward")},
-        title=top["title"], rate=rate(1), rows=rows, links="".join(map(link, names)),
-        chapters="".join(chapter(name) for name in names))
+        title=top["title"], measured=BASE_THEN, rate=rate(1), rows=rows,
+        links="".join(map(link, names)), chapters="".join(chapter(name) for name in names))
     return look.document(top["title"], top["description"].replace("\n", " "), body, "../",
                          "The path", STYLES, "path")
 
@@ -294,7 +294,7 @@ def build_markdown(title):
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields
-    return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{top['here']}\n\n"
+    return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{BASE_THEN}\n\n{top['here']}\n\n"
             f"![{title}](path.svg)\n\n"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"

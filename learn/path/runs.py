@@ -44,7 +44,7 @@ class Watch:
         """Name the file of a base by all that shapes it. -> Path"""
         parts = [ast.dump(node) for node in ast.parse(self.source).body
                  if getattr(node, "name", "") in MAKE_A_BASE]
-        sizes = [self.real.get(name) for name in ("VOCABULARY", "W", "K", "T", "D", "H")]
+        sizes = [self.real.get(name) for name in ("VOCABULARY", "COMPUTE", "W", "K", "T", "D", "H")]
         key = f"{parts}{sizes}{self.seed}{steps}{common.ARITHMETIC}"
         return CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
 
