@@ -187,7 +187,7 @@ def evaluate(policy):
     forced = sum(map(verify, answers, decode(sample(policy, openings, greedy=True)))) / HELD_OUT
     return f"{right:.3f} right, {forced:.3f} after a forced <think>, {questions[0]}{texts[0]}"
 
-def main(seed=0, base_steps=1000, steps=40):
+def main(seed=0, base_steps=1000, steps=80):
     torch.set_default_device("cuda" if torch.cuda.is_available() else None)
     torch.set_num_threads(1)            # more threads are slower if other programs run
     torch.manual_seed(seed)

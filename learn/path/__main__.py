@@ -56,7 +56,7 @@ def write_sides(name, folder):
     """Write the scripts that a chapter compares, with its setting and number of steps. -> Paths"""
     steps = f"steps={CHAPTERS[name].steps})"
     return [write(folder / f"{CHAPTERS[name].stem}_{ENDS[side]}.py",
-                  source.replace("steps=40)", steps)) for side, source in sides(name).items()]
+                  source.replace("steps=80)", steps)) for side, source in sides(name).items()]
 
 
 def last(result):
