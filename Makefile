@@ -28,7 +28,7 @@ run: $(READY)            ## train the base, then train it with GRPO on arithmeti
 path: $(READY)           ## from REINFORCE to GRPO: list the rungs; make path A=6 runs rung 6
 	$(PY) -m learn.path $(A)
 
-nano: $(READY)           ## run nano.py, GRPO on the same questions in 200 lines; see docs/nano.md
+nano: $(READY)           ## run nano.py, GRPO on the same questions in 215 lines; see docs/nano.md
 	$(PY) nano.py
 
 practice: $(READY)       ## make practice A=grpo: write its equations yourself; see docs/practice.md
