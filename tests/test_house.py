@@ -29,13 +29,14 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 
 # ---- imports ---------------------------------------------------------------------------------
 
-# A file imports only files of its own folder and of folders before it, also through importlib.
+# A file imports only files of its own folder and of folders before it, also through importlib. What
+# a copied script may lack is imported when it is used: common.optional.
 FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo", "gspo",
           "dpo", "nano", "real", "vectors", "examples", "engines", "learn", "lab"]
 # Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
 LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
            "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.bench",
-           "lab.docs", "common", "engines"}
+           "lab.docs", "common", "engines", "plumbing"}
 
 
 def imports(name, source):
@@ -45,7 +46,7 @@ def imports(name, source):
             package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             yield from (package + one.name for one in node.names)
         elif isinstance(node, ast.Call) and re.search(
-                r"\b(import_module|optional|__import__)$", ast.unparse(node.func)):
+                r"\b(import_module|__import__)$", ast.unparse(node.func)):
             words = [one.value for one in node.args if isinstance(one, ast.Constant)]
             assert len(words) == len(node.args) or name in LOOKUPS, name
             yield from words
@@ -66,6 +67,17 @@ def test_imports_run_one_way_and_no_circle_hides_in_importlib():
         for one in targets:
             above, below = (FLOORS.index(module.split(".")[0]) for module in (name, one))
             assert below <= above, f"{name} imports {one}"
+
+
+def test_what_is_optional_exists_and_no_function_of_a_folder_asks_for_a_folder_above_it():
+    asked = {}
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("tasks/*.py")]:
+        for name in re.findall(r'\boptional\("([\w.]+)"\)', path.read_text("utf-8")):
+            place = ROOT / name.replace(".", "/")
+            assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), name
+            asked.setdefault(path.stem, set()).add(name.partition(".")[0])
+    assert asked.keys() == {"common", "plumbing", "rewards", *SCRIPTS}
+    assert set.union(*asked.values()) == {"kernels", "tasks", "report"}
 
 
 def test_a_file_that_is_copied_imports_only_what_its_command_on_the_install_page_installs():

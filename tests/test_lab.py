@@ -26,10 +26,10 @@ import grpo
 import lab.__main__
 import plumbing
 import ppo
+import reinforce
 from lab import bench, measure, r1, replicate, training
 from lab.claims import credit, kl, signal
 from tasks import preferences
-from tasks.notation import Notation
 
 # ---- verdicts --------------------------------------------------------------------------------
 
@@ -184,9 +184,9 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(
 
 
 def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, stops):
-    assert bench.check("hacking") and torch.get_default_dtype() == torch.float32
+    assert bench.check("masking") and torch.get_default_dtype() == torch.float32
     monkeypatch.setattr(bench, "first_steps", lambda name: [0.0] * 8)
-    stops("stale: hacking", lab.__main__.main, ["--check", "hacking"], code=1)
+    stops("stale: masking", lab.__main__.main, ["--check", "masking"], code=1)
 
 
 def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(made_up):
@@ -437,11 +437,12 @@ def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second
     stored = {}
     monkeypatch.setattr(measure, "record", lambda name, **content: stored.update(content))
     monkeypatch.setattr(measure, "put", lambda *_: None)
-    printed = ["held-out questions, before: 0.125 right, q", "step 0", "step 1",
-               "held-out questions, after:  0.875 right, q"]
+    printed = ["held-out questions, before: 0.125 right, 0.625 after a forced <think>, q", "step 0",
+               "step 1", "held-out questions, after:  0.875 right, 0.5 after a forced <think>, q"]
     monkeypatch.setattr(measure, "printed_by", lambda *_: "\n".join(printed))
     measure.nano("3")
-    assert (stored["seeds"]["3"]["before"], stored["seeds"]["3"]["after"]) == (0.125, 0.875)
+    found = stored["seeds"]["3"]
+    assert (found["before"], found["forced"], found["after"]) == (0.125, 0.625, 0.875)
 
     monkeypatch.setattr(measure, "write_model", lambda folder: None)
     monkeypatch.setattr(measure, "TRAINERS", ["real.py"])
@@ -471,7 +472,8 @@ def test_each_run_of_r1_starts_from_the_policy_of_the_run_that_its_row_names(mon
     seeds = watch(plumbing, "warm_start", lambda policy, task, cfg: cfg.base_seed)
     flags = SHORT.replace("--max_steps 10", "--learning_rate 0.01 --temperature 9")
     monkeypatch.setattr(r1, "score", look)
-    monkeypatch.setattr(Notation, "check", lambda self, problem, text: float(len(text) % 2))
+    for script in (grpo, reinforce):
+        monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
     found = r1.measure(3, flags)
     assert taught == ["runs/r1/base"] and found.keys() == r1.RUNS.keys() and seeds == [3, 4]
     folders = {name: command.split()[-1] for name, command in r1.RUNS.items()}
@@ -493,7 +495,7 @@ def test_the_scores_of_r1_are_those_of_the_script_and_count_format_and_words_in_
     monkeypatch.setattr(r1, "SAMPLES", 2)
     flags = SHORT.replace("--num_eval_problems 8", "--num_eval_problems 4")
     with at_work(tmp_path):
-        monkeypatch.setattr(Notation, "check", lambda self, problem, text: float(len(text) % 2))
+        monkeypatch.setattr(grpo, "verify", lambda problem, text: float(len(text) % 2))
         grpo.main([*shlex.split(flags), "--output_dir", "run"])
         trained = read_summary("run")["trained"]
         found = r1.score("run")
