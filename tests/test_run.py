@@ -95,23 +95,22 @@ def test_completions_that_the_verifier_likes_become_frequent(script, train, monk
 
 
 WHOLE_JOB = {
-    "device": "cpu", "task": "arithmetic:3", "base_steps": 450, "max_steps": 15,
-    "num_prompts": 12, "max_completion_length": 24, "learning_rate": 7e-4,
-    "num_eval_problems": 128, "num_eval_samples": 4, "eval_steps": 15}
+    "device": "cpu", "max_steps": 30, "num_eval_problems": 128, "num_eval_samples": 4,
+    "eval_steps": 30}
 
 
-def test_from_nothing_a_policy_learns_to_think_before_it_answers_and_so_to_be_right(
+def test_from_nothing_a_policy_learns_to_think_and_mends_the_sums_that_its_thoughts_had_wrong(
         tmp_path, monkeypatch):
-    """With seeds 0, 1 and 2, greedy accuracy rises from 0.29, 0.30 and 0.34 to 0.73, 0.83 and 0.70,
-    and pass@1 from 0.33, 0.40 and 0.36 to 0.56, 0.68 and 0.49. The share of answers that think
-    rises from 0.32 to 0.97, and the mean length from 9 to 18 tokens."""
+    """With seeds 0, 1 and 2, greedy accuracy rises from 0.09, 0.11 and 0.10 to 0.98, 0.98 and 0.96;
+    forced to think, the base had 0.69, 0.68 and 0.70. Samples that think are right in 0.63, 0.71 and
+    0.66 of the cases before, and in 0.89, 0.88 and 0.91 after."""
     monkeypatch.chdir(tmp_path)
     summary = grpo.main(arguments(WHOLE_JOB))
     base = summary["base"]
     trained = summary["trained"]
-    assert base["think_share"] < 0.5
-    assert base["accuracy_given_think"] > base["accuracy_given_direct"] + 0.2
-    assert trained["greedy"] > base["greedy"] + 0.24
-    assert trained["pass@1"] > base["pass@1"] + 0.08
-    assert trained["think_share"] > base["think_share"] + 0.4
-    assert trained["mean_length"] == pytest.approx(2 * base["mean_length"], rel=0.2)
+    assert base["greedy"] < 0.2 and base["think_share"] < 0.4
+    assert 0.5 < base["greedy_forced_think"] < 0.8
+    assert trained["greedy"] > base["greedy_forced_think"] + 0.1
+    assert trained["accuracy_given_think"] > base["accuracy_given_think"] + 0.1
+    assert trained["think_share"] > 0.95
+    assert trained["mean_length"] > 2 * base["mean_length"]

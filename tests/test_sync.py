@@ -29,10 +29,10 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # for 5% more. If your change needs more, look for what can go, and if nothing can, raise the number
 # here, so that a reader of the change sees what it costs. docs/ is left out, because make targets
 # write most of it.
-MOST_PYTHON = {".": 4290, "tasks": 1540, "kernels": 730, "examples": 1300, "vectors": 1450,
-               "report": 1230, "engines": 1030, "learn": 3480, "lab": 3650, "tests": 12050}
+MOST_PYTHON = {".": 4290, "tasks": 1540, "kernels": 730, "examples": 1320, "vectors": 1450,
+               "report": 1230, "engines": 1030, "learn": 3480, "lab": 3650, "tests": 12460}
 MOST_TEXT = {".": 10, "vectors": 1600, "report": 780, "engines": 20, "learn": 7690, "lab": 100,
-             "tests": 4760}
+             "tests": 4950}
 TEXT = (".txt", ".js", ".css", ".html", ".json")
 
 
