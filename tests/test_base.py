@@ -68,7 +68,7 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "common.py", "rng.randint(1, 9)\n        expression",
      "rng.randint(1, 8)\n        expression", False),
     ("arithmetic", "common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
-    ("arithmetic", "common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
+    ("arithmetic", "common.py", "num_prompts: int = flag(32", "num_prompts: int = flag(16", True),
     ("arithmetic", "plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
     ("arithmetic", "plumbing.py", "held out:", "not seen:", True),
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
