@@ -51,17 +51,19 @@ def steps(trainer):
 SAME = [                            # our loss, TRL's flags, flags of both
     ("grpo epsilon_high=0.28", {"loss_type": "grpo", "epsilon_high": 0.28}, {}),
     ("grpo loss_type=dapo epsilon_high=0.28", {"loss_type": "dapo", "epsilon_high": 0.28}, {}),
-    ("grpo loss_type=dr_grpo", {"loss_type": "dr_grpo"}, {"scale_rewards": "none"}),
+    ("grpo loss_type=dr_grpo epsilon_high=0.2", {"loss_type": "dr_grpo"},
+     {"scale_rewards": "none"}),
     ("grpo loss_type=cispo epsilon_high=0.28", {"loss_type": "cispo", "epsilon_high": 1.28}, {}),
     ("grpo loss_type=sapo", {"loss_type": "sapo"}, {}),
     ("gspo epsilon=3e-4 epsilon_high=4e-4", {
         "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4,
         "epsilon_high": 4e-4}, {}),
-    ("grpo delta=1.01", {"loss_type": "grpo", "delta": 1.01}, {"epsilon": 0.2}),
-    ("grpo how=sequence_sum", {"loss_type": "luspo"}, {}),
-    ("grpo", {"loss_type": "grpo"}, {"beta": 0.1}),
-    ("grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1, "use_bias_correction_kl": False}),
-    ("grpo", {"loss_type": "grpo"}, {"mask_truncated_completions": True})]
+    ("grpo delta=1.01 epsilon_high=0.2", {"loss_type": "grpo", "delta": 1.01}, {"epsilon": 0.2}),
+    ("grpo how=sequence_sum epsilon_high=0.2", {"loss_type": "luspo"}, {}),
+    ("grpo epsilon_high=0.2", {"loss_type": "grpo"}, {"beta": 0.1}),
+    ("grpo loss_type=dapo epsilon_high=0.2", {"loss_type": "dapo"},
+     {"beta": 0.1, "use_bias_correction_kl": False}),
+    ("grpo epsilon_high=0.2", {"loss_type": "grpo"}, {"mask_truncated_completions": True})]
 
 
 def compare(folder, loss, flags, both):
@@ -85,7 +87,8 @@ import sys
 from pathlib import Path
 import torch.distributed
 import test_engine_trl as here
-here.compare(Path(sys.argv[1]), "grpo loss_type=dapo", {"loss_type": "dapo"}, {"beta": 0.1})
+here.compare(Path(sys.argv[1]), "grpo loss_type=dapo epsilon_high=0.2", {"loss_type": "dapo"},
+             {"beta": 0.1})
 assert torch.distributed.get_world_size() == 2
 os._exit(0)                 # or a thread of gloo may abort the process while Python shuts down
 """
