@@ -96,7 +96,7 @@ def main_job(*seeds):
             for scores in (one["base"], one["trained"]):
                 del scores["steps"]
         else:
-            shown = excerpt(printed, "base: ", 5, 6)
+            shown = excerpt(printed, "base: ", 5, 9)
             shown = re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask", shown)
             put("example", shown, "seeds")
         results[seed] = one
