@@ -129,18 +129,15 @@ def nano(*seeds):
     """Run nano.py with each seed. docs/nano.md shows parts of the first run."""
     results, rows = {}, []
     for seed in seeds or "01234":
-        began = time.perf_counter()
         printed = printed_by(ROOT, "-c", f"import nano; nano.main(seed={seed})")
         (before, forced), (after, _) = re.findall(
             "(?:before|after): +([0-9.]+) right, ([0-9.]+) after a forced", printed)
-        seconds = time.perf_counter() - began
-        results[seed] = {"before": float(before), "forced": float(forced), "after": float(after),
-                         "seconds": seconds}
+        results[seed] = {"before": float(before), "forced": float(forced), "after": float(after)}
         if not rows:
             shown = excerpt(printed, "held-out questions, before", 2, 2)
-        rows.append([seed, before, forced, after, f"{seconds:.0f} s"])
+        rows.append([seed, before, forced, after])
     record("nano-seeds", seeds=results)
-    heads = ["seed", "right before", "after a forced `<think>`", "right after RL", "seconds"]
+    heads = ["seed", "right before", "after a forced `<think>`", "right after RL"]
     numbers = table(heads, rows)
     put("nano", f"{shown}\n{numbers}\n{MACHINE}.\n", "nano-seeds")
 
