@@ -33,8 +33,8 @@ const LEVERS = [
     watch: "The model nearly always draws its most likely tokens, and those make a guess. So " +
       "learning starts late, and suddenly.",
     after: (of) => `In three runs half of the answers were right at step ${of("half")}, and ` +
-      `eight of ten at step ${of("eight")}. Then the answers of a group soon agree, also on wrong ` +
-      "sums. Their rewards are equal, so nothing mends these sums." },
+      `eight of ten at step ${of("eight")}. Then the answers of a group often agree, also on ` +
+      "wrong sums. If their rewards are equal, nothing mends these sums." },
   { name: "Temperature 2", set: { temperature: "2" },
     watch: "At this temperature, most thoughts contain a wrong token. Does the model still find " +
       "out that thinking helps?",
@@ -90,8 +90,11 @@ const LEVERS = [
     after: (of) => `In three runs ${of("clipped")} of the tokens were clipped, whole answers at ` +
       "a time." },
   { name: "CISPO, four updates", rung: "cispo", set: { updates: "4", method: "CISPO" },
-    watch: "CISPO caps the ratio but not the gradient, so every token continues to learn.",
-    after: () => "With one update per batch all ratios are 1, and it would be the same as DAPO." },
+    watch: "CISPO caps the ratio but not the gradient, so every token continues to learn. Watch " +
+      "whether the curve stays up at this learning rate.",
+    after: (of) => `In three runs up to ${of("best")} of the answers were right, fewer than ` +
+      "with the same four updates of GRPO, whose clip removes gradients. With one update per " +
+      "batch all ratios are 1, and it would be the same as DAPO." },
 ];
 
 const FATES = {
