@@ -187,6 +187,31 @@ def test_verdicts_and_held_out_problems_are_those_of_the_script():
     assert found == [verdicts, [False] * 40 + [True] * 5] and 0 < sum(verdicts) < len(verdicts)
 
 
+def test_problems_are_right_and_the_sums_of_a_text_are_counted_and_checked():
+    text = "<think>7+4=12;12-9=3;3*5=15;wait,0-4=-4</think><answer>15</answer>"
+    problems, sums = in_node("""
+        const random = generator(1);
+        const draw = (_, i) => sampleProblem(random, i % 2 === 0, cfg);
+        return [Array.from({ length: 400 }, draw), sumsOf(inputs.text)];
+        """, text=text)
+    for problem in problems:
+        assert eval(problem["prompt"][:-1]) == int(problem["answer"])
+        assert 0 <= int(problem["answer"]) <= 20
+    assert TASK.has_wrong_belief("7+4")         # the page's example
+    assert [one["sum"] for one in sums] == ["7+4=12", "12-9=3", "3*5=15", "0-4=-4"]
+    assert [one["isRight"] for one in sums] == [False, True, True, True]
+
+
+def test_a_forced_beginning_is_read_but_not_part_of_the_completion():
+    whole, rest = in_node("""
+        const complete = (forced) =>
+          finish(rollout(new Tree(trained), [inputs.prompt], null, forced))[0].tokens;
+        const whole = complete([]);
+        return [whole, complete(whole.slice(0, 3))];
+        """, prompt=PROMPTS[0])
+    assert rest == whole[3:] and len(rest) > 9
+
+
 # ---- the page --------------------------------------------------------------------------------
 
 def test_a_page_of_a_run_runs_its_own_script_alone(run):

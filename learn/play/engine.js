@@ -617,13 +617,14 @@ function sampleToken(p, uniform) {
 }
 
 // Complete prompts in a tree, one token of each at a time. uniforms[i * T + t] draws token t of
-// completion i; without uniforms, decoding is greedy. Yields the completions after each token, and
-// returns them: their tokens, and for each token the node that predicted it.
-function* rollout(tree, prompts, uniforms = null) {
+// completion i; without uniforms, decoding is greedy. forced: tokens that each completion has to
+// begin with, but does not contain. Yields the completions after each token, and returns them:
+// their tokens, and for each token the node that predicted it.
+function* rollout(tree, prompts, uniforms = null, forced = []) {
   const { cfg } = tree.policy;
   const { EOS, T } = cfg;
   const completions = prompts.map((prompt) => ({ prompt, tokens: [], nodes: [] }));
-  let ends = prompts.map((prompt) => tree.addAll(-1, encodePrompt(prompt, cfg)));
+  let ends = prompts.map((prompt) => tree.addAll(-1, [...encodePrompt(prompt, cfg), ...forced]));
   let rows = prompts.map((_, i) => i);                  // completions that have not ended
   for (let t = 0; t < T && rows.length > 0; t++) {
     read(tree);

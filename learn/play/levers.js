@@ -11,9 +11,9 @@ const LEVERS = [
       `most ${of("best")} in three runs. But the longest answer gets the most reward, and ` +
       "nothing rewards sense." },
   { name: "Reward wrong answers", set: { reward: "wrong" },
-    watch: "What is the surest way to be wrong? Watch what remains of the answer.",
-    after: () => "Thinking disappears first, because it is right too often. Then the number " +
-      "disappears, too." },
+    watch: "What is the surest way to be wrong? Watch what remains of the thoughts.",
+    after: (of) => "Thinking disappears, because it is right too often, and a wrong guess is " +
+      `enough. At the end of three runs, ${of("right")} of the answers were right.` },
   { name: "Give the verifier a bug", rung: "a-reward-model", set: { reward: "bug" },
     watch: "The verifier now also accepts any answer that begins with 1. Watch how the reward " +
       "and the share of right answers move apart.",
@@ -33,12 +33,14 @@ const LEVERS = [
     watch: "The model nearly always draws its most likely tokens, and those make a guess. So " +
       "learning starts late, and suddenly.",
     after: (of) => `In three runs half of the answers were right at step ${of("half")}, and ` +
-      `nine of ten at step ${of("nine")}. Then the answers of a group soon agree, even ` +
-      "if they are wrong." },
+      `eight of ten at step ${of("eight")}. Then the answers of a group often agree, also on ` +
+      "wrong sums. If their rewards are equal, nothing mends these sums." },
   { name: "Temperature 2", set: { temperature: "2" },
-    watch: "Is it hopeless to the end? Wait for the exam, which uses the most likely tokens.",
-    after: (of) => `In three runs, at most ${of("best")} of the samples were right. But the exam ` +
-      "shows what the model has learned under the noise." },
+    watch: "At this temperature, most thoughts contain a wrong token. Does the model still find " +
+      "out that thinking helps?",
+    after: (of) => `In three runs, at most ${of("best")} of the samples were right. Thoughts ` +
+      "were right about as rarely as guesses, so nothing favoured thinking. The exam uses the " +
+      "most likely tokens, but even there the base does better." },
   { name: "Only right answers (RFT)", rung: "reinforce", set: { baseline: "0" },
     method: "REINFORCE",
     watch: "Right answers are pushed up and wrong ones are left alone, which is rejection " +
@@ -50,8 +52,8 @@ const LEVERS = [
     after: () => "It can: probabilities add up to 1, so pushing wrong answers down makes room " +
       "for the rest." },
   { name: "Groups of 2", rung: "the-group", set: { group: "2" },
-    watch: "Each step has 32 problems with two answers each. In half of the groups both answers " +
-      "happen to get the same reward, so these groups give no gradient.",
+    watch: "Each step has 32 problems with two answers each. In half of the groups or more, " +
+      "both answers happen to get the same reward, so these groups give no gradient.",
     after: () => "It takes longer by the clock, because the model has to read four times as many " +
       "problems." },
   { name: "Dr. GRPO", rung: "dr-grpo", set: { method: "Dr. GRPO" },
@@ -88,8 +90,11 @@ const LEVERS = [
     after: (of) => `In three runs ${of("clipped")} of the tokens were clipped, whole answers at ` +
       "a time." },
   { name: "CISPO, four updates", rung: "cispo", set: { updates: "4", method: "CISPO" },
-    watch: "CISPO caps the ratio but not the gradient, so every token continues to learn.",
-    after: () => "With one update per batch all ratios are 1, and it would be the same as DAPO." },
+    watch: "CISPO caps the ratio but not the gradient, so every token continues to learn. Watch " +
+      "whether the curve stays up at this learning rate.",
+    after: (of) => `In three runs up to ${of("best")} of the answers were right, fewer than ` +
+      "with the same four updates of GRPO, whose clip removes gradients. With one update per " +
+      "batch all ratios are 1, and it would be the same as DAPO." },
 ];
 
 const FATES = {
@@ -100,12 +105,12 @@ const FATES = {
 };
 
 // The list that a lever belongs in. It breaks a run if the exams go badly, and bends it if they go
-// less well, or if the run takes many more or fewer steps than usual to nine of ten right answers.
+// less well, or if the run takes many more or fewer steps than usual to eight of ten right answers.
 // runs: with the lever; usual: without any lever. -> a key of FATES
 function fateOf(runs, usual) {
   if (runs === undefined) return "unknown";
   const exam = mean(runs.map((one) => one.exam));
-  const stepsOf = (some) => mean(some.map(({ nine }) => nine ?? LIMIT));
+  const stepsOf = (some) => mean(some.map(({ eight }) => eight ?? LIMIT));
   const change = stepsOf(runs) / stepsOf(usual);
   if (exam < 60) return "breaks";
   return exam < 95 || change > 1.25 || change < 0.8 ? "bends" : "holds";
@@ -113,7 +118,7 @@ function fateOf(runs, usual) {
 
 // One number of each of several runs, as text: "97, 98 and 99%".
 function eachOf(runs, name) {
-  const isShare = ["best", "clipped"].includes(name);
+  const isShare = ["best", "right", "sums", "clipped"].includes(name);
   const texts = runs.map(({ [name]: value }) => value === null ? "never" :
     isShare ? String(Math.round(100 * value)) : String(Math.round(100 * value) / 100));
   return `${texts.slice(0, -1).join(", ")} and ${texts.at(-1)}${isShare ? "%" : ""}`;

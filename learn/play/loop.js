@@ -2,7 +2,7 @@
 // use the page.
 
 const LIMIT = 60;       // most steps of a run
-const ENOUGH = 0.92;    // stop when this share of the answers was right
+const ENOUGH = 0.9;     // stop when this share of the answers was right
 const RECENT = 8;       // over this many steps
 const SILENT = 10;      // or stop when this many steps in a row had no signal at all
 const BATCH = 64;       // answers per step
@@ -119,6 +119,12 @@ function thinks(text) {
   return text.includes("<think>");
 }
 
+// The sums in a text, such as 7+4=12. -> [{ sum, isRight }]
+function sumsOf(text) {
+  const sums = [...text.matchAll(/([0-9]+[-+*][0-9]+=)(-?[0-9]+)/g)];
+  return sums.map(([sum, left, result]) => ({ sum, isRight: solve(left) === result }));
+}
+
 // One training step: sample the groups, then update the policy with the gradient of (5) and AdamW.
 // Yields each group as soon as it is sampled, and null after adding the gradient of a group. The
 // metrics of the step go into the log.
@@ -177,6 +183,8 @@ function measured(groups) {
     right: share(({ right }) => right),
     thinks: share(({ text }) => thinks(text)),
     thinksRight: share(({ text, right }) => thinks(text) && right),
+    sums: mean(all.map(({ text }) => sumsOf(text).length)),
+    sumsRight: mean(all.map(({ text }) => sumsOf(text).filter(({ isRight }) => isRight).length)),
     empty: share(({ text }) => text.includes("<answer></answer>")),
     ones: share(({ text }) => (extract(text) ?? "").startsWith("1")),
     reward: mean(all.map(({ reward }) => reward)),
@@ -218,11 +226,17 @@ const EVENTS = {
     }],
   half: [({ log, now }) => log[0].thinks < 0.45 && now.thinks >= 0.5,
     ({ settings, now }) => "Half of the answers think first now. " + ({
-      right: "Thinking itself gets no reward, but it helps: " +
-        `${inPercent(now.thinksRight, now.thinks)} of the answers that think are right, and ` +
-        `${inPercent(now.right - now.thinksRight, 1 - now.thinks)} of the others.`,
+      right: "Thinking itself gets no reward. But of the answers that think, " +
+        `${inPercent(now.thinksRight, now.thinks)} are right, and of the others ` +
+        `${inPercent(now.right - now.thinksRight, 1 - now.thinks)}.`,
       length: "A thought is long, and long answers get more reward.",
     }[settings.reward] ?? "")],
+  switched: [({ settings, now }) => settings.reward === "right" && now.thinks >= 0.95 &&
+    now.right >= 0.5,
+    ({ now }) => "Nearly all answers think first now, and " +
+      `${inPercent(now.thinksRight, now.thinks)} of those are right. Of the sums in them, ` +
+      `${inPercent(now.sums - now.sumsRight, now.sums)} are wrong. From now on, only better sums ` +
+      "can bring more rewards."],
   blurts: [({ log, now }) => log[0].thinks > 0.1 && now.thinks <= 0.05,
     () => "Hardly any answer thinks first any more."],
   agree: [({ log, now, settings }) => log.length >= 3 && now.signal <= 0.5 &&
@@ -281,26 +295,37 @@ function examProblems(count, cfg) {
 }
 
 // The greedy answer of a policy or, if there are uniform numbers, a random one.
-function answerTo(policy, prompt, uniforms = null) {
+// forced: tokens that it has to begin with
+function answerTo(policy, prompt, uniforms = null, forced = []) {
   const tree = new Tree(policy);
-  const [completion] = finish(rollout(tree, [prompt], uniforms));
+  const [completion] = finish(rollout(tree, [prompt], uniforms, forced));
   return { tree, completion, text: completionText(completion, policy.cfg) };
 }
 
-// The first problem of the exam that the base gets wrong and the trained policy gets right.
+// The tokens that force an answer to begin with a thought.
+function thought({ specialTokens }) {
+  return [256 + specialTokens.indexOf("<think>")];
+}
+
+// The first problem of the exam that the trained policy gets right, but the base gets wrong, even
+// if it is forced to think.
 function firstProblem(base, trained) {
-  const verdict = (policy, { prompt, answer }) => verify(answer, answerTo(policy, prompt).text);
+  const verdict = (policy, { prompt, answer }, forced = []) =>
+    verify(answer, answerTo(policy, prompt, null, forced).text);
   const problems = examProblems(EXAM_SIZE, base.cfg);
-  return problems.find((one) => verdict(base, one) < verdict(trained, one)) ?? problems[0];
+  return problems.find((one) => verdict(trained, one) && !verdict(base, one) &&
+                                !verdict(base, one, thought(base.cfg))) ?? problems[0];
 }
 
 // Count how many problems of the exam a policy solves greedily. Yields after every ten problems.
-function* examine(policy) {
+// forced: tokens that each answer has to begin with
+function* examine(policy, forced = []) {
   let right = 0;
   const problems = examProblems(EXAM_SIZE, policy.cfg);
   for (let start = 0; start < problems.length; start += 10) {
     const some = problems.slice(start, start + 10);
-    const completions = finish(rollout(new Tree(policy), some.map(({ prompt }) => prompt)));
+    const prompts = some.map(({ prompt }) => prompt);
+    const completions = finish(rollout(new Tree(policy), prompts, null, forced));
     some.forEach(({ answer }, i) => {
       right += verify(answer, completionText(completions[i], policy.cfg));
     });

@@ -21,8 +21,9 @@ function recordOf(settings) {
   const right = run.log.map((_, i) => smoothed(run.log, "right", i + 1));
   const first = (share) => right.findIndex((one) => one >= share) + 1 || null;
   const record = {
-    exam: finish(examine(run.policy)), steps: run.log.length, half: first(0.5), nine: first(0.9),
+    exam: finish(examine(run.policy)), steps: run.log.length, half: first(0.5), eight: first(0.8),
     best: Math.max(...right), right: right.at(-1), reward: smoothed(run.log, "reward"),
+    sums: smoothed(run.log, "sumsRight") / smoothed(run.log, "sums"),       // NaN becomes null
     clipped: mean(run.log.map(({ clipped }) => clipped)),
     seconds: Math.round((user + system) / 1e5) / 10,
   };
@@ -66,5 +67,5 @@ const levers = Object.fromEntries(LEVERS.map(({ name, set }) => [name, recordsOf
 const beside = Object.fromEntries(LEVERS.filter(({ method }) => method).map(
   ({ name, set, method }) => [name, recordsOf({ ...set, method })]));
 console.log(JSON.stringify({
-  base: finish(examine(base)), usual: recordsOf({}, USUAL_SEEDS), curve, levers, beside,
-  hand: handRecord() }));
+  base: finish(examine(base)), forced: finish(examine(base, thought(stored.cfg))),
+  usual: recordsOf({}, USUAL_SEEDS), curve, levers, beside, hand: handRecord() }));

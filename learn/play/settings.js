@@ -84,6 +84,19 @@ function textsAfter(settings) {
           `${more} Without a lever, ${ourExams(stored.measured.usual)}.`];
 }
 
+// How much of a result without a lever comes from thinking, and how much from better sums. -> text,
+// empty unless the sums got better and the exam went better than that of a base forced to think
+function textOnSums({ log, exam }) {
+  const forced = stored.measured?.forced;
+  const [before, after] = [log.slice(0, RECENT), log.slice(-RECENT)].map((steps) =>
+    mean(steps.map((one) => one.sumsRight)) / mean(steps.map((one) => one.sums)));
+  if (!(exam > forced && after > before + 0.01)) return "";
+  return "It learned two things. One is to think: if each answer of the base is forced to begin " +
+    `with a thought, ${forced} of ${EXAM_SIZE} are right. The other is its sums: in the samples, ` +
+    `${inPercent(before)} of them were right over the first ${RECENT} steps, and ` +
+    `${inPercent(after)} over the last ${RECENT}. Nobody told it which were wrong.`;
+}
+
 // ---- the texts about a step ------------------------------------------------------------------
 
 // Two descriptions of a step with these settings: a plain one, and one for experts.
@@ -158,10 +171,11 @@ addEventListener("hashchange", () => {
 
 // Which problem the page shows at the top, and what was measured about a single push.
 if (stored.measured !== null) {
-  const { base: baseRight, hand: { groups, asPushed, risen } } = stored.measured;
+  const { base: baseRight, forced, hand: { groups, asPushed, risen } } = stored.measured;
   byId("picked").textContent = `Of the ${EXAM_SIZE} problems of the exam, the base gets ` +
-    `${baseRight} right. The problem at the top is the first one that the base gets wrong and ` +
-    "the trained policy gets right.";
+    `${baseRight} right, and ${forced} if each answer is forced to begin with a thought. The ` +
+    "problem at the top is the first one that the trained policy gets right, but the base gets " +
+    "wrong both times.";
   byId("by-hand").textContent = `We tried this with ${groups} groups of answers to the problem ` +
     "at the top. Of the tokens whose probability changed by half a percentage point or more, " +
     `${inPercent(asPushed)} moved in the direction in which they were pushed; the others were ` +

@@ -149,7 +149,8 @@ function showCounts() {
 
 const ROW = 14;         // height of a row of a label
 
-// Draw the share of right answers at each step, with the curves of earlier runs behind it.
+// Draw the share of right answers at each step, with the curves of earlier runs behind it. A dashed
+// line shows what explains it: the reward or, if that is for right answers, how many think first.
 function showCurve() {
   const box = byId("curve");
   const width = Math.max(260, box.clientWidth);
@@ -174,9 +175,9 @@ function showCurve() {
   const marks = marksOf(x, y).map(({ number, ...at }) => element("g", {},
     element("circle", { cx: at.x, cy: at.y, r: 8 }),
     element("text", { x: at.x, y: at.y + 4, "text-anchor": "middle" }, String(number))));
-  const rewardToo = lines.some(({ kind }) => kind === "paid") ? " and mean reward (dashed)" : "";
+  const dashed = run.settings.reward === "right" ? "answers that think first" : "mean reward";
   byId("curve-title").textContent =
-    `Share of right answers${rewardToo} at each step, mean of three steps`;
+    `Share of right answers, and ${dashed} (dashed), at each step, mean of three steps`;
   const title = run.log.length === 0 ? "Right answers: none yet" :
     `Right answers, after ${plural(run.log.length, "step")}: ` +
     inPercent(smoothed(run.log, "right"));
@@ -200,8 +201,8 @@ function runsBehind() {
             exam: usual[0].exam }, ...behind];
 }
 
-// The lines of the chart, each with the label at its end: earlier runs, then this one and, if it
-// does not reward right answers, its reward.
+// The lines of the chart, each with the label at its end: earlier runs, then this one's dashed line
+// and its right answers.
 function curveLines() {
   const nameOfRun = (one) => isUsual(one) ? "usual run" : labelOf(one.settings);
   const lines = runsBehind().map((one) => ({
@@ -209,10 +210,10 @@ function curveLines() {
     kind: isUsual(one) ? "ghost usual" : "ghost", metric: "right" }));
   const { log } = run;
   if (log.length === 0) return lines;
-  if (run.settings.reward !== "right") {
-    const text = `reward ${smoothed(log, "reward").toFixed(2)}`;
-    lines.push({ text, kind: "paid", log, metric: "reward" });
-  }
+  const dashed = run.settings.reward === "right" ?
+    { text: `${inPercent(smoothed(log, "thinks"))}\u00a0think first`, metric: "thinks" } :
+    { text: `reward ${smoothed(log, "reward").toFixed(2)}`, metric: "reward" };
+  lines.push({ ...dashed, kind: "paid", log });
   const name = lines.length > 0 ? `${nameOfRun(run)}: ` : "";
   const share = inPercent(smoothed(log, "right"));
   return [...lines, { text: `${name}${share}\u00a0right`, kind: "now", log, metric: "right" }];
@@ -284,10 +285,11 @@ function headlineOf() {
             `in this tab, ${time}`, ...(ours ? [`With these settings, ${ourExams(ours)}`] : [])];
   }
   if (activity === "exam") return ["Exam", `${EXAM_SIZE} problems that it never trained on`];
-  const { right, thinks, length, reward } = run.log.at(-1);
+  const { right, thinks, length, reward, sums, sumsRight } = run.log.at(-1);
   const paid = run.settings.reward === "right" ? "" : `, reward ${reward.toFixed(2)}`;
+  const sumsToo = sums > 0 ? `, ${inPercent(sumsRight, sums)} of their sums are right` : "";
   return [`${Math.round(BATCH * right)} of ${BATCH} right`,
-          `step ${step}, ${time}, ${Math.round(BATCH * thinks)} think first, ` +
+          `step ${step}, ${time}, ${Math.round(BATCH * thinks)} think first${sumsToo}, ` +
           `${Math.round(length)} tokens per answer${paid}`];
 }
 
@@ -327,7 +329,7 @@ function showEnd() {
   const measures = "In the exam, the model takes the most likely tokens. The curve shows answers " +
     "drawn at random, as the mean of three steps. ";
   const facts = `${measures}${why}${results}${parts.length > 0 ? " The same in Python:" : ""}`;
-  byId("end-text").replaceChildren(...linked(because));
+  byId("end-text").replaceChildren(...linked(because || textOnSums(run)));
   byId("end-facts").replaceChildren(facts, ...command);
   byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
   byId("link").href = "#" + addressOf(run.settings);
