@@ -36,6 +36,14 @@ def test_a_run_has_the_same_bits_with_and_without_avx512(tmp_path):
     assert run_with(tmp_path / "with", ATEN_CPU_CAPABILITY="avx512") != usual
 
 
+@pytest.mark.skipif("avx512f" not in PROCESSOR, reason="needs a processor with AVX-512")
+def test_without_a_choice_of_the_user_avx512_is_not_used():
+    usual = {name: value for name, value in os.environ.items() if name not in AVX2}
+    shown = subprocess.run([sys.executable, "-c", "import common; print(common.ARITHMETIC[1])"],
+                           cwd=ROOT, check=True, text=True, env=usual, capture_output=True).stdout
+    assert shown.split() == ["AVX2"]
+
+
 @pytest.mark.parametrize("before, expected", [("", "DEFAULT"), ("import torch; "
     "torch.randn(100).exp(); import os; os.environ['ATEN_CPU_CAPABILITY'] = 'avx2'; ", "DEFAULT")])
 def test_the_user_chooses_another_arithmetic_and_a_base_belongs_to_what_torch_uses(
