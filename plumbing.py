@@ -39,7 +39,7 @@ def parse_flags(config_class, argv=None):
     """Read the flags of `argv`; the others come from the run that is resumed, or from the task, or
     from Config. Exits with one line if a flag is bad. -> Config"""
     parser = argparse.ArgumentParser(
-        description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
+        description=inspect.getmodule(config_class).__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
     for field in dataclasses.fields(config_class):
@@ -212,7 +212,10 @@ def parts_of_function(function):
         names |= {name: function.__globals__.get(name) for name in code.co_names}
     for instruction in itertools.chain.from_iterable(map(dis.get_instructions, codes)):
         if instruction.opname == "IMPORT_NAME":         # of the user's modules, when it is called
-            for name in (instruction.argval, *(f"{instruction.argval}.{name}" for name in names)):
+            stem = instruction.argval
+            package = function.__globals__.get("__package__") or ""
+            stems = [stem, f"{package}.{stem}".strip(".")]      # the second one if it is relative
+            for name in (*stems, *(f"{stem}.{name}" for stem in stems for name in names)):
                 with contextlib.suppress(ImportError, ValueError):
                     if not is_installed(importlib.util.find_spec(name)):
                         names[name] = importlib.import_module(name)

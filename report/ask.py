@@ -5,7 +5,7 @@ has an environment, its responses are part of the answer. Some environments look
 table that the prompt doesn't show. This command has such a table only for one prompt: the example
 that the run printed at its end.
 """
-import sys
+import inspect
 from pathlib import Path
 
 import common  # isort: split
@@ -30,7 +30,7 @@ def read_run(folder):
     except (ImportError, ValueError) as error:
         common.fail(f"{folder}: {error}")
     flags = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
-    modules = [sys.modules[part.__module__] for part in config_class.__mro__]
+    modules = [inspect.getmodule(part) for part in config_class.__mro__]
     script = next(module for module in modules if hasattr(module, "complete"))
     return script, config_class(**flags | FLAGS)
 

@@ -123,7 +123,7 @@ class Sorting(common.Task):
         'Show the wrong order.'
         import late
         problem = self.sample(rng)
-        extra = facts.WORD + table.WORD + late.WORD + self.end + spelled()
+        extra = facts.WORD + table.WORD + table.near() + late.WORD + self.end + spelled()
         return problem._replace(completion=extra + str(NUMBERS))    # a comment
 
     @property
@@ -144,7 +144,9 @@ def unused():
     return 0
 """
 MODULES = {"facts.py": "WORD = 'a'\nOTHER = 'e'\n", "letters.py": "WORD = 'b'\n",
-           "deep/__init__.py": "", "deep/table.py": "from deep.words import WORD\n",
+           "deep/__init__.py": "", "deep/table.py": "from deep.words import WORD\n\n\n"
+           "def near():\n    from .near import WORD\n    return WORD\n",
+           "deep/near.py": "WORD = 'f'\n",
            "deep/words.py": "WORD = 'c'\n", "late.py": "WORD = 'd'\n"}
 
 
@@ -156,7 +158,8 @@ MODULES = {"facts.py": "WORD = 'a'\nOTHER = 'e'\n", "letters.py": "WORD = 'b'\n"
     ("own.py", 'return ";"', 'return ","', False), ("own.py", '="WORD"', '="WORD_"', False),
     ("own.py", 'strip("_")', 'strip("-")', False), ("letters.py", "'b'", "'x'", False),
     ("facts.py", "'e'", "'x'", True), ("facts.py", "'a'", "'x'", False),
-    ("late.py", "'d'", "'x'", False), ("deep/words.py", "'c'", "'x'", False)])
+    ("late.py", "'d'", "'x'", False), ("deep/words.py", "'c'", "'x'", False),
+    ("deep/near.py", "'f'", "'x'", False)])
 def test_a_task_that_a_script_makes_has_a_base_of_its_own(
         config, tmp_path, monkeypatch, file, old, new, is_same):
     """It is made again if something changes that shapes the demonstrations, wherever it lives."""
@@ -170,7 +173,8 @@ def test_a_task_that_a_script_makes_has_a_base_of_its_own(
                 assert old in text
                 text = text.replace(*change)
             path.write_text(text)
-        for module in ("facts", "letters", "deep", "deep.table", "deep.words", "late"):
+        for module in ("facts", "letters", "deep", "deep.table", "deep.words", "deep.near",
+                       "late"):
             monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
         made = importlib.machinery.SourceFileLoader("own", str(tmp_path / folder / name))
