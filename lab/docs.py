@@ -1,8 +1,8 @@
 """Helpers for all measurements: run a command, measure an experiment, store its numbers in
 docs/NAME.json, and write tables between their marks into README.md or a page in docs/.
 
-An experiment has a function measure, which is called for each job, and a function page, which writes
-its part of a page from the stored numbers."""
+An experiment has a function measure, which is called for each job, and a function page, which
+writes its part of a page from the stored numbers."""
 import hashlib
 import importlib
 import json
