@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import common
 import plumbing
 
-MOST_RATES = 7                  # learning rates that a search tries
+FARTHEST = 32           # times the rate with which a search starts: it goes neither above nor below
 
 
 # ---- 1. files --------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def collect(store, jobs_of, perform, processes=None):
 
 def search(start, rates, score):
     """Search for the best learning rate. Begin with `rates`; while half or twice the best one was
-    not tried, try it as well, until there are MOST_RATES. If several are equally good, the one
+    not tried, try it as well, up to FARTHEST times `start`. If several are equally good, the one
     nearest to `start` is the best.
     score: rate -> a number, higher is better, or None if it is not measured yet
     -> the rates that have to be tried, sorted; the best one, or None if some are not measured"""
@@ -133,8 +133,9 @@ def search(start, rates, score):
         if None in scores.values():
             return tried, None
         best = max(tried, key=lambda rate: (scores[rate], -abs(math.log2(rate / start))))
-        missing = {best / 2, best * 2} - {*tried}
-        if not missing or len(tried) >= MOST_RATES:
+        missing = [rate for rate in (best / 2, best * 2)
+                   if rate not in tried and start / FARTHEST <= rate <= start * FARTHEST]
+        if not missing:
             return tried, best
         tried = sorted([*tried, *missing])
 

@@ -73,8 +73,9 @@ def test_a_store_has_a_line_for_each_job_and_its_time_is_counted(tmp_path, monke
     ((0.5, 1), {0.5: 2, 1: 1}, [0.25, 0.5, 1], None),
     ((0.5, 1), {}, [0.5, 1], None),
     ((0.5, 1, 2), {0.5: 0, 1: 0, 2: 0}, [0.5, 1, 2], 1),                # the nearest to the start
-    ((0.5, 1, 2), {2.0 ** i: i for i in range(-1, 9)}, [2.0 ** i for i in range(-1, 6)], 32)])
-def test_a_search_ends_with_a_best_rate_between_two_others_or_after_seven(
+    ((0.5, 1, 2), {2.0 ** i: i for i in range(-1, 9)}, [2.0 ** i for i in range(-1, 6)], 32),
+    ((0.5, 1), {2.0 ** i: -i for i in range(-9, 1)}, [2.0 ** i for i in range(-5, 1)], 1 / 32)])
+def test_a_search_ends_with_a_best_rate_between_two_others_or_32_times_as_far(
         begin, scores, tried, best):
     assert measuring.search(1, begin, scores.get) == (tried, best)
 
