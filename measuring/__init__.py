@@ -89,9 +89,10 @@ class Store:
             self.about["seconds"] = round(time.perf_counter() - self.clock)
         write(self.path, self.content())
 
-    def keep(self, jobs):
-        """Leave out the results of all other jobs, such as those of a script that has changed."""
-        self.results = {job: self.results[job] for job in sorted(jobs) if job in self.results}
+    def keep(self, cases):
+        """Leave out the results of all other cases, such as a script that has changed, and sort."""
+        self.results = {(case, seed): self.results[case, seed]
+                        for case, seed in sorted(self.results) if case in cases}
         write(self.path, self.content())
 
     def move(self, path):

@@ -173,7 +173,8 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
         monkeypatch.setattr(module, "put", lambda name, text, target: (
             tables.update({f"{target}: {name}": text})))
         page()
-    assert len(tables) == 17
+    assert tables.keys() >= {"seeds: example", "seeds: table", "seeds: controls",
+                             "nano-seeds: nano", "doctor: check"}
     for name, table in tables.items():
         [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
         assert f"{name} -->\n{table}<!-- end" in page, name

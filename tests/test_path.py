@@ -167,7 +167,7 @@ def test_measuring_runs_what_is_not_stored_and_keeps_all_runs_of_scripts_as_they
         [job, *_] = [job for job, (_, side, factor) in jobs.items()
                      if (side, factor, job[1]) == ("with", 1, seed)]
         was = store.results.pop(job)
-        store.keep(store.results)
+        store.keep({case for case, _ in store.results})
         measure.measure(["clip"])
         assert seen.pop() == (sides("clip")["with"], seed)
         assert store.results.keys() == measuring.results_of(json.loads(stored)).keys()

@@ -13,6 +13,7 @@ RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
+EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
 BASE_THEN = CHAPTERS[BASE].fields["measured"]          # a sentence for whoever reads the numbers
@@ -150,7 +151,8 @@ def measure(names):
     def perform(case, seed):
         return measured(*wanted[case, seed], seed)
     measuring.collect(STORE, jobs_of, perform)
-    STORE.keep({job for name in RUNGS for job in jobs(name)})
+    STORE.keep({digest(at_rate(source, factor), CHAPTERS[name].steps) for name in RUNGS
+                for source in sides(name).values() for factor in EVERY_FACTOR})
 
 
 def measured(name, side, factor, seed):
