@@ -481,6 +481,22 @@ def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second
     assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]
 
 
+def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(monkeypatch):
+    runs = []
+    printed = ["making the base", "base: a", *"bcdef", "  .venv/x -m report.ask runs/a"]
+    monkeypatch.setattr(measure, "printed_by", lambda *words: (
+        runs.append(" ".join(map(str, words))) or "\n".join(printed)))
+    scores = {name: 0.5 for name, _ in measure.SCORES.values()}
+    monkeypatch.setattr(measure, "read_summary", lambda folder: {
+        "base": scores, "trained": scores | {"other": 1}, "steps": 60})
+    one = measure.measure_main("grpo.py", 3)
+    assert one["controls"] == dict.fromkeys(measure.CONTROLS, scores) and one["steps"] == 60
+    assert len(runs) == 1 + len(measure.CONTROLS) and len({run.split()[0] for run in runs}) == 1
+    assert all("--seed 3 --base_seed 3" in run for run in runs)
+    assert one["printed"].startswith("```\nbase: a\nb\n")
+    assert one["printed"].endswith("\n  .venv/bin/python -m report.ask runs/a\n```\n")
+
+
 # ---- report.check ----------------------------------------------------------------------------
 
 def test_a_named_cause_another_one_and_none_are_counted_and_so_are_false_alarms(monkeypatch):
