@@ -23,32 +23,28 @@ Claim, Prediction and Method before the first run; afterwards Outcome, which say
 correctly.
 """
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import importlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
-import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 import torch
 
-import common
 import dpo
 import grpo
 import gspo
-import plumbing
+import measuring
 import ppo
 import reinforce
-from lab.docs import DOCS, MACHINE, ROOT, put, run_once, table
+from lab import docs
+from lab.docs import put, run_once, table
 from report import chart, replaced
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
@@ -86,7 +82,6 @@ SAME = "the same"               # instead of undecided, if two fractions differ 
 NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 NEAR = 0.05
-MOST_RATES = 7                  # learning rates that a search tries
 # What an experiment has unless its module says something else
 DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
             "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
@@ -145,7 +140,7 @@ def first_steps(name):
         for command in commands.values() or [one.CHECK]:
             columns = run_once(f"{command} {SHORT}", 0, SHOWN_BY)
             numbers += itertools.chain(*zip(*columns.values()))
-        os.chdir(ROOT)
+        os.chdir(docs.ROOT)
     torch.set_default_dtype(torch.float32)
     return numbers
 
@@ -157,24 +152,19 @@ def check(name):
 
 
 def tune(name, x, side, what):
-    """Choose the best learning rate of a side on the seeds TUNING: from half the rate to begin
-    with, this rate, and twice this rate; a best rate at an end is followed by one more, until
-    there are MOST_RATES. -> the names of the cases that have to be tried, in order, and the best
-    one; None if some of them are not measured yet"""
+    """Search for the best learning rate of a side on the seeds TUNING, beginning with the rate of
+    SIDES, its half and its double. -> the names of the cases that have to be tried, in the order of
+    their rates, and the best one; None if some of them are not measured yet"""
     one = module(name)
-    middle = one.SIDES[side][1]
-    tried = [middle / 2, middle, middle * 2]
+    start = one.SIDES[side][1]
+    n = len(one.TUNING)
 
     def score(rate):
-        columns = {column: rows[:len(one.TUNING)]
-                   for column, rows in x[f"{side}, {rate:g}"].items()}
-        return one.score(columns, what).mean(), -abs(math.log(rate / middle))
-    while all(f"{side}, {rate:g}" in x for rate in tried):
-        best = max(tried, key=score)
-        if tried[0] < best < tried[-1] or len(tried) == MOST_RATES:
-            return [f"{side}, {rate:g}" for rate in tried], f"{side}, {best:g}"
-        tried = sorted([*tried, best / 2 if best == tried[0] else best * 2])
-    return [f"{side}, {rate:g}" for rate in tried], None
+        found = {column: rows[:n] for column, rows in x.get(f"{side}, {rate:g}", {}).items()}
+        is_measured = any(len(rows) == n for rows in found.values())    # with all of these seeds
+        return one.score(found, what).mean() if is_measured else None
+    tried, best = measuring.search(start, (start / 2, start, start * 2), score)
+    return [f"{side}, {rate:g}" for rate in tried], best and f"{side}, {best:g}"
 
 
 def seeds_of(one, case):
@@ -182,10 +172,11 @@ def seeds_of(one, case):
     return one.FEWER.get(case) or one.FEWER.get(case.rpartition(", ")[0]) or one.SEEDS
 
 
-def wanted(name, x):
-    """List what has to be measured, as far as the results x show it. -> pairs of a case and a
+def wanted(name, results):
+    """List what has to be measured, as far as the results of jobs show it. -> pairs of a case and a
     seed"""
     one = module(name)
+    x = arrays(results)
     jobs = [(case, seed) for case in one.CASES for seed in seeds_of(one, case)]
     found = [tune(name, x, *pair) for pair in one.COMPARED]
     jobs += [(case, seed) for tried, _ in found for case in tried for seed in one.TUNING]
@@ -194,99 +185,32 @@ def wanted(name, x):
     return list(dict.fromkeys(jobs))
 
 
-def describe(processes):
-    """Describe a measurement that begins now. -> dict"""
-    commit, changes = (subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
-    if changes:
-        commit += "-dirty"
-    return {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
-            "commit": commit}
-
-
-def make_pool(processes):
-    if processes < 1:
-        common.fail(f"--processes {processes}: must be at least 1")
-    context = multiprocessing.get_context("spawn")              # a fork can hang with threads
-    return concurrent.futures.ProcessPoolExecutor(processes, context)
-
-
 def measure(name, processes):
     """Measure an experiment, and store the results in docs/lab/NAME.json."""
-    about = describe(processes)
-    path = ROOT / "runs" / f"lab-{name}.json"
-    results, seconds = collect(name, functools.partial(wanted, name), about, path)
-    seeds = {case: [seed for other, seed, _ in results if other == case] for case, *_ in results}
-    about = {"seconds": seconds} | about | {"first steps": first_steps(name), "seeds": seeds}
-    store(f"lab/{name}", {"about": about} | grouped(results))
-    path.unlink()
-
-
-def collect(name, jobs_of, about, path):
-    """Measure the pairs of a case and a seed that jobs_of lists from the results so far, in several
-    processes. The file `path` keeps what has ended, so if this is interrupted, the next call
-    continues, unless `about` has changed, such as the commit. -> lists of [case, seed, columns],
-    seconds"""
-    results, seconds = [], 0
-    if path.exists():
-        *interrupted, before = json.loads(path.read_text("utf-8"))
-        if before == about:
-            results, seconds = interrupted
-        else:
-            other = [f"{key} {before[key]}" for key in before if before[key] != about.get(key)]
-            print(f"{path}: does not continue, because it began with {', '.join(other)}")
-    clock = time.perf_counter() - seconds
-    with make_pool(about["processes"]) as pool:
-        while jobs := missing(jobs_of, results):
-            for job, columns in zip(jobs, pool.map(perform, [name] * len(jobs), *zip(*jobs))):
-                results.append([*job, columns])
-                seconds = round(time.perf_counter() - clock)
-                plumbing.write(path, json.dumps([results, seconds, about]))
-    return results, seconds
-
-
-def missing(jobs_of, results):
-    """List the pairs of a case and a seed that are not in the results."""
-    done = {(case, seed) for case, seed, _ in results}
-    return [job for job in jobs_of(arrays(grouped(results))) if job not in done]
-
-
-def store(name, content):
-    """Write docs/NAME.json, with a line for each column of numbers."""
-    lines = json.dumps(content).replace("]], ", "]],\n").replace("}, ", "},\n")
-    plumbing.write(DOCS / f"{name}.json", lines + "\n")
-
-
-def grouped(results):
-    """Group the results of cases and seeds. -> {case: {column: a list with an entry for each
-    seed}}"""
-    found = {}
-    for case, _, columns in results:
-        for column, values in columns.items():
-            found.setdefault(case, {}).setdefault(column, []).append(values)
-    return found
-
-
-def read(name, remedy):
-    """Read docs/NAME.json. If this fails, exit with one line. -> dict"""
-    path = DOCS / f"{name}.json"
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        common.fail(f"{path}: missing or damaged; restore it with git, or {remedy}")
+    store = docs.measured(f"lab-{name}", functools.partial(wanted, name),
+                          functools.partial(perform, name), docs.describe(processes), processes)
+    store.about["first steps"] = first_steps(name)
+    store.move(docs.DOCS / f"lab/{name}.json")
 
 
 def load(name):
     """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
-    stored = read(f"lab/{name}", f"run: python -m lab {name}")
-    about = stored.pop("about")
-    return arrays(stored), about
+    results, about = docs.load(f"lab/{name}", f"run: python -m lab {name}")
+    return arrays(results), about
 
 
-def arrays(stored):
-    return {case: {column: array(rows) for column, rows in columns.items()}
-            for case, columns in stored.items()}
+def columns(results):
+    """Group the results of jobs. -> {case: {column: a list with an entry for each seed}}"""
+    found = {}
+    for (case, _), result in results.items():
+        for column, values in result.items():
+            found.setdefault(case, {}).setdefault(column, []).append(values)
+    return found
+
+
+def arrays(results):
+    return {case: {column: array(rows) for column, rows in found.items()}
+            for case, found in columns(results).items()}
 
 
 def array(rows):
@@ -554,7 +478,7 @@ def overview():
     """Write the generated parts of docs/lab.md: findings with their charts, the questions ASKED,
     and the number of verdicts with a table of experiments for each of QUESTIONS.
     -> str, str, str"""
-    claims = {name: page(name)[0] for name in NAMES if (DOCS / f"lab/{name}.json").exists()}
+    claims = {name: page(name)[0] for name in NAMES if (docs.DOCS / f"lab/{name}.json").exists()}
     findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
                 f"![chart](lab/{name}.svg)\n"
                 for name in FINDINGS if name in claims]
@@ -580,7 +504,7 @@ def overview():
 def publish(name):
     """Draw the chart of an experiment, and write its page."""
     _, draw, text = page(name)
-    with chart.figure(DOCS / f"lab/{name}.svg") as axis:
+    with chart.figure(docs.DOCS / f"lab/{name}.svg") as axis:
         draw(axis)
     put(name, text, f"lab-{name}")
 

@@ -1,19 +1,23 @@
-"""Helpers for all measurements: run a script, store the numbers in docs/NAME.json, and write tables
-between their marks into README.md or a page in docs/."""
-import contextlib
+"""Helpers for all measurements: run a command, measure an experiment, store its numbers in
+docs/NAME.json, and write tables between their marks into README.md or a page in docs/.
+
+An experiment has a function measure, which is called for each job, and a function page, which
+writes its part of a page from the stored numbers."""
+import hashlib
 import importlib
-import io
 import json
 import os
 import platform
 import re
 import shlex
-import tempfile
+import subprocess
 from pathlib import Path
 
+import torch
+
 import common
-import plumbing
-from report.logs import read_log
+import measuring
+from report.logs import read_log, read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -38,20 +42,62 @@ def run_once(command, seed, metrics=(), scores=()):
     of the trained policy"""
     script, *flags = shlex.split(command)
     main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
-    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
-        folder = Path(work, "run")
-        summary = main([*flags, "--seed", str(seed), "--output_dir", str(folder)])
+
+    def columns(folder):
         log = read_log(folder, "metrics", "reward")
-    columns = {name: [line.get(name) for line in log] for name in metrics}
-    return columns | {name: summary["trained"][name] for name in scores}
+        trained = read_summary(folder)["trained"]
+        return ({name: [line.get(name) for line in log] for name in metrics}
+                | {name: trained[name] for name in scores})
+    return measuring.run(main, [*flags, "--seed", str(seed)], columns)
 
 
-# ---- 2. docs/ --------------------------------------------------------------------------------
+# ---- 2. experiments --------------------------------------------------------------------------
+
+def describe(processes):
+    """Describe a measurement that begins now. -> dict"""
+    commit, changes = (subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
+    if changes:
+        commit += "-dirty"
+    return {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
+            "commit": commit}
+
+
+def begin(name, about):
+    """Begin a measurement, or continue the interrupted one with the same `about`. Its results are
+    kept in runs/ until they can be published. Those of other measurements stay there, because hours
+    may have gone into them. -> Store"""
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+    path = ROOT / "runs" / f"{name}-{digest}.json"
+    for other in path.parent.glob(f"{name}-{'[0-9a-f]' * 8}.json"):
+        if other != path:
+            before = measuring.read(other, "delete it")["about"]
+            began = [f"{key} {before.get(key)}" for key in measuring.different(before, about)]
+            print(f"{other}: stays, but does not continue, because it began with "
+                  f"{', '.join(began)}")
+    return measuring.Store(path, {"seconds": 0} | about)
+
+
+def measured(name, jobs_of, perform, about, processes=None):
+    """Measure an experiment. -> Store in runs/ with all results, which can be moved"""
+    store = begin(name, about)
+    measuring.collect(store, jobs_of, perform, processes)
+    return store
+
+
+def load(name, remedy):
+    """Load the stored results of an experiment. -> {(case, seed): result}, a dict about the
+    measurement"""
+    content = measuring.read(DOCS / f"{name}.json", remedy)
+    return measuring.results_of(content), content["about"]
+
+
+# ---- 3. docs/ --------------------------------------------------------------------------------
 
 def record(name, **content):
     """Write docs/NAME.json, with the machine on which the numbers were measured."""
-    text = json.dumps({"machine": MACHINE} | content, indent=2)
-    plumbing.write(DOCS / f"{name}.json", text + "\n")
+    measuring.write(DOCS / f"{name}.json", {"machine": MACHINE} | content)
 
 
 def table(head, rows):

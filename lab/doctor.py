@@ -7,19 +7,17 @@
                                   rldoctor==0.2.0, in an environment of its own), and writes the
                                   tables of docs/why.md (make doctor RL_DOCTOR=PATH)
 """
-import collections
 import contextlib
+import functools
 import json
 import os
 import subprocess
-import sys
-import tempfile
-import types
 
 import torch
 
-from lab.bench import make_pool
-from lab.docs import MACHINE, ROOT, put, record, table
+import measuring
+from lab.docs import DOCS, ROOT, describe, load, measured, put, table
+from learn.practice import exercise
 from report import parser, start
 from report.check import check, parts
 from report.formats import read
@@ -72,6 +70,11 @@ BROKEN = {              # name: flags, old and new text of grpo.py, the parts of
         {"unused"})}
 
 
+RUNS, WARNS = "runs", "rl-doctor warns"
+OF_CORRECT = (RUNS, "false alarms", WARNS)                      # what is counted of a case
+OF_BROKEN = (RUNS, "named", "another cause", "no word", WARNS)
+
+
 def examine(name, command, seed, old, new, program):
     """Make a run, with a change of its script's text. -> the parts of why.md that report.check
     names, and whether the program of rldoctor warns, if there is one"""
@@ -81,14 +84,27 @@ def examine(name, command, seed, old, new, program):
     if old:
         assert text.count(old) == 1, f"{name}: {old!r} is not in {file} exactly once"
         text = text.replace(old, new)
-    script = sys.modules["doctor"] = types.ModuleType("doctor")
-    script.__file__ = str(ROOT / file)
-    exec(compile(text, file, "exec"), vars(script))
-    with tempfile.TemporaryDirectory() as work:
-        folder = f"{work}/run"
-        with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
-            script.main([*flags, "--seed", str(seed), "--output_dir", folder])
-        return parts(check(*read(folder))), bool(program) and warns(program, folder)
+    script = exercise.load(text, ROOT / file)
+
+    def main(words):
+        with contextlib.suppress(SystemExit):           # of a run whose numbers are not finite
+            script.main(words)
+    return measuring.run(main, [*flags, "--seed", f"{seed}"], lambda folder: (
+        parts(check(*read(folder))), bool(program) and warns(program, folder)))
+
+
+def measure(program, case, seed):
+    """Make a run of a case, and judge what is found in it. -> {count: 0 or 1}, and the parts"""
+    if case in CORRECT:
+        found, warned = examine(case, CORRECT[case][0], seed, "", "", program)
+        counts = {"false alarms": int(found != set())}
+    else:
+        flags, old, new, cause = BROKEN[case]
+        found, warned = examine(case, f"grpo.py {flags}", seed, old, new, program)
+        is_named = bool(found & cause)
+        counts = {"named": int(is_named), "another cause": int(found != set() and not is_named),
+                  "no word": int(found == set())}
+    return {RUNS: 1} | counts | {"parts": sorted(found), WARNS: int(warned)}
 
 
 def warns(program, folder):
@@ -98,35 +114,31 @@ def warns(program, folder):
     return any(one["severity"] in ("WARNING", "CRITICAL") for one in json.loads(answer)["findings"])
 
 
-def tables(first, program):
-    """Make all runs, and count what is found, also by rl-doctor if there is a program. -> two
-    tables in Markdown, counts"""
-    jobs = [(name, command, first + i, "", "", program)
-            for name, (command, n) in CORRECT.items() for i in range(n)]
-    jobs += [(name, f"grpo.py {flags}", first + i, old, new, program)
-             for name, (flags, old, new, _) in BROKEN.items() for i in range(3)]
-    found = collections.defaultdict(list)
-    with make_pool(os.cpu_count()) as pool:
-        for (name, *_), results in zip(jobs, pool.map(examine, *zip(*jobs))):
-            found[name].append(results)
-    alarms, named = [], []
-    for name, results in found.items():
-        causes, warnings = zip(*results)
-        if name in CORRECT:
-            alarms.append([name, len(causes), sum(map(bool, causes)),
-                           ", ".join(sorted(set.union(*causes))), sum(warnings)])
-        else:
-            hits = sum(bool(one & BROKEN[name][-1]) for one in causes)
-            none = causes.count(set())
-            named.append([name, hits, len(causes) - hits - none, none, sum(warnings)])
-    total = lambda rows, i: sum(row[i] for row in rows)
-    sums = ["**all**", total(alarms, 1), total(alarms, 2), "", total(alarms, 4)]
-    of_broken = ["**all**", *(total(named, i) for i in (1, 2, 3, 4))]
-    return (table(["correct runs", "runs", "false alarms", "parts", "rl-doctor warns"],
-                  [*alarms, sums]),
-            table(["broken runs, three of each", "named", "another cause", "no word",
-                   "rl-doctor warns"], [*named, of_broken]),
-            {"correct": alarms, "broken": named})
+def counted(results, cases, counts):
+    """Count what was found in the runs of each case, and of all cases. -> rows"""
+    rows = []
+    for case in cases:
+        found = [result for (other, _), result in results.items() if other == case]
+        rows.append([case, *(sum(one[count] for one in found) for count in counts)])
+    return [*rows, ["**all**", *map(sum, [*zip(*rows)][1:])]]
+
+
+def tables(results):
+    """Write what is found in correct and in broken runs. -> two tables in Markdown"""
+    correct = counted(results, CORRECT, OF_CORRECT)
+    for row in correct:
+        named = {part for (case, _), result in results.items() if case == row[0]
+                 for part in result["parts"]}
+        row.insert(3, ", ".join(sorted(named)))
+    broken = [[case, *counts] for case, _, *counts in counted(results, BROKEN, OF_BROKEN)]
+    return (table(["correct runs", *OF_CORRECT[:2], "parts", WARNS], correct),
+            table(["broken runs, three of each", *OF_BROKEN[1:]], broken))
+
+
+def page():
+    """Write the tables of docs/why.md from the stored numbers."""
+    results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
+    put("check", "\n".join([*tables(results), f"{about['machine']}.\n"]), "doctor")
 
 
 def main(argv=None):
@@ -134,11 +146,18 @@ def main(argv=None):
     words.add_argument("--seed", type=int, metavar="S", default=PUBLISHED)
     words.add_argument("--rl-doctor", metavar="PATH", help="the program of rldoctor")
     args = words.parse_args(argv)
-    correct, broken, counts = tables(args.seed, args.rl_doctor)
-    print(correct, broken, sep="\n")
+    numbers = {case: number for case, (_, number) in CORRECT.items()} | dict.fromkeys(BROKEN, 3)
+    jobs = [(case, args.seed + i) for case, number in numbers.items() for i in range(number)]
+    processes = os.cpu_count()
+    store = measured("check", lambda _: jobs, functools.partial(measure, args.rl_doctor),
+                     describe(processes) | {"seed": args.seed, "rl-doctor": bool(args.rl_doctor)},
+                     processes)
+    print(*tables(store.results), sep="\n")
     if args.seed == PUBLISHED and args.rl_doctor:
-        record("check", **counts)
-        put("check", f"{correct}\n{broken}\n{MACHINE}.\n", "doctor")
+        store.move(DOCS / "check.json")
+        page()
+    else:
+        store.path.unlink()
 
 
 if __name__ == "__main__":

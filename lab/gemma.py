@@ -24,9 +24,10 @@ import numpy
 import torch
 
 import common
+import measuring
 import plumbing
 from lab.bench import student
-from lab.docs import DOCS, ROOT, put, table
+from lab.docs import DOCS, ROOT, load, put, table
 from lab.measure import ON_DEVICE
 from report import parser, start
 
@@ -142,43 +143,39 @@ def evaluate(folder, problems):
 
 # ---- 3. runs ---------------------------------------------------------------------------------
 
-def measure(store, words):
-    """Evaluate the base, and train and evaluate with each "RATE,SEED". The file `store` keeps the
-    results, and what it has is not measured again. -> dict"""
-    results = {"machine": ON_DEVICE, "settings": [*JOB], "runs": []}
-    if store.exists():
-        results = json.loads(store.read_text("utf-8"))
-    if results["settings"] != [*JOB]:
-        common.fail(f"{store}: was measured with other settings; delete it")
+def measure(problems, rate, seed):
+    """Train with a learning rate, unless it is "", and evaluate. -> dict"""
+    folder = FOLDER / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    os.chdir(folder)
+    clock = time.perf_counter()
+    if rate:
+        real_py(RATE=float(rate)).main("../base", "../train.jsonl", seed, JOB.steps)
+    found = evaluate("trained" if rate else "../base", problems)
+    print(f"learning rate {rate or 'none'}, seed {seed}: {found['pass@1']:.3f}", flush=True)
+    return found | {"seconds": round(time.perf_counter() - clock), "machine": ON_DEVICE}
+
+
+def collect(path, words):
+    """Evaluate the base, and train and evaluate with each "RATE,SEED". The file keeps the results,
+    and what it has is not measured again. -> {(rate, seed): result}"""
+    store = measuring.Store(path, {"settings": [*JOB]})
     make_base()
-    problems, folder = make_problems(), FOLDER / "case"
-    for rate, seed in [("", "0"), *(word.split(",") for word in words)]:
-        run = {"rate": rate, "seed": int(seed)}
-        if any(run.items() <= one.items() for one in results["runs"]):
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        os.chdir(folder)
-        clock = time.perf_counter()
-        if rate:
-            real_py(RATE=float(rate)).main("../base", "../train.jsonl", run["seed"], JOB.steps)
-        run |= evaluate("trained" if rate else "../base", problems)
-        run["seconds"] = round(time.perf_counter() - clock)
-        results["runs"].append(run)
-        plumbing.write(store, json.dumps(results) + "\n")
-        print(f"learning rate {rate or 'none'}, seed {seed}: {run['pass@1']:.3f}", flush=True)
-    return results
+    jobs = [("", 0), *((rate, int(seed)) for rate, seed in (word.split(",") for word in words))]
+    measuring.collect(store, lambda _: jobs, functools.partial(measure, make_problems()))
+    return store.results
 
 
 # ---- 4. the tables ---------------------------------------------------------------------------
 
-def row(runs):
+def row(rate, runs):
     """Write the scores of runs that differ in their seeds, as means. The first one has a 95%
     interval over pairs of numbers, which have three problems each. -> list of cells"""
     counts = numpy.array([run["counts"] for run in runs]).reshape(len(runs), -1, len(JOB.signs))
     low, high = student(counts.mean(axis=(0, 2)) / JOB.K)
     greedy, formed = (statistics.mean(run[name] for run in runs) for name in ("greedy", "formed"))
-    return [runs[0]["rate"] or "untrained", f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
+    return [rate or "untrained", f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}",
             ", ".join(f"{run['pass@1']:.3f}" for run in runs), f"{greedy:.3f}",
             f"{(counts > 0).mean():.3f}", f"{formed:.3f}"]
 
@@ -186,20 +183,26 @@ def row(runs):
 def describe(results):
     """Write the table of all runs, and samples before and after. -> str"""
     by_rate = {}
-    for run in results["runs"]:
-        by_rate.setdefault(run["rate"], []).append(run)
-    rows = [*map(row, by_rate.values())]
-    base, *others = results["runs"]
-    best = max(others, key=lambda run: run["pass@1"])
+    for (rate, _), run in results.items():
+        by_rate.setdefault(rate, []).append(run)
+    rows = [row(*pair) for pair in by_rate.items()]
+    base, *trained = results
+    best = max(trained, key=lambda job: results[job]["pass@1"])
 
     def listed(texts):
         return ", ".join(f"`{text or '(no end)'}`" for text in texts)
     samples = [[f"`{prompt}`", listed(before), listed(after)] for (prompt, *before), (_, *after)
-               in zip(base["samples"][:3], best["samples"])]
+               in zip(results[base]["samples"][:3], results[best]["samples"])]
     return (table(["learning rate", "right samples", "of each seed", "right, greedy",
                    "solved by a sample", "expressions"], rows) + "\n" +
             table(["problem", "samples of the untrained model",
-                   f"learning rate {best['rate']}, seed {best['seed']}"], samples))
+                   f"learning rate {best[0]}, seed {best[1]}"], samples))
+
+
+def page():
+    """Write the tables of docs/real-models.md from the stored numbers."""
+    results, _ = load("gemma", "run: make gemma-sweep")
+    put("gemma", describe(results), "gemma-sweep")
 
 
 def main(argv=None):
@@ -207,9 +210,10 @@ def main(argv=None):
     words.add_argument("runs", nargs="*", metavar="RATE,SEED", help="learning rate and seed")
     runs = words.parse_args(argv).runs
     if runs:
-        put("gemma", describe(measure(DOCS / "gemma.json", runs)), "gemma-sweep")
+        collect(DOCS / "gemma.json", runs)
+        page()
     else:
-        print(describe(measure(FOLDER / "results.json", ["3e-6,0"])))
+        print(describe(collect(FOLDER / "results.json", ["3e-6,0"])))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import common
 from kernels.logprob import logprob, logprob_torch
-from lab.docs import DOCS, MACHINE, ROOT, put, record, table
+from lab.docs import DOCS, MACHINE, ROOT, describe, load, measured, put, record, table
 from report import parser, start
 from report.logs import read_summary
 
@@ -76,44 +76,37 @@ def control(folder, seed, command, which):
     """Run the command of a control in a folder. -> the scores of its base, or trained policy"""
     script, *flags = command.split()
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        printed_by(folder, ROOT / script, *flags, "--seed", seed, "--base_seed", seed,
+        printed_by(folder, ROOT / script, *flags, "--seed", f"{seed}", "--base_seed", f"{seed}",
                    "--output_dir", f"{own}/run")
         scores = read_summary(Path(own, "run"))[which]
     return {name: scores[name] for name, _ in SCORES.values()}
 
 
-def main_job(*seeds):
-    """Run grpo.py with each seed in an empty folder, so that each run makes its own base, and the
-    controls from the same base. README.md shows parts of the first run."""
-    results = {}
-    for seed in seeds or "01234":
-        with tempfile.TemporaryDirectory() as empty:
-            printed = printed_by(empty, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
-            one = read_summary(Path(empty, f"runs/grpo-arithmetic-s{seed}"))
-            one["controls"] = {
-                name: control(empty, seed, *job) for name, job in CONTROLS.items()}
-        if results:                             # only the first run keeps its counts of steps
-            for scores in (one["base"], one["trained"]):
-                del scores["steps"]
-        else:
-            shown = excerpt(printed, "base: ", 5, 9)
-            shown = re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask", shown)
-            put("example", shown, "seeds")
-        results[seed] = one
-    record("seeds", seeds=results)
-    write_seeds(results, MACHINE)
+def measure_main(case, seed):
+    """Run grpo.py in an empty folder, so that it makes its own base, and the controls from the same
+    base. -> its summary, with the scores of the controls and parts of what it printed"""
+    with tempfile.TemporaryDirectory() as empty:
+        printed = printed_by(empty, ROOT / case, "--seed", f"{seed}", "--base_seed", f"{seed}")
+        one = read_summary(Path(empty, f"runs/grpo-arithmetic-s{seed}"))
+        one["controls"] = {name: control(empty, seed, *job) for name, job in CONTROLS.items()}
+    shown = excerpt(printed, "base: ", 5, 9)
+    return one | {"printed": re.sub("\n  .* -m report.ask", "\n  .venv/bin/python -m report.ask",
+                                    shown)}
 
 
-def write_seeds(results, machine):
-    """Write the tables of docs/lab.md from docs/seeds.json."""
+def main_page():
+    """Write the tables of docs/lab.md, and into README.md parts of the first run."""
+    results, about = load("seeds", "run: make seeds")
+    first, *_ = results.values()
+    put("example", first["printed"], "seeds")
     rows = []
-    for seed, one in results.items():
+    for (_, seed), one in results.items():
         cells = [f"{one['base'][name]:.{digits}f} -> {one['trained'][name]:.{digits}f}"
                  for name, digits in SCORES.values()]
         rows.append([seed, *cells])
     put("table", f"{table(['seed', *SCORES], rows)}\nAn arrow leads from the base to the policy "
-        f"after RL, {one['steps']} steps. Both are scored on {one['trained']['problems']} held-out "
-        f"problems, all different. Machine: {machine}.\n", "seeds")
+        f"after RL, {first['steps']} steps. Both are scored on {first['trained']['problems']} "
+        f"held-out problems, all different. Machine: {about['machine']}.\n", "seeds")
     rows = []
     for name in CONTROLS:
         cells = []
@@ -125,21 +118,33 @@ def write_seeds(results, machine):
         "seeds")
 
 
-def nano(*seeds):
-    """Run nano.py with each seed. docs/nano.md shows parts of the first run."""
-    results, rows = {}, []
-    for seed in seeds or "01234":
-        printed = printed_by(ROOT, "-c", f"import nano; nano.main(seed={seed})")
-        (before, forced), (after, _) = re.findall(
-            "(?:before|after): +([0-9.]+) right, ([0-9.]+) after a forced", printed)
-        results[seed] = {"before": float(before), "forced": float(forced), "after": float(after)}
-        if not rows:
-            shown = excerpt(printed, "held-out questions, before", 2, 2)
-        rows.append([seed, before, forced, after])
-    record("nano-seeds", seeds=results)
+def measure_nano(case, seed):
+    """Run nano.py. -> its scores, and parts of what it printed"""
+    name = case.removesuffix(".py")
+    printed = printed_by(ROOT, "-c", f"import {name}; {name}.main(seed={seed})")
+    (before, forced), (after, _) = re.findall(
+        "(?:before|after): +([0-9.]+) right, ([0-9.]+) after a forced", printed)
+    return {"before": float(before), "forced": float(forced), "after": float(after),
+            "printed": excerpt(printed, "held-out questions, before", 2, 2)}
+
+
+def nano_page():
+    """Write the table of docs/nano.md, and parts of the first run."""
+    results, about = load("nano-seeds", "run: make nano-seeds")
+    first, *_ = results.values()
     heads = ["seed", "right before", "after a forced `<think>`", "right after RL"]
-    numbers = table(heads, rows)
-    put("nano", f"{shown}\n{numbers}\n{MACHINE}.\n", "nano-seeds")
+    rows = [[seed, *(f"{one[name]:.3f}" for name in ("before", "forced", "after"))]
+            for (_, seed), one in results.items()]
+    put("nano", f"{first['printed']}\n{table(heads, rows)}\n{about['machine']}.\n", "nano-seeds")
+
+
+def with_seeds(name, case, measure, page, *words):
+    """Run an experiment of one case with several seeds, one after the other, and write its page."""
+    seeds = [int(word) for word in words or "01234"]
+    about = describe(1) | {"seeds": seeds}
+    store = measured(name, lambda _: [(case, seed) for seed in seeds], measure, about)
+    store.move(DOCS / f"{name}.json")
+    page()
 
 
 # ---- 2. kernels on a GPU ---------------------------------------------------------------------
@@ -317,7 +322,9 @@ def tables(name):
                      for one in stored)
 
 
-JOBS = {"seeds": main_job, "nano": nano, "kernels": kernels, "step": steps, "one-step": one_step}
+JOBS = {"seeds": functools.partial(with_seeds, "seeds", "grpo.py", measure_main, main_page),
+        "nano": functools.partial(with_seeds, "nano-seeds", "nano.py", measure_nano, nano_page),
+        "kernels": kernels, "step": steps, "one-step": one_step}
 
 
 def main(argv=None):

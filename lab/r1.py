@@ -3,9 +3,6 @@
 Each run is a command that docs/pipelines.md shows. They are run in this order, for each seed from a
 base of its own. The numbers go to docs/r1.json, and from there into the page and docs/r1.svg.
 """
-import contextlib
-import io
-import json
 import os
 import re
 import shlex
@@ -18,10 +15,11 @@ import torch
 
 import common
 import grpo
+import measuring
 import reinforce
 from examples import coldstart
-from lab.bench import UNSCORED, cell, make_pool, student
-from lab.docs import DOCS, ROOT, put, record, table
+from lab.bench import UNSCORED, cell, student
+from lab.docs import DOCS, ROOT, describe, load, measured, put, table
 from report import chart, parser, start
 from report.ask import load_policy, read_run
 from tasks.rewards import language, well_formed
@@ -48,6 +46,7 @@ PAIRS = (("R1-Zero", WITH), (WITHOUT, "2. RL"))         # without and with the r
 MAINS = {"grpo.py": grpo.main, "reinforce.py": reinforce.main,
          "examples.coldstart": coldstart.main}
 PROBLEMS, SAMPLES = 512, 8              # of an evaluation, as by default in the scripts
+CASE = "all runs"                       # because a run starts from another one
 
 
 # ---- 1. runs ---------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def score(folder):
             "words": fmean(language(task, None, text, 0, 0) for text in thoughts or [""])}
 
 
-def measure(seed, flags=UNSCORED):
+def measure(case, seed, flags=UNSCORED):
     """Run all commands with a seed, in an empty folder. -> {run: its scores, and its seconds of
     one core}"""
     torch.set_num_threads(1)
@@ -86,9 +85,7 @@ def measure(seed, flags=UNSCORED):
             clock = time.process_time()
             program, *words = shlex.split(re.sub("^python (-m )?", "", command))
             words += shlex.split(flags) if program.endswith(".py") else []
-            with contextlib.redirect_stdout(io.StringIO()):
-                MAINS[program](words)
-            found[name] = score(command.split()[-1])
+            found[name] = measuring.run(MAINS[program], words, score, command.split()[-1])
             found[name]["seconds"] = time.process_time() - clock
             shown = ", ".join(f"{what} {x:.3f}" for what, x in found[name].items())
             print(f"seed {seed}, {name}: {shown}", flush=True)
@@ -98,9 +95,9 @@ def measure(seed, flags=UNSCORED):
 
 # ---- 2. the page -----------------------------------------------------------------------------
 
-def columns(stored):
-    """Read what record() stored. -> {run: {score: (S,)}}"""
-    seeds = stored["seeds"].values()
+def columns(results):
+    """Group the results of jobs. -> {run: {score: (S,)}}"""
+    seeds = results.values()
     return {name: {what: numpy.array([one[name][what] for one in seeds]) for what in scores}
             for name, scores in next(iter(seeds)).items()}
 
@@ -111,9 +108,9 @@ def difference(values):
     return f"{mean} ({low} to {high})"
 
 
-def text(stored):
+def text(results, about):
     """Write the commands and two tables. -> Markdown"""
-    x = columns(stored)
+    x = columns(results)
     commands = "\n".join(RUNS.values()).replace(" --init_from", " \\\n    --init_from")
     rows = []
     for name, found in x.items():
@@ -125,6 +122,7 @@ def text(stored):
              "steps in words"]
     costs = [[f"{without} / {name}", difference(x[name]["pass@1"] - x[without]["pass@1"]),
               difference(x[name]["words"] - x[without]["words"])] for without, name in PAIRS]
+    seeds = ", ".join(f"{seed}" for _, seed in results)
     seconds = sum(found["seconds"] for found in x.values())
     means = [x[name]["pass@1"].mean() for name in STAGES]
     cold_start, first_rl, rejection, last_rl = numpy.diff(means)
@@ -135,14 +133,13 @@ def text(stored):
         f"{last_rl:.2f}.**\n", "![chart](r1.svg)\n", table(heads, rows),
         table(["without / with the reward for language", "difference in pass@1 (95% interval)",
                "difference in steps in words"], costs),
-        f"Means of seeds {', '.join(stored['seeds'])} (lowest to highest), each with its own base. "
-        f"The runs of a seed take {cell(seconds, '.0f')} s of one core; the machine has "
-        f"{stored['machine']}.\n"])
+        f"Means of seeds {seeds} (lowest to highest), each with its own base. The runs of a seed "
+        f"take {cell(seconds, '.0f')} s of one core; the machine has {about['machine']}.\n"])
 
 
-def draw(axis, stored):
+def draw(axis, results):
     """Draw pass@1, format and the share of steps in words after each stage."""
-    x = columns(stored)
+    x = columns(results)
     axis.axhline(x["R1-Zero"]["pass@1"].mean(), color=chart.GREY, linestyle="--",
                  label="pass@1 of R1-Zero")
     lines = {label: numpy.stack([x[name][what] for name in STAGES], axis=1)
@@ -153,12 +150,12 @@ def draw(axis, stored):
                  xticklabels=[name.replace("1. cold", "1. cold\n") for name in STAGES])
 
 
-def publish():
+def page():
     """Draw the chart, and write the generated part of the page, from the stored numbers."""
-    stored = json.loads((DOCS / "r1.json").read_text("utf-8"))
+    results, about = load("r1", "run: make r1")
     with chart.figure(DOCS / "r1.svg") as axis:
-        draw(axis, stored)
-    put("r1", text(stored), "r1")
+        draw(axis, results)
+    put("r1", text(results, about), "r1")
 
 
 def main(argv=None):
@@ -172,9 +169,10 @@ def main(argv=None):
     if len({*args.seeds}) < 2:
         common.fail("an interval needs at least 2 different seeds")
     if not args.draw:
-        with make_pool(args.processes) as pool:
-            record("r1", seeds=dict(zip(args.seeds, pool.map(measure, args.seeds))))
-    publish()
+        store = measured("r1", lambda _: [(CASE, seed) for seed in args.seeds], measure,
+                         describe(args.processes) | {"seeds": args.seeds}, args.processes)
+        store.move(DOCS / "r1.json")
+    page()
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ as on the page, from SEED on, and none that the page used. An experiment with on
 base. The numbers go to docs/replication.json, and a table of verdicts to docs/lab.md. An experiment
 that is not named keeps what it has there. The table leaves it out if its page now has other cases
 or rates."""
+import functools
 import itertools
 
-from lab import bench
+import measuring
+from lab import bench, docs
 from lab.docs import table
 
 
@@ -44,18 +46,17 @@ def replicate(name, first, processes):
     x, _ = bench.load(name)
     load()                                          # before the measurement, in case it is damaged
     todo = jobs(name, x, first)
-    about = {"seeds": sorted({seed for _, seed in todo})} | bench.describe(processes)
-    path = bench.ROOT / "runs" / f"replicate-{name}.json"
-    results, seconds = bench.collect(name, lambda _: todo, about, path)
-    found = {"about": about | {"seconds": seconds}} | bench.grouped(results)
-    bench.store("replication", load() | {name: found})
-    path.unlink()
+    about = docs.describe(processes) | {"seeds": sorted({seed for _, seed in todo})}
+    store = docs.measured(f"replicate-{name}", lambda _: todo,
+                          functools.partial(bench.perform, name), about, processes)
+    measuring.write(docs.DOCS / "replication.json", load() | {name: store.content()}, levels=3)
+    store.path.unlink()
 
 
 def load():
-    """Load the repeated measurements. -> {name: {"about": dict, case: {column: rows}}}"""
-    exists = (bench.DOCS / "replication.json").exists()
-    return bench.read("replication", "delete it") if exists else {}
+    """Load the repeated measurements. -> {name: content of a store}"""
+    path = docs.DOCS / "replication.json"
+    return measuring.read(path, "delete it") if path.exists() else {}
 
 
 def compared():
@@ -63,8 +64,9 @@ def compared():
     on seeds. -> Markdown"""
     rows, kept = [], 0
     covered = []
-    for name, found in load().items():
-        about = found.pop("about")
+    for name, content in load().items():
+        about = content["about"]
+        found = bench.columns(measuring.results_of(content))
         x = bench.load(name)[0] if name in bench.NAMES else None
         if x is None or {case for case, _ in jobs(name, x, 0)} != found.keys():
             print(f"{name}: left out, because the lab no longer has what was repeated", flush=True)

@@ -7,9 +7,10 @@ import pytest
 from small_models import NEEDS, save_random
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
+import measuring  # noqa: E402
 import real  # noqa: E402
 from engines import export  # noqa: E402, F401  (before tests, which block some modules)
-from lab import gemma  # noqa: E402
+from lab import docs, gemma  # noqa: E402
 
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
@@ -59,19 +60,18 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watc
     words = ["1e-3,0", "1e-2,0", "1e-3,1"]
     evaluated = watch(gemma, "evaluate", lambda folder, problems: folder)
     settings = watch(real, "main", lambda *_: (real.W, real.TEMPERATURE))
-    first = gemma.measure(tmp_path / "store.json", words[:1])["runs"]
-    results = gemma.measure(tmp_path / "store.json", words)
+    first = gemma.collect(tmp_path / "store.json", words[:1])
+    results = gemma.collect(tmp_path / "store.json", words)
     assert evaluated == ["../base", "trained", "trained", "trained"]
     assert settings == [(512, 1.0)] * 3
-    base, *runs = results["runs"]
-    assert [base, runs[0]] == first
-    assert [f"{run['rate']},{run['seed']}" for run in runs] == words
-    assert all(len(run["counts"]) == 6 for run in runs)
+    assert [*results.items()][:2] == [*first.items()]
+    assert [f"{rate},{seed}" for rate, seed in results] == [",0", *words]
+    assert all(len(run["counts"]) == 6 for run in results.values())
     assert (tmp_path / "case/trained/model.safetensors").exists()
-    assert json.loads((tmp_path / "store.json").read_text()) == results
+    assert measuring.Store(tmp_path / "store.json", {"settings": [*gemma.JOB]}).results == results
     assert gemma.describe(results).count(" | 0.000 | 0.000 | ") == 3
     monkeypatch.setattr(gemma, "JOB", gemma.JOB._replace(steps=3))
-    stops("with other settings", gemma.measure, tmp_path / "store.json", words)
+    stops("with other settings", gemma.collect, tmp_path / "store.json", words)
 
 
 def test_a_text_counts_only_if_it_has_ended(small, monkeypatch):
@@ -125,6 +125,6 @@ def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, m
 
 
 def test_the_page_has_the_table_of_the_stored_runs():
-    results = json.loads((gemma.DOCS / "gemma.json").read_text())
+    results, _ = docs.load("gemma", "")
     page = (gemma.DOCS / "real-models.md").read_text()
     assert page.count(f"gemma -->\n{gemma.describe(results)}<!-- end of gemma -->") == 1

@@ -32,7 +32,7 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 # A file imports only files of its own folder and of folders before it, also through importlib. What
 # a copied script may lack is imported when it is used: common.optional.
 FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo", "gspo",
-          "dpo", "nano", "real", "vectors", "examples", "engines", "learn", "lab"]
+          "dpo", "nano", "real", "vectors", "examples", "engines", "measuring", "learn", "lab"]
 # Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
 LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
            "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.bench",

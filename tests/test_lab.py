@@ -24,10 +24,11 @@ from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_
 import common
 import grpo
 import lab.__main__
+import measuring
 import plumbing
 import ppo
 import reinforce
-from lab import bench, measure, r1, replicate, training
+from lab import bench, docs, doctor, measure, r1, replicate, training
 from lab.claims import credit, kl, signal
 from tasks import preferences
 
@@ -117,14 +118,23 @@ def made_up(tmp_path, monkeypatch):
     and stored in the folder of the test."""
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: here)
-    for name, value in {"ROOT": tmp_path, "DOCS": tmp_path, "NAMES": ("made_up",)}.items():
-        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs, "DOCS", tmp_path)
+    monkeypatch.setattr(bench, "NAMES", ("made_up",))
     (tmp_path / "lab").mkdir()
 
     def make(**parts):
         monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
             score=lambda columns, what: columns[what], **parts))
     return make
+
+
+def store(path, cases, **about):
+    """Write a store. cases: {case: {column: a list with an entry for each seed from 0 on}}"""
+    jobs = [[case, seed, {column: rows[seed] for column, rows in columns.items()}]
+            for case, columns in cases.items()
+            for seed in range(len(next(iter(columns.values()))))]
+    measuring.write(path, {"about": about, "jobs": jobs})
 
 
 @pytest.mark.parametrize("main, flags, message", [
@@ -145,7 +155,7 @@ def test_a_file_of_numbers_that_is_damaged_or_missing_gets_one_line(made_up, tmp
     made_up(SEEDS=(0,))
     stops("made_up.json: missing or damaged; restore it with git, or run: python -m lab made_up",
           lab.__main__.main, ["made_up", "--draw"])
-    bench.store("lab/made_up", {"about": {}})
+    store(tmp_path / "lab/made_up.json", {})
     (tmp_path / "replication.json").write_text("{")
     stops("replication.json: missing or damaged", lab.__main__.main, ["--replicate", "9"])
 
@@ -167,20 +177,24 @@ def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(
             METRICS=["reward"], SCORES=[], CASES=["x", "y"], FEWER={"y": (3,)}, measure=measure)
     monkeypatch.setattr(bench, "run_once", run_once)
     monkeypatch.setattr(bench, "first_steps", lambda name: [0.1])
-    kept = tmp_path / "runs/lab-made_up.json"
-    plumbing.write(kept, json.dumps([[["x", 3, {"value": 99}]], 7, {"commit": "another"}]))
+    other = tmp_path / "runs/lab-made_up-0123abcd.json"
+    store(other, {"x": {"value": [99]}}, commit="another")
+    before = other.read_text()
     with pytest.raises(KeyboardInterrupt):
         bench.measure("made_up", 2)
-    assert "not continue, because it began with commit another\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "stays, but does not continue, because it began with commit another, " in printed
     bench.measure("made_up", 2)
-    assert "not continue" not in capsys.readouterr().out
-    assert measured == [("x", 3), ("x", 4), ("y", 3), ("y", 3)] and not kept.exists()
+    assert measured == [("x", 3), ("x", 4), ("y", 3), ("y", 3)]
+    assert [*tmp_path.glob("runs/*")] == [other] and other.read_text() == before
     x, about = bench.load("made_up")
     assert x["a, 0.001"]["reward"].tolist() == [0.0] * 3 and about["processes"] == 2
     assert x["a, 0.002"]["reward"].tolist() == [-0.001] and len(x["y"]["value"]) == 1
-    assert x["x"]["value"].tolist() == [6, 8]
+    assert x["x"]["value"].tolist() == [6, 8] and about["first steps"] == [0.1]
     numpy.testing.assert_equal(x["x"]["steps"], [[3, numpy.nan], [4, 0.333333]])
-    assert about["seeds"]["x"] == [3, 4] and about["seeds"]["a, 0.001"] == [8, 3, 4]
+    jobs = [*docs.load("lab/made_up", "")[0]]
+    assert [seed for case, seed in jobs if case == "x"] == [3, 4]
+    assert [seed for case, seed in jobs if case == "a, 0.001"] == [8, 3, 4]
 
 
 def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, stops):
@@ -196,12 +210,16 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mad
     def measured(case, seed):                   # the best rates are 4e-3, and, by a tie, 4e-4
         rate = float(case.split(", ")[-1])
         return {"up": -abs(rate - 4e-3) + (seed < 8) * rate if "b" in case else -math.inf}
-    results, rounds = [], []
-    while jobs := bench.missing(functools.partial(bench.wanted, "made_up"), results):
+    results, rounds = {}, []
+    while jobs := [job for job in bench.wanted("made_up", results) if job not in results]:
         rounds.append(len(jobs))
-        results += [[*job, measured(*job)] for job in jobs]
+        for case, seed in jobs:
+            if seed in (8, 9):                          # the rate is not measured with all of them
+                side = case.rpartition(", ")[0]
+                assert bench.tune("made_up", bench.arrays(results), side, "up")[1] is None
+            results[case, seed] = measured(case, seed)
     assert rounds == [2 * 6, 2, 2, 3 + 2]       # two rates more for the first side, then SEEDS
-    x = bench.arrays(bench.grouped(results))
+    x = bench.arrays(results)
     tried, best = bench.tune("made_up", x, "a, b", "up")
     assert best == "a, b, 0.004" and len(tried) == 5 and tried[-1] == "a, b, 0.008"
     first, second = bench.at_best("made_up", x).values()
@@ -240,26 +258,32 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
     stored = {f"a, {rate}": {"up": [[9.0], [1.0], [2.0, 0.5]][:n], "in": [score, 0.7, 0.7][:n]}
               for rate, n, score in (("0.0005", 1, 0.1), ("0.001", 1, 0.2), ("0.002", 3, 0.4),
                                      ("0.004", 1, 0.3))}
-    bench.store("lab/made_up", stored | {
-        "about": {}, "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}})
+    store(tmp_path / "lab/made_up.json", stored | {
+        "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}})
     monkeypatch.setattr(lab.__main__, "put", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         lab.__main__.main(["--replicate", "1"])
-    for first, seeds in ((1, [3, 4]), (4, [4, 6])):
+    [kept] = tmp_path.glob("runs/*")                            # by a second one, while it waits
+    before = kept.read_text()
+    for first, seeds in ((4, [4, 6]), (1, [3, 4]), (4, [4, 6])):
         lab.__main__.main(["--replicate", f"{first}"])
-        found = replicate.load()["made_up"]
-        assert found["about"]["seeds"] == seeds
+        content = replicate.load()["made_up"]
+        found = bench.columns(measuring.results_of(content))
+        assert content["about"]["seeds"] == seeds
         assert [row[0] for row in found["b"]["up"]] == seeds == [row[0] for row in
                                                                 found["a, 0.002"]["up"]]
-    assert measured == [3, 4, 4, 3, 4, 4, 6, 4, 6] and not [*tmp_path.glob("runs/*")]
+        assert kept.exists() == (first == 4 and len(measured) == 6)
+        assert not kept.exists() or kept.read_text() == before
+    assert measured == [3, 4, 4, 6, 4, 6, 4, 3, 4, 4, 6, 4, 6] and not [*tmp_path.glob("runs/*")]
     text = replicate.compared()
     assert text in capsys.readouterr().out
     assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
     assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
     assert "it follows" not in text
-    found["a, 0.001"] = found.pop("a, 0.002")                   # another best rate
+    for job in content["jobs"]:                                 # another best rate
+        job[0] = job[0].replace("0.002", "0.001")
     for name in ("made_up", "gone"):
-        bench.store("replication", {name: found})
+        measuring.write(tmp_path / "replication.json", {name: content})
         assert "Repeated so far: none. 0 of 0 verdicts stay" in replicate.compared()
 
 
@@ -433,22 +457,62 @@ def test_walks_of_another_step_draw_other_numbers(monkeypatch):
     assert first == again != second
 
 
-def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second(monkeypatch):
+def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second(
+        monkeypatch, tmp_path):
     stored = {}
     monkeypatch.setattr(measure, "record", lambda name, **content: stored.update(content))
     monkeypatch.setattr(measure, "put", lambda *_: None)
     printed = ["held-out questions, before: 0.125 right, 0.625 after a forced <think>, q", "step 0",
                "step 1", "held-out questions, after:  0.875 right, 0.5 after a forced <think>, q"]
     monkeypatch.setattr(measure, "printed_by", lambda *_: "\n".join(printed))
-    measure.nano("3")
-    found = stored["seeds"]["3"]
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(docs, "DOCS", tmp_path)
+    monkeypatch.setattr(measure, "DOCS", tmp_path)
+    measure.JOBS["nano"]("3")
+    results, about = docs.load("nano-seeds", "")
+    found = results["nano.py", 3]
     assert (found["before"], found["forced"], found["after"]) == (0.125, 0.625, 0.875)
+    assert about["seeds"] == [3] and not [*tmp_path.glob("runs/*")]
 
     monkeypatch.setattr(measure, "write_model", lambda folder: None)
     monkeypatch.setattr(measure, "TRAINERS", ["real.py"])
     monkeypatch.setattr(measure, "printed_by", lambda *_: "noise\n[2.5, 5000, 1e-7, 3.25]\n")
     measure.steps("16")
     assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]
+
+
+def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(monkeypatch):
+    runs = []
+    printed = ["making the base", "base: a", *"bcdef", "  .venv/x -m report.ask runs/a"]
+    monkeypatch.setattr(measure, "printed_by", lambda *words: (
+        runs.append(" ".join(map(str, words))) or "\n".join(printed)))
+    scores = {name: 0.5 for name, _ in measure.SCORES.values()}
+    monkeypatch.setattr(measure, "read_summary", lambda folder: {
+        "base": scores, "trained": scores | {"other": 1}, "steps": 60})
+    one = measure.measure_main("grpo.py", 3)
+    assert one["controls"] == dict.fromkeys(measure.CONTROLS, scores) and one["steps"] == 60
+    assert len(runs) == 1 + len(measure.CONTROLS) and len({run.split()[0] for run in runs}) == 1
+    assert all("--seed 3 --base_seed 3" in run for run in runs)
+    assert one["printed"].startswith("```\nbase: a\nb\n")
+    assert one["printed"].endswith("\n  .venv/bin/python -m report.ask runs/a\n```\n")
+
+
+# ---- report.check ----------------------------------------------------------------------------
+
+def test_a_named_cause_another_one_and_none_are_counted_and_so_are_false_alarms(monkeypatch):
+    found = {"a rate of 0.05": ({"rate"}, {"flat"}, set()), "gspo": (set(), {"rate", "flat"})}
+    monkeypatch.setattr(doctor, "examine", lambda name, command, seed, old, new, program: (
+        found[name][seed], program == "rl" and seed == 0))
+    results = {(case, seed): doctor.measure("rl", case, seed)
+               for case in found for seed in range(len(found[case]))}
+    monkeypatch.setattr(doctor, "CORRECT", {"gspo": doctor.CORRECT["gspo"]})
+    monkeypatch.setattr(doctor, "BROKEN", {
+        "a rate of 0.05": doctor.BROKEN["a rate of 0.05"]})
+    correct, broken = doctor.tables(results)
+    assert correct.splitlines()[2:] == [
+        "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |"]
+    assert broken.splitlines()[2:] == [
+        "| a rate of 0.05 | 1 | 1 | 1 | 1 |", "| **all** | 1 | 1 | 1 | 1 |"]
 
 
 # ---- R1 --------------------------------------------------------------------------------------
@@ -474,7 +538,7 @@ def test_each_run_of_r1_starts_from_the_policy_of_the_run_that_its_row_names(mon
     monkeypatch.setattr(r1, "score", look)
     for script in (grpo, reinforce):
         monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
-    found = r1.measure(3, flags)
+    found = r1.measure(r1.CASE, 3, flags)
     assert taught == ["runs/r1/base"] and found.keys() == r1.RUNS.keys() and seeds == [3, 4]
     folders = {name: command.split()[-1] for name, command in r1.RUNS.items()}
     for name, folder in folders.items():

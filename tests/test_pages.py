@@ -19,7 +19,7 @@ from small_runs import INSTANT, SMALL, arguments, steps
 
 import common
 import plumbing
-from lab import bench, measure, r1, replicate
+from lab import bench, docs, doctor, measure, r1, replicate
 from lab.conform import compare as conform
 from report.page import write_report
 
@@ -160,14 +160,21 @@ def test_the_example_of_the_readme_is_what_a_run_prints(tmp_path):
 
 # ---- tables ----------------------------------------------------------------------------------
 
-def test_the_tables_are_those_of_the_stored_numbers():
+def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
     found = conform.tables(json.loads((ROOT / "docs/conformance.json").read_text()))
     tables = {f"conform: {name}": table for name, table in found.items()}
     tables |= {"bench: logits": measure.tables("bench"), "gpu: step": measure.tables("step"),
                "gpu: report": measure.tables("gpu"),
-               "r1: r1": r1.text(json.loads((ROOT / "docs/r1.json").read_text()))}
+               "r1: r1": r1.text(*docs.load("r1", ""))}
     tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
     tables |= {"replicate: replication": replicate.compared()}
+    for module, page in ((measure, measure.main_page), (measure, measure.nano_page),
+                         (doctor, doctor.page)):
+        monkeypatch.setattr(module, "put", lambda name, text, target: (
+            tables.update({f"{target}: {name}": text})))
+        page()
+    assert tables.keys() >= {"seeds: example", "seeds: table", "seeds: controls",
+                             "nano-seeds: nano", "doctor: check"}
     for name, table in tables.items():
         [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
         assert f"{name} -->\n{table}<!-- end" in page, name

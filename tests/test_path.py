@@ -3,6 +3,7 @@ stored runs."""
 import contextlib
 import functools
 import io
+import json
 import math
 import random
 import re
@@ -11,6 +12,7 @@ from statistics import fmean
 import pytest
 import torch
 
+import measuring
 import nano
 from learn.path import __main__ as path
 from learn.path import measure, page, runs
@@ -138,28 +140,40 @@ def test_a_level_is_reached_by_the_mean_of_three_steps_even_of_the_last_three():
 
 def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sides(monkeypatch):
     lasts = {"without": [0.0, 0.2, 0.3, 0.4, 0.6], "with": [0.5, 0.8, 0.9, 0.62, 0.68]}
-    stored = {measure.digest(source, seed, CHAPTERS["kl"].steps): {"last": lasts[side][seed]}
+    stored = {(measure.digest(source, CHAPTERS["kl"].steps), seed): {"last": lasts[side][seed]}
               for side, source in sides("kl").items() for seed in measure.SEEDS}
-    monkeypatch.setattr(measure, "STORED", stored)
+    monkeypatch.setattr(measure.STORE, "results", stored)
     assert measure.default_seed("kl") == 3              # one side alone has 2, the other 4
     assert measure.default_seed("clip") == 0            # its runs are missing
-    monkeypatch.setattr(measure, "FILE", measure.ROOT / "missing.json")
-    assert measure.load() == {}
 
 
-def test_storing_a_run_keeps_all_runs_of_scripts_as_they_are_and_no_others(monkeypatch, tmp_path):
+def test_measuring_runs_what_is_not_stored_and_keeps_all_runs_of_scripts_as_they_are_and_no_others(
+        monkeypatch, tmp_path):
     stored = measure.FILE.read_text("utf-8")
-    monkeypatch.setattr(measure, "FILE", tmp_path / "path.json")
-    monkeypatch.setattr(measure, "STORED", {})
-    measure.FILE.write_text(stored, "utf-8")
-    measure.save({"of a script that has changed": {}})
-    assert measure.FILE.read_text("utf-8") == stored
-
-
-def test_all_runs_that_measure_asks_for_are_stored(monkeypatch):
-    monkeypatch.setattr(measure, "STORED", measure.load())
+    (tmp_path / "path.json").write_text(stored, "utf-8")
+    store = measuring.Store(tmp_path / "path.json", {})
+    monkeypatch.setattr(measure, "STORE", store)
     monkeypatch.setattr(runs, "run", lambda *_, **__: pytest.fail("a run is missing"))
+    store.add("of a script that has changed", 0, {})
     measure.measure(RUNGS)
+    assert store.path.read_text("utf-8") == stored
+
+    seen = []
+    monkeypatch.setattr(runs, "run", lambda source, seed, steps: seen.append((source, seed)) or {
+        "accuracy": [0.1, 0.2], "seconds": 1.0, "steps": [
+            {"text": "a", "samples": 4, "right": 0.25}] * steps})
+    jobs = measure.jobs("clip")
+    for seed in (measure.SEEDS[1], measure.CHOICE[1]):          # one is drawn, the other chooses
+        [job, *_] = [job for job, (_, side, factor) in jobs.items()
+                     if (side, factor, job[1]) == ("with", 1, seed)]
+        was = store.results.pop(job)
+        store.keep({case for case, _ in store.results})
+        measure.measure(["clip"])
+        assert seen.pop() == (sides("clip")["with"], seed)
+        assert store.results.keys() == measuring.results_of(json.loads(stored)).keys()
+        found = store.results[job]
+        assert ("steps" in found) == (seed in measure.SEEDS) == ("steps" in was)
+        assert measure.value(found, "last") == 0.25
 
 
 def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
@@ -195,7 +209,7 @@ def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeyp
     low, mean, high = min(shares), fmean(shares), max(shares)
     assert f"(and their range). {measure.BASE_THEN}\n" in said
     assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
-    monkeypatch.setattr(measure, "STORED", {})          # as after a change of nano.py
+    monkeypatch.setattr(measure.STORE, "results", {})   # as after a change of nano.py
     said = call("dpo", "--seed", 7)
     assert "DPO, r/w: seed 7\n" in said and "with seed 7;" in said
     assert said.splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]

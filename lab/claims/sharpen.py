@@ -1,20 +1,19 @@
 """Sharpening: what RL adds to the base, and how far random guesses get without a model"""
-import contextlib
-import io
 import random
 import re
 import statistics
-import tempfile
 from pathlib import Path
 
 import torch
 
 import common
 import grpo
+import measuring
 import plumbing
 from lab.bench import OURS, Claim, numbers
 from lab.training import continued, load_base
 from report import chart
+from report.logs import read_summary
 from tasks import countdown
 from tasks.scores import pass_at_k
 
@@ -44,10 +43,11 @@ def measure(case, seed):
     if case == "arithmetic":
         return decoded(base, task, cfg)
     trained = grpo.GPT(cfg)
-    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
-        folder = Path(work, "run")
-        summary = grpo.main([*flags.split(), *SCORED.split(), "--output_dir", str(folder)])
-        plumbing.load_policy(trained, folder / "checkpoint.pt")
+
+    def look(folder):
+        plumbing.load_policy(trained, Path(folder, "checkpoint.pt"))
+        return read_summary(folder)
+    summary = measuring.run(grpo.main, [*flags.split(), *SCORED.split()], look)
     columns = {}
     for name, policy, scored in (("base", base, summary["base"]),
                                  ("after RL", trained, summary["trained"])):

@@ -1,13 +1,11 @@
 """Measure the chapters of the path, and look up their numbers by name."""
-import contextlib
 import hashlib
-import json
 import math
 import re
 from itertools import product
 from statistics import fmean
 
-import plumbing
+import measuring
 from learn.path.rungs import BASE, CHAPTERS, ROOT, RUNGS, script, sides
 
 FILE = ROOT / "docs" / "path.json"
@@ -15,24 +13,20 @@ RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
-EVERY_FACTOR = [2.0**power for power in range(-5, 6)]
+EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
 BASE_THEN = CHAPTERS[BASE].fields["measured"]          # a sentence for whoever reads the numbers
 
 
-def load():
-    """Read docs/path.json. -> {digest of a run: its results}; empty if there is no such file"""
-    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+STORE = measuring.Store(FILE, {})                      # its cases are what `digest` returns
 
 
-STORED = load()
-
-
-def digest(source, seed, steps):
-    """Hash what a run depends on: the script below its docstring, the seed, the steps. -> str"""
+def digest(source, steps):
+    """Hash what a run depends on but for its seed: the script below its docstring, the steps.
+    -> str"""
     text = source.split('"""', 2)[2]
-    return hashlib.sha256(f"{text}{seed}{steps}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{text}{steps}".encode()).hexdigest()[:16]
 
 
 def at_rate(source, factor):
@@ -45,7 +39,8 @@ def runs_at(name, side, seeds=SEEDS, factor=1):
     """Look up the stored runs of a side of a chapter, with a factor of the rate. -> list of runs,
     one per seed. Raises KeyError if one of them is missing"""
     source = at_rate(sides(name)[side], factor)
-    return [STORED[digest(source, seed, CHAPTERS[name].steps)] for seed in seeds]
+    case = digest(source, CHAPTERS[name].steps)
+    return [STORE.results[case, seed] for seed in seeds]
 
 
 def runs_of(name, at_best=False):
@@ -107,67 +102,70 @@ def default_seed(name):
         (shares[SEEDS.index(seed)] - fmean(shares))**2 for shares in ends(name).values()))
 
 
-def by_rate(name, side):
-    """Average the share of right outputs at the end over the seeds of CHOICE. -> {factor: mean}"""
-    means = {}
-    for factor in EVERY_FACTOR:
-        with contextlib.suppress(KeyError):                 # there are no runs at this rate
-            means[factor] = fmean(value(one, "last")
-                                  for one in runs_at(name, side, CHOICE, factor))
-    return means
+def tune(name, side):
+    """Search for the best learning rate of a side of a chapter, on the seeds of CHOICE. -> factors
+    of RATE that have to be tried, and the best one; None if some of the runs are missing"""
+    is_drawn = any("x=rate" in line and f"| {side}=" in line
+                   for line in CHAPTERS[name].fields["picture"].splitlines())
 
-
-def highest(means):
-    """Choose the factor with the highest mean. If several are equal, because nothing was learned at
-    any rate, choose the one nearest to 1. -> float"""
-    return max(means, key=lambda factor: (means[factor], -abs(math.log2(factor))))
+    def score(factor):
+        try:
+            return fmean(value(one, "last") for one in runs_at(name, side, CHOICE, factor))
+        except KeyError:
+            return None
+    return measuring.search(1, FACTORS if is_drawn else (0.5, 1), score)
 
 
 def best(name):
     """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict"""
-    return {side: highest(by_rate(name, side)) for side in sides(name)}
+    return {side: tune(name, side)[1] for side in sides(name)}
+
+
+def jobs(name):
+    """List the runs of a chapter, as far as the stored ones show them: SEEDS at nano.py's rate, the
+    search for the best rate of each side, and SEEDS at this rate.
+    -> {(case, seed): (name, side, factor)}"""
+    found = {}
+    for side, source in sides(name).items():
+        runs = [*product((1,), SEEDS)]
+        if name != RUNGS[0]:                                # before which nothing is trained
+            tried, chosen = tune(name, side)
+            runs += product(tried, CHOICE)
+            runs += product((chosen,), SEEDS) if chosen else ()
+        for factor, seed in runs:
+            case = digest(at_rate(source, factor), CHAPTERS[name].steps)
+            found.setdefault((case, seed), (name, side, factor))
+    return found
 
 
 def measure(names):
-    """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""
-    for name in names:
-        for side in sides(name):
-            for seed in SEEDS:
-                store(name, side, seed)
-            if name != RUNGS[0]:                            # before which nothing is trained
-                sweep(name, side)
+    """Run what docs/path.json does not contain yet, and leave out the runs of scripts that have
+    changed. If you stop it, the next call continues."""
+    wanted = {}
+
+    def jobs_of(_):
+        for name in names:
+            wanted.update(jobs(name))
+        return wanted
+
+    def perform(case, seed):
+        return measured(*wanted[case, seed], seed)
+    measuring.collect(STORE, jobs_of, perform)
+    STORE.keep({digest(at_rate(source, factor), CHAPTERS[name].steps) for name in RUNGS
+                for source in sides(name).values() for factor in EVERY_FACTOR})
 
 
-def sweep(name, side):
-    """Run a script at further rates, with the seeds of CHOICE, until both neighbours of the best
-    rate were run. Then run it at the best rate with SEEDS."""
-    is_drawn = any("x=rate" in line and f"| {side}=" in line
-                   for line in CHAPTERS[name].fields["picture"].splitlines())
-    factors = {*FACTORS} if is_drawn else {0.5, 1}
-    while factors:
-        for factor, seed in product(factors, CHOICE):
-            store(name, side, seed, factor)
-        means = by_rate(name, side)
-        best = highest(means)
-        factors = {best / 2, best * 2} & {*EVERY_FACTOR} - means.keys()
-    for seed in SEEDS:
-        store(name, side, seed, best)
-
-
-def store(name, side, seed, factor=None):
-    """Run a script unless docs/path.json contains the run, and store it there. With a factor, run
-    the script at this rate, and store only the final numbers."""
+def measured(name, side, factor, seed):
+    """Run a side of a chapter. -> its numbers; only the final ones, unless the page draws its
+    steps"""
     from learn.path.runs import run
-    source, steps = at_rate(sides(name)[side], factor or 1), CHAPTERS[name].steps
-    key = digest(source, seed, steps)
-    if key in STORED and (factor or "steps" in STORED[key]):
-        return
-    one = rounded(run(source, seed, steps=steps))
-    if factor:
-        one = {of: round(value(one, of), 4) for of in FINAL
-               if of.partition("_")[2] in ("", *one["steps"])}
-    save({key: one})
-    print(f"{name}, {side}, {factor or 1:g} times the rate, seed {seed}: stored", flush=True)
+    source = at_rate(sides(name)[side], factor)
+    one = rounded(run(source, seed, steps=CHAPTERS[name].steps))
+    print(f"{name}, {side}, {factor:g} times the rate, seed {seed}", flush=True)
+    if factor == 1 and seed in SEEDS:
+        return one
+    return {of: round(value(one, of), 4) for of in FINAL
+            if of.partition("_")[2] in ("", *one["steps"])}
 
 
 def rounded(result):
@@ -177,14 +175,3 @@ def rounded(result):
                for name in (steps[0] if steps else ()) if name not in ("text", "step")}
     return dict(accuracy=result["accuracy"], seconds=round(result["seconds"], 1),
                 text=steps[-1]["text"] if steps else "", steps=metrics)
-
-
-def save(runs):
-    """Add runs to docs/path.json, to which a second process may add others, and leave out those of
-    scripts that have changed since."""
-    current = {digest(at_rate(source, factor), seed, CHAPTERS[name].steps) for name in RUNGS
-               for source in sides(name).values() for factor in EVERY_FACTOR
-               for seed in SEEDS + CHOICE}
-    STORED.update(load() | runs)
-    text = json.dumps({key: STORED[key] for key in sorted(STORED) if key in current})
-    plumbing.write(FILE, text.replace('}, "', '},\n"') + "\n")

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import common
+import measuring
 import plumbing
 from common import HERE as ROOT
 from learn.practice.exercise import load, mutants
@@ -61,13 +62,11 @@ def metrics_of(folder):
 def run_text(file, text, flags, base=None, look=metrics_of):
     """Run the text of a script, in which a mistake may be planted, without printing. base: a policy
     to begin with. -> what look(folder of the run) returns, by default a dict for each step"""
-    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-            contextlib.redirect_stderr(io.StringIO()):
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stderr(io.StringIO()):
         if base is not None:
             plumbing.write(Path(work, "checkpoint.pt"), {"policy": base.state_dict()})
             flags = f"{flags} --init_from {work}"
-        load(text, ROOT / file).main([*flags.split(), "--output_dir", f"{work}/run"])
-        return look(f"{work}/run")
+        return measuring.run(load(text, ROOT / file).main, flags.split(), look)
 
 
 def plant(name, hunt):
