@@ -1,4 +1,4 @@
-"""Your loss in other people's trainers: write one function, and take it to TRL, verl and others.
+"""Your loss in other people's trainers: write one function, and take it to TRL and verl.
 
 A loss is described by a text: its function, its settings, and the average of its values.
 
@@ -20,9 +20,6 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-AVERAGES = {                            # names of the averages here and in verl
-    "sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
-    "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
@@ -33,16 +30,15 @@ def load(text=None):
     """Read a loss from a text, or from the environment variable LOSS. ValueError, with one line, if
     there is no such loss. -> function of log pi, log pi_old (B, T), A (B,) or (B, T), and mask
     (B, T), which returns L_t (B, T); name of the average"""
+    from vectors.names import AVERAGES  # here, because an engine first moves this checkout
     words = (os.environ.get("LOSS", "") if text is None else text).split()
     if not words:
         raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
     settings = dict(map(read_setting, words[1:]))
     how = settings.pop("how", None)
     name, _, function_name = words[0].partition(":")
-    find = of_zoo if name == "zoo" else of_module
-    loss, table = find(name, function_name or "policy_loss", settings)
-    row = table.get(settings.get("loss_type", "grpo"), ("", "sequence_mean"))
-    how = how or ("token_mean" if name == "ppo" else row[1])
+    loss, average = of_module(name, function_name or "policy_loss", settings)
+    how = how or average
     refuse_other("how", how, AVERAGES)
     return tried(loss, words[0]), how
 
@@ -74,9 +70,11 @@ def read_setting(word):
 
 
 def import_module(name):
-    """Import a script or a Python file. -> module"""
+    """Import a script, the zoo or a Python file. -> module"""
     if name.endswith(".py"):
         return read_file(name)
+    if name == "zoo":
+        return read_file(HERE / "examples/zoo.py")
     if name in REASONS:
         raise ValueError(f"{name}: {REASONS[name]}; write one of {', '.join(SCRIPTS)}, or a file")
     if name not in SCRIPTS:
@@ -85,46 +83,48 @@ def import_module(name):
 
 
 def of_module(name, function_name, settings):
-    """Find a loss of a script, or of a Python file. -> function, LOSS_TYPES of its module"""
+    """Find a loss of a script, of the zoo or of a Python file. -> function, name of its average"""
     module = import_module(name)
     loss = getattr(module, function_name, None)
     if not callable(loss):
         raise ValueError(f"{name}: has no function {function_name}")
-    parameters = inspect.signature(loss).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    refuse_unknown(settings, settings if takes_any else [*parameters][len(INPUTS):], name)
-    table = getattr(module, "LOSS_TYPES", {}) if "loss_type" in parameters else {}
-    if table and "loss_type" in settings:
-        refuse_other("loss_type", settings["loss_type"], table)
-    return functools.partial(loss, **settings), table
+    known, average = parameters_of(module, function_name, settings.get("loss_type"))
+    refuse_unknown(settings, known, name)
+    return functools.partial(loss, **settings), "token_mean" if name == "ppo" else average
 
 
-def of_zoo(name, function_name, settings):
-    """Find a loss of examples/zoo.py, whose settings are its flags. -> function, LOSS_TYPES"""
-    zoo = read_file(HERE / "examples/zoo.py")
-    if function_name != "policy_loss":
-        raise ValueError(f"zoo: has no function {function_name}; write zoo:policy_loss "
-                         f"loss_type={min(zoo.NEW)}")
-    loss_type = settings.setdefault("loss_type", zoo.Config.loss_type)
-    refuse_other("loss_type", loss_type, zoo.LOSS_TYPES)
-    own = ("loss_type", loss_type, "epsilon", "delta")
-    known = [flag for flag in zoo.Config.__dataclass_fields__ if flag.startswith(own)]
-    refuse_unknown(settings, known, f"{name}:{loss_type}")
-    for key, value in settings.items():
-        if key != "loss_type" and isinstance(value, str):
-            raise ValueError(f"{key}={value}: must be a number")
-    cfg = zoo.Config(**settings)
-    for is_kept, rule in cfg.rules():
-        if not is_kept:
-            raise ValueError(rule)
-    return functools.partial(zoo.policy_loss, cfg), zoo.LOSS_TYPES
+def parameters_of(module, function_name, loss_type=None):
+    """Look up the settings of a loss, which are the parameters after its mask, and its average.
+    loss_type: a row of the module's LOSS_TYPES; by default the loss's own. ValueError if there is
+    no such row. -> {name: inspect.Parameter}, name of the average"""
+    def settings(function):
+        return dict([*inspect.signature(function).parameters.items()][len(INPUTS):])
+
+    table = getattr(module, "LOSS_TYPES", {})
+    known = settings(getattr(module, function_name))
+    if "loss_type" in known:
+        loss_type = loss_type or known["loss_type"].default
+        if table:
+            refuse_other("loss_type", loss_type, table)
+    method, average = table.get(loss_type or function_name, ("", "sequence_mean"))
+    if callable(method):                # of the zoo, whose policy_loss hands settings on to it
+        known = {key: one for key, one in known.items() if one.kind is not one.VAR_KEYWORD}
+        known |= settings(method)
+    return known, average
 
 
 def refuse_unknown(settings, known, name):
-    for key in settings:
-        if key not in known:
+    """Raise a ValueError for a setting that a loss does not have, or whose value is a text although
+    its default is a number."""
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    for key, value in settings.items():
+        if key not in known and not takes_any:
             raise ValueError(f"{key}: is not a setting of {name}; it has "
                              f"{', '.join(known) or 'none'}, and how")
+        default = known[key].default if key in known else None
+        if isinstance(value, str) and isinstance(default, (int, float)):
+            kind = "True or False" if isinstance(default, bool) else "a number"
+            raise ValueError(f"{key}={value}: must be {kind}")
 
 
 def refuse_other(name, value, choices):

@@ -14,7 +14,7 @@ from engines import HERE
 
 sys.path[:] = [*(path for path in sys.path if Path(path).resolve() != HERE), str(HERE)]
 for name in ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "real", "tasks",
-             "report"):
+             "report", "vectors"):
     spec = importlib.util.find_spec(name)
     [folder, *_] = spec.submodule_search_locations or [Path(spec.origin).parent]
     if not Path(folder).resolve().is_relative_to(HERE):

@@ -13,6 +13,7 @@ import engines
 import plumbing
 from report import parser, start
 from report.page import import_script
+from vectors import names
 
 # Flags that do not change what a step computes, or that follow from the model and the data
 OF_THE_RUN = {*common.Base.__annotations__, "task", "device", "kernel", "output_dir",
@@ -28,18 +29,15 @@ NOT_IN_DPO = {"loss_type": ("simpo", "orpo")}
 NOT_IN_TRL = {"kl_estimator": ("k1", "k2"), "scale_rewards": ("mean",)}
 NOT_IN_VERL = {"kl_estimator": ("k3_ratio",), "scale_rewards": ("batch", "mean"),
                "mask_truncated_completions": (True,)}
-IN_TRL = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
 
 
 def text_of_loss(name, script, flags):
     """Write the loss of a run as `engines.load` reads it. -> str, names of the flags in it"""
     if name == "here":
         return flags["loss"], ["loss"]
-    loss_type = flags["loss_type"]
-    names = ["loss_type", *(key for key in flags if key.startswith(loss_type))]
-    if name != "zoo" or loss_type not in script.NEW or loss_type in script.CLIPPED:
-        names += ["epsilon", "epsilon_high", "delta"]
-    return " ".join([f"{name}:policy_loss", *(f"{key}={flags[key]}" for key in names)]), names
+    known, _ = engines.parameters_of(script, "policy_loss", flags["loss_type"])
+    used = [key for key in known if key in flags]
+    return " ".join([f"{name}:policy_loss", *(f"{key}={flags[key]}" for key in used)]), used
 
 
 def sizes(c):
@@ -63,30 +61,32 @@ def of_trl(c):
         "max_grad_norm": c["max_grad_norm"] or 1e9, "lr_scheduler_type": "constant", "bf16": False}
 
 
-def own_loss_of_trl(name, c, names):
-    """Translate a loss with these flags into TRL's own. -> {flag: value}, {} if TRL lacks it"""
-    if name == "here" or c["loss_type"] not in IN_TRL:
+def own_loss_of_trl(name, c):
+    """Translate the loss of a run into TRL's own. -> {flag: value}, {} if TRL lacks it"""
+    if name == "here":
         return {}
-    flags = {key: c[key] for key in names if key != "delta" or c["delta"] > 0}
-    if c["loss_type"] == "cispo":
-        flags["epsilon_high"] += 1                              # TRL's is the cap
-    if name == "gspo":
-        flags["importance_sampling_level"] = "sequence"
-    return flags
+    own = {"here": c["loss_type"]}
+    loss = names.find(script=name, **own) or names.find(script="grpo", **own)
+    settings = {key: c[here] for key, (here, *_) in names.SETTINGS.get(loss.method, {}).items()
+                if here in c and (here, c[here]) != ("delta", 0)}       # 0: no bound
+    try:
+        return names.translate(loss, settings, "trl")
+    except NotImplementedError:
+        return {}
 
 
 def of_verl(c, how):
     """Translate the flags that verl has, too. -> {key of its configuration: value}"""
     parts, _, size = sizes(c)
-    kinds = {"k1": "kl", "k2": "mse"}
     actor = {
-        "policy_loss.loss_mode": "ours", "loss_agg_mode": engines.AVERAGES[how],
+        "policy_loss.loss_mode": "ours", "loss_agg_mode": names.AVERAGES[how],
         "loss_scale_factor": c["max_completion_length"] if how == "constant" else "null",
         "ppo_mini_batch_size": c["num_prompts"] // parts, "ppo_micro_batch_size_per_gpu": size,
         "ppo_epochs": c["num_iterations"], "optim.lr": c["learning_rate"],
         "optim.clip_grad": c["max_grad_norm"] or 1e9, "optim.weight_decay": 0.0,
         "entropy_coeff": c["entropy_coef"], "use_kl_loss": c["beta"] > 0,
-        "kl_loss_coef": c["beta"], "kl_loss_type": kinds.get(c["kl_estimator"], "low_var_kl")}
+        "kl_loss_coef": c["beta"],
+        "kl_loss_type": names.KL_TYPES[c["kl_estimator"].removesuffix("_ratio")]}
     return {
         "algorithm.adv_estimator": "ours",
         "algorithm.norm_adv_by_std_in_grpo": c["scale_rewards"] != "none",
@@ -111,10 +111,10 @@ def differences(script, c, translated, missing):
     """List the flags that are not translated, and are not their defaults, and those whose values
     are missing there. -> list of str"""
     known = {*OF_THE_RUN, *OF_STEPS, *SAME, *translated, *missing}
-    names = [name for name, field in script.Config.__dataclass_fields__.items()
-             if name not in known and c[name] != field.default]
-    names += [name for name, values in missing.items() if c[name] in values]
-    return [f"--{name} {c[name]}" for name in names]
+    lost = [name for name, field in script.Config.__dataclass_fields__.items()
+            if name not in known and c[name] != field.default]
+    lost += [name for name, values in missing.items() if c[name] in values]
+    return [f"--{name} {c[name]}" for name in lost]
 
 
 def as_flags(flags):
@@ -135,22 +135,22 @@ def report_dpo(script, c):
 
 def report(name, script, c, folder):
     """Yield the lines that the command prints for a run of another script."""
-    text, names = text_of_loss(name, script, c)
+    text, used = text_of_loss(name, script, c)
     _, how = engines.load(text)
     parts, rows, _ = sizes(c)
     batch = []
     if c["num_prompts"] % parts > 0:
         batch = [f"{parts * rows // c['num_generations']} prompts in a batch, so that its "
                  f"{parts} optimizer steps are equal"]
-    lost = differences(script, c, names, NOT_IN_TRL) + batch
+    lost = differences(script, c, used, NOT_IN_TRL) + batch
     yield f"# the loss of this run, in TRL; differences: {', '.join(lost) or 'none'}"
     yield f"python -m engines.task {shlex.quote(c['task'])} 2000 > train.jsonl"
     yield (f"python -m engines.trl {text} {as_flags(of_trl(c))} --model_name_or_path MODEL "
            f"--dataset_name train.jsonl --output_dir {shlex.quote(f'{folder}-trl')} "
            "--reward_funcs engines/task.py:right")
-    if own := own_loss_of_trl(name, c, names):
+    if own := own_loss_of_trl(name, c):
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
-    lost = differences(script, c, names, NOT_IN_VERL) + batch
+    lost = differences(script, c, used, NOT_IN_VERL) + batch
     yield f"\n# in verl; differences: {', '.join(lost) or 'none'}"
     keys = shlex.join(f"{key}={value}" for key, value in of_verl(c, how).items())
     yield (f"VERL_USE_EXTERNAL_MODULES=engines.verl LOSS={shlex.quote(text)} "

@@ -30,9 +30,11 @@ import trl
 
 import common
 import grpo
+from vectors import names
 
-LOSS_TYPES = {"sequence_mean": "grpo", "token_mean": "dapo", "sequence_sum": "luspo",
-              "constant": "dr_grpo"}    # TRL's losses with these averages
+# TRL's losses with these averages
+LOSS_TYPES = {"sequence_sum": "luspo"} | {
+    loss.how: loss.trl for loss in names.LOSSES.values() if loss.method == "clip"}
 # Flags that change TRL's own loss. Each loss of ours has settings instead.
 REPLACED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level",
             "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg",

@@ -18,8 +18,9 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
 import grpo
+from vectors.names import AVERAGES
 
-LOSS, HOW = engines.required(*engines.AVERAGES)
+LOSS, HOW = engines.required(*AVERAGES)
 
 
 def find_advantages(text):
@@ -37,9 +38,9 @@ def policy_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode
                 config=None, rollout_is_weights=None):
     """Compute the part of a micro-batch in the loss of an optimizer step. (b, T) each
     -> scalar, metrics. ValueError if verl would average its other terms differently."""
-    if loss_agg_mode != engines.AVERAGES[HOW]:
+    if loss_agg_mode != AVERAGES[HOW]:
         raise ValueError(f"actor.loss_agg_mode={loss_agg_mode}: the loss has the average {HOW}, "
-                         f"so write {engines.AVERAGES[HOW]}")
+                         f"so write {AVERAGES[HOW]}")
     mask = response_mask.to(log_prob)
     token_loss = LOSS(log_prob, old_log_prob, advantages, mask)                 # (b, T)
     if rollout_is_weights is not None:

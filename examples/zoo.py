@@ -74,6 +74,8 @@ are flags of the scripts: docs/zoo.md has a table of names.
 Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """
 import dataclasses
+import functools
+import inspect
 import sys
 from pathlib import Path
 from typing import Literal
@@ -92,18 +94,18 @@ import ppo
 # Shapes: as in grpo.py.
 
 
-# ---- 1. losses: log pi, log pi_old, A and mask (B, T) -> L_t (B, T) --------------------------
+# ---- 1. losses: log pi, log pi_old, A, mask (B, T) and their own flags -> L_t (B, T) ----------
 
-def dppo_tv(logps, old_logps, A, mask, cfg):
+def dppo_tv(logps, old_logps, A, mask, dppo_tv_delta=0.15):
     divergence = (logps.exp() - old_logps.exp()).abs()                          # (B, T)  eq. (2)
-    return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_tv_delta)
+    return bounded(logps, old_logps, A, mask, divergence > dppo_tv_delta)
 
 
-def dppo_kl(logps, old_logps, A, mask, cfg):
+def dppo_kl(logps, old_logps, A, mask, dppo_kl_delta=0.05):
     others = (1 - logps.exp()).clamp(min=1e-8)
     old_others = (1 - old_logps.exp()).clamp(min=1e-8)
     divergence = old_logps.exp() * (old_logps - logps) + old_others * (old_others / others).log()
-    return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_kl_delta)   # eq. (3)
+    return bounded(logps, old_logps, A, mask, divergence > dppo_kl_delta)       # eq. (3)
 
 
 def bounded(logps, old_logps, A, mask, is_outside):
@@ -114,59 +116,59 @@ def bounded(logps, old_logps, A, mask, is_outside):
     return torch.where(is_zero, 0.0, -ratio * A)                                # eq. (1)
 
 
-def gmpo(logps, old_logps, A, mask, cfg):
+def gmpo(logps, old_logps, A, mask, gmpo_epsilon=0.4):
+    assert gmpo_epsilon > 0, "gmpo_epsilon: must be above 0, else no token learns"
     log_rho = grpo.log_ratio(logps, old_logps, mask)
-    above = log_rho.clamp(max=cfg.gmpo_epsilon)
-    below = log_rho.clamp(min=-cfg.gmpo_epsilon)
+    above = log_rho.clamp(max=gmpo_epsilon)
+    below = log_rho.clamp(min=-gmpo_epsilon)
     log_s = mean_of_output(torch.where(A > 0, above, below), mask)              # (B, 1)
     return -A * log_s.exp()                                                     # eq. (4)
 
 
-def vespo(logps, old_logps, A, mask, cfg):
+def vespo(logps, old_logps, A, mask, vespo_k_pos=2.0, vespo_k_neg=3.0, vespo_lambda_pos=3.0,
+          vespo_lambda_neg=2.0):
     log_W = grpo.log_ratio(logps, old_logps, mask).detach().sum(dim=1, keepdim=True)    # (B, 1)
-    k = torch.where(A >= 0, cfg.vespo_k_pos, cfg.vespo_k_neg)
-    lam = torch.where(A >= 0, cfg.vespo_lambda_pos, cfg.vespo_lambda_neg)
+    k = torch.where(A >= 0, vespo_k_pos, vespo_k_neg)
+    lam = torch.where(A >= 0, vespo_lambda_pos, vespo_lambda_neg)
     weight = (k * log_W + lam * (1 - log_W.exp())).exp()
     return -weight * A * logps                                                  # eq. (5)
 
 
-def off_policy_mask(logps, old_logps, A, mask, cfg):
+def off_policy_mask(logps, old_logps, A, mask, epsilon=0.2, epsilon_high=0.28, delta=0.0,
+                    off_policy_mask_threshold=0.5):
     log_rho = grpo.log_ratio(logps, old_logps, mask).detach()
-    is_stale = -mean_of_output(log_rho, mask) > cfg.off_policy_mask_threshold   # (B, 1)
+    is_stale = -mean_of_output(log_rho, mask) > off_policy_mask_threshold       # (B, 1)
     is_zero = (A < 0) & is_stale
-    return torch.where(is_zero, 0.0, clip(logps, old_logps, A, mask, cfg))      # eq. (6)
+    clipped = grpo.policy_loss(logps, old_logps, A, mask, "grpo", epsilon, epsilon_high, delta)
+    return torch.where(is_zero, 0.0, clipped)                                   # eq. (6)
 
 
-def clip_cov(logps, old_logps, A, mask, cfg):
+def clip_cov(logps, old_logps, A, mask, epsilon=0.2, epsilon_high=0.28, delta=0.0,
+             clip_cov_ratio=0.002, clip_cov_lb=1.0, clip_cov_ub=5.0):
     c = covariance(logps, A, mask)
     log_rho = grpo.log_ratio(logps, old_logps, mask)
-    is_clipped = grpo.is_clipped(log_rho, A, cfg.epsilon, cfg.epsilon_high)
-    in_range = (c > cfg.clip_cov_lb) & (c < cfg.clip_cov_ub) & (mask > 0) & ~is_clipped
+    is_clipped = grpo.is_clipped(log_rho, A, epsilon, epsilon_high)
+    in_range = (c > clip_cov_lb) & (c < clip_cov_ub) & (mask > 0) & ~is_clipped
     candidates = in_range.flatten().nonzero()[:, 0]
     generator = common.generator("clip_cov", c.sum().item())    # seeded by the covariances
     order = torch.randperm(len(candidates), generator=generator).to(candidates)
-    chosen = candidates[order[:num_chosen(mask, cfg.clip_cov_ratio)]]
+    chosen = candidates[order[:num_chosen(mask, clip_cov_ratio)]]
     is_zero = is_among(chosen, mask)
-    return torch.where(is_zero, 0.0, clip(logps, old_logps, A, mask, cfg))      # eq. (8)
+    clipped = grpo.policy_loss(logps, old_logps, A, mask, "grpo", epsilon, epsilon_high, delta)
+    return torch.where(is_zero, 0.0, clipped)                                   # eq. (8)
 
 
-def kl_cov(logps, old_logps, A, mask, cfg):
+def kl_cov(logps, old_logps, A, mask, kl_cov_ratio=0.002, kl_cov_coef=1.0):
     log_rho = grpo.log_ratio(logps, old_logps, mask)
     c = torch.where(mask > 0, covariance(logps, A, mask), -torch.inf)
-    chosen = c.flatten().topk(num_chosen(mask, cfg.kl_cov_ratio)).indices
-    penalty = torch.where(is_among(chosen, mask), cfg.kl_cov_coef * log_rho.abs(), 0.0)
+    chosen = c.flatten().topk(num_chosen(mask, kl_cov_ratio)).indices
+    penalty = torch.where(is_among(chosen, mask), kl_cov_coef * log_rho.abs(), 0.0)
     return -log_rho.exp() * A + penalty                                         # eq. (9)
 
 
-def dro(logps, old_logps, A, mask, cfg):
+def dro(logps, old_logps, A, mask, dro_beta=1.0):
     log_rho = grpo.log_ratio(logps, old_logps, mask)
-    return -A * logps + cfg.dro_beta / 2 * log_rho.square()                     # eq. (10)
-
-
-def clip(logps, old_logps, A, mask, cfg):
-    """The loss (3) of grpo.py. -> (B, T)"""
-    return grpo.policy_loss(
-        logps, old_logps, A, mask, "grpo", cfg.epsilon, cfg.epsilon_high, cfg.delta)
+    return -A * logps + dro_beta / 2 * log_rho.square()                         # eq. (10)
 
 
 def mean_of_output(x, mask):
@@ -195,7 +197,9 @@ def is_among(chosen, mask):
     return is_chosen
 
 
-LOSS_TYPES = grpo.LOSS_TYPES | {            # replaces (3) of grpo.py, and the average in its (5)
+LOSS_TYPES = {                              # replaces (3) of grpo.py, and the average in its (5)
+    name: (functools.partial(grpo.policy_loss, loss_type=name), average)
+    for name, (_, average) in grpo.LOSS_TYPES.items()} | {
     "dppo_tv": (dppo_tv, "token_mean"),
     "dppo_kl": (dppo_kl, "token_mean"),
     "gmpo": (gmpo, "sequence_mean"),        # all L_t of an output are equal
@@ -204,23 +208,32 @@ LOSS_TYPES = grpo.LOSS_TYPES | {            # replaces (3) of grpo.py, and the a
     "clip_cov": (clip_cov, "token_mean"),
     "kl_cov": (kl_cov, "token_mean"),
     "dro": (dro, "token_mean")}
-NEW = LOSS_TYPES.keys() - grpo.LOSS_TYPES.keys()
 CLIPPED = {"grpo", "dr_grpo", "dapo", "off_policy_mask", "clip_cov"}    # those that contain (3)
 
 
-def policy_loss(cfg, logps, old_logps, advantages, mask):
-    """Compute L_t of --loss_type, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)
-    """
-    if cfg.loss_type not in NEW:
-        return grpo.policy_loss(logps, old_logps, advantages, mask,
-                                cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
+def policy_loss(logps, old_logps, advantages, mask, loss_type="dppo_tv", **flags):
+    """Compute L_t with the function of a row of LOSS_TYPES, 0 in masked slots. advantages: (B,),
+    (B, 1) or (B, T); flags: those that this function takes. -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
-    loss, _ = LOSS_TYPES[cfg.loss_type]
-    token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
+    loss, _ = LOSS_TYPES[loss_type]
+    token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, **flags)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
-def objective(policy, batch, ref_logps, A, part, cfg):
+def flags_of(loss_type):
+    """List the flags that the function of a row takes, after its four tensors. -> list of str"""
+    loss, _ = LOSS_TYPES[loss_type]
+    return [name for name in [*inspect.signature(loss).parameters][4:] if name != "loss_type"]
+
+
+def chosen_loss(cfg):
+    """Look up --loss_type. -> function of log pi, log pi_old, A and mask; name of the average"""
+    _, average = LOSS_TYPES[cfg.loss_type]
+    flags = {name: getattr(cfg, name) for name in flags_of(cfg.loss_type)}
+    return functools.partial(policy_loss, loss_type=cfg.loss_type, **flags), average
+
+
+def objective(policy, batch, ref_logps, A, part, cfg, loss):
     """Compute the terms of (5) of grpo.py for the rows `part`. -> (b, T), log pi (b, T)"""
     T = int(batch.lengths[part].max())
     tokens = batch.tokens[part, :T]                                             # (b, T)
@@ -228,7 +241,7 @@ def objective(policy, batch, ref_logps, A, part, cfg):
     old_logps = batch.logps[part, :T]
     logps, entropy = grpo.score(
         policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-    token_loss = policy_loss(cfg, logps, old_logps, A[part, :T], mask)
+    token_loss = loss(logps, old_logps, A[part, :T], mask)
     if cfg.beta > 0:
         log_rho = grpo.log_ratio(logps, old_logps, mask)
         token_kl = grpo.kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
@@ -237,9 +250,9 @@ def objective(policy, batch, ref_logps, A, part, cfg):
     return token_loss, logps.detach()
 
 
-def backward(policy, batch, ref_logps, A, rows, cfg):
-    """Accumulate the gradient of (5) of grpo.py over `rows`, in micro-batches. -> metrics"""
-    _, average = LOSS_TYPES[cfg.loss_type]
+def backward(policy, batch, ref_logps, A, rows, cfg, loss, average):
+    """Accumulate the gradient of (5) of grpo.py over `rows`, in micro-batches, with this loss for
+    L_t and this average. -> metrics"""
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
     num_sequences = len(rows)                           # in the whole optimizer step
@@ -248,16 +261,17 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
         rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
     loss_sum = clipped_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        token_loss, logps = objective(policy, batch, ref_logps, A, part, cfg)   # (b, T) each
+        token_loss, logps = objective(                                          # (b, T) each
+            policy, batch, ref_logps, A, part, cfg, loss)
         T = token_loss.shape[1]
         mask = batch.mask[part, :T]
-        loss = grpo.aggregate(
+        mean_loss = grpo.aggregate(
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
-        loss.backward()
+        mean_loss.backward()
 
         log_rho = grpo.log_ratio(logps, batch.logps[part, :T], mask)
         clipped = grpo.is_clipped(log_rho, A[part, :T], cfg.epsilon, cfg.epsilon_high)
-        loss_sum += loss.item()
+        loss_sum += mean_loss.item()
         clipped_sum += (clipped * mask).sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
     metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
@@ -266,12 +280,12 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
     return metrics
 
 
-def update(policy, ref_logps, optimizer, batch, A, cfg, step):
+def update(policy, ref_logps, optimizer, batch, A, cfg, step, loss, average):
     """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
-        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg, loss, average)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm or torch.inf)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
@@ -349,10 +363,8 @@ def estimate(policy, task, batch, cfg, step):
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    loss_type: Literal[
-        "grpo", "dr_grpo", "dapo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gmpo", "vespo",
-        "off_policy_mask", "clip_cov", "kl_cov", "dro"] = common.flag(
-            "dppo_tv", "row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none")
+    loss_type: Literal[tuple(LOSS_TYPES)] = common.flag(
+        "dppo_tv", "row of LOSS_TYPES; Dr. GRPO also needs --scale_rewards none")
     advantage: Literal[
         "group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "remax"] = common.flag(
             "group", "estimator of A; group: (1) of grpo.py")
@@ -375,14 +387,11 @@ class Config(grpo.Config):
 
     def rules(self):
         yield from super().rules()
-        changed = [field.name for field in dataclasses.fields(self)
-                   if getattr(self, field.name) != field.default]
-        for name in changed:
-            owners = [loss for loss in NEW if name.startswith(loss)] or [self.loss_type]
-            yield self.loss_type in owners, f"--{name}: only works with --loss_type {owners[0]}"
-        for name in {"epsilon", "epsilon_high", "delta"}.intersection(changed):
-            has_range = self.loss_type not in NEW or self.loss_type in CLIPPED
-            yield has_range, f"--{name}: --loss_type {self.loss_type} has no clip; see --help"
+        own = flags_of(self.loss_type)
+        for loss_type in LOSS_TYPES:
+            for name in flags_of(loss_type):
+                works = name in own or getattr(self, name) == getattr(Config, name)
+                yield works, f"--{name}: works with --loss_type {loss_type}, not {self.loss_type}"
         yield self.gmpo_epsilon > 0, "--gmpo_epsilon: must be above 0, else no token learns"
         has_tokens = 0 < self.top_entropy_quantile <= 1
         yield has_tokens, "--top_entropy_quantile: must be above 0, and at most 1"
@@ -398,6 +407,7 @@ class Config(grpo.Config):
 
 def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
+    loss, average = chosen_loss(cfg)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
     with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:
@@ -409,7 +419,7 @@ def main(argv=None):
             batch = grpo.sample_with_signal(policy, task, cfg, step)
             A = advantages(policy, task, batch, cfg, step)                  # (B, 1) or (B, T)
             ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-            metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)
+            metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step, loss, average)
             run.log(batch, A, metrics | {"kl": mean_kl})
         return run.finish()
 

@@ -4,13 +4,11 @@ python -m lab.zoo (make zoo), for docs/zoo.md.
 A panel of docs/zoo.svg shows the gradient of a loss in log pi of one token, for all ratios up to
 2.5, divided by the gradient of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient.
 """
-import functools
 import math
 from typing import NamedTuple
 
 import torch
 
-import grpo
 from examples import zoo
 from lab.docs import DOCS
 from report import chart, parser, start
@@ -20,9 +18,9 @@ RATIOS = torch.arange(0.005, 2.5, 0.01)     # between the numbers at which losse
 
 
 class Panel(NamedTuple):
-    """A caption, a loss, pi_old of the tokens, and how many tokens the output has."""
+    """A caption, the flags of a loss, pi_old of the tokens, and how many tokens the output has."""
     caption: str
-    loss: object
+    flags: dict
     old: float = 0.3
     length: int = 1
 
@@ -36,33 +34,27 @@ class Panel(NamedTuple):
         logps = old_logps.clone()
         logps[0, 0] += math.log(ratio)
         logps.requires_grad_()
-        self.loss(logps, old_logps, torch.tensor([[A], [0.0]]), mask).sum().backward()
+        A_of_rows = torch.tensor([[A], [0.0]])
+        zoo.policy_loss(logps, old_logps, A_of_rows, mask, **self.flags).sum().backward()
         return -logps.grad[0, 0].item() / A
-
-
-def of_zoo(name, **flags):
-    cfg = zoo.Config(device="cpu", loss_type=name, **flags)
-    return functools.partial(zoo.policy_loss, cfg)
 
 
 PANELS = {
     "PPO, GRPO": Panel(
-        "no gradient: good above\n1.2, bad below 0.8",
-        functools.partial(grpo.policy_loss, epsilon_high=0.2)),
+        "no gradient: good above\n1.2, bad below 0.8", {"loss_type": "grpo", "epsilon_high": 0.2}),
     "CISPO": Panel(
-        "the weight is capped,\nand never 0",
-        functools.partial(grpo.policy_loss, loss_type="cispo", epsilon_high=0.28)),
-    "SAPO": Panel("the weight levels off,\nand falls softly",
-                  functools.partial(grpo.policy_loss, loss_type="sapo")),
-    "DRO": Panel("a penalty on log rho:\nbelow 0, it pulls back", of_zoo("dro")),
-    "KL-Cov, some tokens": Panel("pulled back to ratio 1\nwith a constant force",
-                                 of_zoo("kl_cov", kl_cov_ratio=1e-6, kl_cov_coef=0.5)),
+        "the weight is capped,\nand never 0", {"loss_type": "cispo", "epsilon_high": 0.28}),
+    "SAPO": Panel("the weight levels off,\nand falls softly", {"loss_type": "sapo"}),
+    "DRO": Panel("a penalty on log rho:\nbelow 0, it pulls back", {"loss_type": "dro"}),
+    "KL-Cov, some tokens": Panel(
+        "pulled back to ratio 1\nwith a constant force",
+        {"loss_type": "kl_cov", "kl_cov_ratio": 1e-6, "kl_cov_coef": 0.5}),
     "DPPO, a rare token": Panel(
-        "p_old is 0.01: it may\ngrow 16-fold, to 0.16", of_zoo("dppo_tv"), old=0.01),
+        "p_old is 0.01: it may\ngrow 16-fold, to 0.16", {"loss_type": "dppo_tv"}, old=0.01),
     "DPPO, a likely token": Panel(
-        "p_old is 0.5: it may\nmove to 0.35 or to 0.65", of_zoo("dppo_tv"), old=0.5),
+        "p_old is 0.5: it may\nmove to 0.35 or to 0.65", {"loss_type": "dppo_tv"}, old=0.5),
     "VESPO, 1 of 8 tokens": Panel(
-        "outputs that moved far\nfade out, on both sides", of_zoo("vespo"), length=N)}
+        "outputs that moved far\nfade out, on both sides", {"loss_type": "vespo"}, length=N)}
 
 
 def draw(path):

@@ -16,6 +16,7 @@ import nano
 import ppo
 import reinforce
 from tasks import scores
+from vectors import names
 
 distill = importlib.import_module("examples.distill")
 lag = importlib.import_module("examples.lag")
@@ -23,17 +24,15 @@ zoo = importlib.import_module("examples.zoo")
 
 SCRIPTS = (reinforce, ppo, grpo, gspo)
 ESTIMATORS = {reinforce: ("k1",), ppo: ("k1", "k3"), dpo: ("k3",)}          # grpo and gspo have all
-SCALES = {"grpo": "group", "batch_std": "batch", "mean": "none", "maxrl": "mean"}
 BASELINES = {"none": "none", "batch_mean": "batch", "mean": "mean", "rloo": "rloo",
              "optimal": "optimal"}
-LOSS_TYPES = {row: name for name, row in grpo.LOSS_TYPES.items()} | {
-    ("gspo", "sequence_mean"): "grpo"}
-BOUNDS = {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high", "delta": "delta"}
+
 
 def advantages(method, ddof=1, eps=1e-4, **_):
     found = []
-    if method in SCALES and ddof == 1:
-        found += [lambda rewards, script=script: script.advantages(rewards, SCALES[method], eps)
+    if method in names.SCALES and ddof == 1:
+        scale = names.SCALES[method]
+        found += [lambda rewards, script=script: script.advantages(rewards, scale, eps)
                   for script in (grpo, gspo)]
     if method in BASELINES:
         found += [lambda rewards, sq_grad_norms=None: reinforce.advantages(
@@ -58,24 +57,17 @@ def token_losses(method, **given):
         return [lambda logps, _, A, mask: reinforce.policy_loss(logps, A, mask)]
     if method == "penalty":
         return [functools.partial(ppo.penalty_loss, beta=given["coef"])]
-    is_dppo = method.startswith("dppo")
-    bounds = {BOUNDS[name]: x for name, x in given.items() if name in BOUNDS and not is_dppo}
-    if method in zoo.NEW:
-        others = given.keys() - {name for name in BOUNDS if BOUNDS[name] in bounds}
-        flags = {f"{method}_{name}": given[name] for name in others}
-        cfg = zoo.Config(device="cpu", loss_type=method, **flags, **bounds)
-        return [functools.partial(zoo.policy_loss, cfg)]
-    kind = {"clip": "grpo"}.get(method.removeprefix("gspo_"), method.removeprefix("gspo_"))
-    if method.startswith("gspo"):
-        level = "sequence_token" if kind == "token" else "sequence"
-        kind = kind if kind in gspo.LOSS_TYPES else "grpo"
-        return [functools.partial(gspo.policy_loss, loss_type=kind, level=level, **bounds)]
-    if method == "cispo":
-        del bounds["epsilon"]           # it has no effect, so not even its default has one
-    found = [functools.partial(grpo.policy_loss, loss_type=kind, **bounds)]
+    loss = names.find(method=method)
+    try:
+        settings = names.translate(loss, given, "here")
+    except NotImplementedError:         # the lower bound of CISPO
+        return []
+    script = {"grpo": grpo, "gspo": gspo, "zoo": zoo}[loss.script]
+    found = [functools.partial(script.policy_loss, **settings)]
     if method == "clip" and "delta" not in given:
+        bounds = {name: settings[name] for name in ("epsilon", "epsilon_high")}
         found += [functools.partial(ppo.policy_loss, **bounds)]
-    return [] if method == "cispo" and given["epsilon_low"] < 1 else found
+    return found
 
 
 def losses_of(case):
@@ -122,24 +114,25 @@ def recipe(method, how, advantage, mask_truncated=False, estimator="k3", micro_b
                      token_advantages=None):
             A = token_advantages
             if advantage != "given":
-                scale = SCALES[advantage] if script in (grpo, gspo) else advantage
+                scale = names.SCALES[advantage] if script in (grpo, gspo) else advantage
                 A = script.advantages(rewards, scale).view(-1, 1) * mask
             metrics, gradient = backward(
                 script, logps, entropy, mask, A, (None, None), ref_logps, given.get("coef"),
                 old_logps, truncated > 0, is_correct > 0, rewards, **flags)
             return metrics["loss"] + gradient
-        flags = {BOUNDS.get(name, name): x for name, x in given.items()
-                 if name not in ("tau_pos", "tau_neg", "coef", "max_length")}
+        flags = {names.SETTINGS["clip"].get(name, [name])[0]: x for name, x in given.items()
+                 if name not in ("coef", "max_length")}
         flags["micro_batch_size"] = micro_batch
         flags["max_completion_length"] = given.get("max_length", 4)
         if script is ppo:
             flags["trust_region"] = method
         if script in (grpo, gspo):
-            flags |= {"loss_type": LOSS_TYPES[method, how], "kl_estimator": estimator,
+            flags |= {"loss_type": loss.here, "kl_estimator": estimator,
                       "mask_truncated_completions": mask_truncated}
         return function
+    loss = names.find(method=method, how=how)
     of_ppo = [ppo] if advantage == "given" and how == "token_mean" else []
-    of_grpo = [grpo] if (method, how) in LOSS_TYPES and "nll_coef" not in given else []
+    of_grpo = [grpo] if loss and "nll_coef" not in given else []
     return [step(script) for script in
             {"gspo": [gspo], "reinforce": [reinforce]}.get(method, of_ppo + of_grpo)]
 

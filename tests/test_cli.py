@@ -131,7 +131,7 @@ REFUSED = """
     examples.trpo --epsilon 0.1                         | does not use it
     examples.turns --task countdown                     | has no turns
     examples.zoo --gmpo_epsilon 0.3                     | --loss_type gmpo
-    examples.zoo --epsilon 0.1                          | has no clip
+    examples.zoo --epsilon 0.1                          | works with --loss_type grpo, not
     examples.zoo --top_entropy_quantile 0               | above 0
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards

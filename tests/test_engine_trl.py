@@ -14,6 +14,7 @@ from small_vectors import losses_of
 from torch.testing import assert_close as same
 
 import vectors
+from vectors import names
 
 trl = pytest.importorskip("trl", reason=NEEDS)
 datasets = pytest.importorskip("datasets", reason=NEEDS)
@@ -138,7 +139,7 @@ def gradient(trainer, batch, parts, processes=1):
     return total
 
 
-@pytest.mark.parametrize("how", ours.engines.AVERAGES)
+@pytest.mark.parametrize("how", names.AVERAGES)
 def test_parts_and_processes_never_change_the_gradient(how, small_llama):
     """With the KL and the entropy bonus, whose averages TRL takes over each part alone."""
     trainer = made(small_llama, f"grpo how={how}", beta=0.1, entropy_coef=0.3)
@@ -219,6 +220,15 @@ def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refuse
 
 
 # ---- the vectors ------------------------------------------------------------------------------
+
+def test_trl_has_the_names_of_the_dictionary():
+    flags = {there for table in (names.OF_ALL, *names.SETTINGS.values())
+             for _, there, _ in table.values() if isinstance(there, str)}
+    assert flags <= trl.GRPOConfig.__dataclass_fields__.keys()
+    source = inspect.getsource(trl.GRPOTrainer._compute_loss)
+    for loss in names.LOSSES.values():
+        assert not loss.trl or f'"{loss.trl}"' in source
+
 
 CONTENT = vectors.read("policy_loss")
 

@@ -12,9 +12,9 @@ from small_models import NEEDS
 from small_vectors import losses_of
 from torch.testing import assert_close as same
 
-import engines
 import grpo
 import vectors
+from vectors import names
 
 pytest.importorskip("verl", reason="needs lab/conform/requirements.txt")
 pytest.importorskip("trl", reason=NEEDS)
@@ -34,13 +34,21 @@ def test_the_vectors_are_right_inside_verl(case, monkeypatch):
         scale = {"loss_scale_factor": max_length} if max_length else {}
         parts = 1 if case["parameters"]["method"] in ("clip_cov", "kl_cov") else len(mask)
         return theirs.policy_update(x, advantages, parts, loss_mode="ours",
-                                    loss_agg_mode=engines.AVERAGES[how], **scale)
+                                    loss_agg_mode=names.AVERAGES[how], **scale)
 
     for loss in losses_of(case):
         monkeypatch.setattr(ours, "LOSS", loss)
         outcome = vectors.check_case(inside, CONTENT, case, tolerance=theirs.TOLERANCE,
                                      fixed=case["parameters"])
         assert not outcome.skipped and not outcome.errors, outcome.errors
+
+
+def test_verl_has_the_names_of_the_dictionary():
+    flags = {flag for table in (names.OF_ALL, *names.SETTINGS.values())
+             for *_, there in table.values() if isinstance(there, str) for flag in there.split()}
+    assert flags <= theirs.FSDPActorConfig.__dataclass_fields__.keys() | theirs.OF_LOSS
+    assert {loss.verl for loss in names.LOSSES.values()} - {""} <= (
+        theirs.core_algos.POLICY_LOSS_REGISTRY.keys())
 
 
 def test_an_average_that_contradicts_the_loss_is_refused():

@@ -1,5 +1,4 @@
 """engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
-import functools
 import os
 import subprocess
 import sys
@@ -18,13 +17,14 @@ import ppo
 from engines import here
 from examples import zoo
 from report import ask
+from vectors import names
 
 pytestmark = pytest.mark.quick
 
 MINE = """
 import torch
 
-def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both"):
+def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both", is_on=True):
     ratio = (logps - old_logps).exp().clamp(max=bound)
     return -ratio * advantages
 
@@ -37,7 +37,7 @@ def constant(logps, old_logps, advantages, mask):
 def strict(logps, old_logps, advantages, mask, *, bound):
     return -logps * advantages
 
-def free(logps, old_logps, advantages, mask, **settings):
+def free(logps, old_logps, advantages, mask, bound=2.0, **settings):
     return -logps * advantages * settings["scale"]
 """
 
@@ -70,9 +70,11 @@ def batch(dtype=torch.float64):
     ("ppo:policy_loss", ppo.policy_loss, {}, "token_mean"),
     ("zoo:policy_loss loss_type=dapo epsilon=0.1", grpo.policy_loss,
      {"epsilon": 0.1, "epsilon_high": 0.28}, "token_mean"),
-    ("zoo loss_type=gmpo gmpo_epsilon=0.01", functools.partial(
-        zoo.policy_loss, zoo.Config(loss_type="gmpo", gmpo_epsilon=0.01)), {}, "sequence_mean"),
-    ("zoo", functools.partial(zoo.policy_loss, zoo.Config()), {}, "token_mean")])
+    ("zoo loss_type=gmpo gmpo_epsilon=0.01", zoo.policy_loss,
+     {"loss_type": "gmpo", "gmpo_epsilon": 0.01}, "sequence_mean"),
+    ("zoo:dppo_kl dppo_kl_delta=0.01", zoo.policy_loss,
+     {"loss_type": "dppo_kl", "dppo_kl_delta": 0.01}, "token_mean"),
+    ("zoo", zoo.policy_loss, {}, "token_mean")])
 def test_a_text_names_a_loss_its_settings_and_its_average(text, function, settings, how):
     logps, old_logps, A, mask = batch()
     loss, average = engines.load(text)
@@ -103,16 +105,21 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("grpo loss_type=grop", "loss_type=grop: must be one of grpo, dr_grpo, dapo"),
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
     ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
-    ("zoo:gmpo", "zoo: has no function gmpo"),
-    ("zoo loss_type=gmpo dro_beta=1", "dro_beta: is not a setting of zoo:gmpo; it has loss_type"),
-    ("zoo loss_type=gmpo gmpo_epsilon=0", "--gmpo_epsilon: must be above 0"),
+    ("zoo:grpo", "zoo: has no function grpo"),
+    ("zoo loss_type=gmpo dro_beta=1",
+     "dro_beta: is not a setting of zoo; it has loss_type, gmpo_epsilon, and how"),
+    ("zoo loss_type=sapo tau=1", "tau: is not a setting of zoo; it has loss_type, epsilon"),
+    ("zoo:gmpo dro_beta=1", "dro_beta: is not a setting of zoo; it has gmpo_epsilon, and how"),
+    ("zoo loss_type=gmpo gmpo_epsilon=0", "zoo: AssertionError: gmpo_epsilon: must be above 0"),
     ("zoo loss_type=gmpo gmpo_epsilon=high", "gmpo_epsilon=high: must be a number"),
     ("zoo loss_type=x", "loss_type=x: must be one of"),
     ("none.py:my_loss", "none.py: there is no such file"),
     ("bad.py:my_loss", "bad.py: cannot be imported: NameError: name 'bound' is not defined"),
     ("mine.py:your_loss", "mine.py: has no function your_loss"),
-    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, and how"),
-    ("mine.py:my_loss bound=high", "mine.py:my_loss: TypeError: "),
+    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, is_on"),
+    ("mine.py:my_loss bound=high", "bound=high: must be a number"),
+    ("mine.py:free bound=high", "bound=high: must be a number"),
+    ("mine.py:my_loss is_on=no", "is_on=no: must be True or False"),
     ("mine.py:strict", "mine.py:strict: TypeError: "),
     ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
@@ -120,6 +127,33 @@ def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, min
     with pytest.raises(ValueError) as error:
         engines.load(text)
     assert str(error.value).startswith(words) and "\n" not in str(error.value)
+
+
+def test_an_average_that_a_trainer_cannot_take_is_refused(monkeypatch, refused):
+    monkeypatch.setenv("LOSS", "grpo")
+    assert engines.required("token_mean", "sequence_mean")[1] == "sequence_mean"
+    refused("LOSS: this trainer cannot take the average sequence_mean; it takes token_mean, "
+            "constant: add how=token_mean", engines.required, "token_mean", "constant")
+    monkeypatch.setenv("LOSS", "grop")
+    refused("grop: must be grpo, gspo, ppo, zoo", engines.required, "token_mean")
+
+
+@pytest.mark.parametrize("script", [grpo, gspo, zoo])
+def test_the_dictionary_has_the_losses_of_a_script_with_their_averages_and_settings(script):
+    name = script.__name__.rpartition(".")[2]
+    rows = [loss for loss in names.LOSSES.values() if loss.script == name]
+    inherited = grpo.LOSS_TYPES.keys() if script is zoo else set()
+    assert {loss.here for loss in rows} == script.LOSS_TYPES.keys() - inherited
+    for loss in rows:
+        known, average = engines.parameters_of(script, "policy_loss", loss.here)
+        table = names.SETTINGS.get(loss.method, {})
+        settings = {here for here, *_ in table.values() if here in known}
+        assert average == loss.how or loss.level == "sequence_token"
+        if script is zoo:
+            assert known.keys() == {"loss_type"} | settings
+        values = {key: 0.5 for key, (here, *_) in table.items() if isinstance(here, str)}
+        assert names.translate(loss, values, "here").keys() == settings | {"loss_type"} | (
+            {"level"} if script is gspo else set())
 
 
 # ---- the import path -------------------------------------------------------------------------
@@ -193,6 +227,7 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
     for one, other in zip(own, same_loss):
         assert [other[name] for name in ("loss", "grad_norm", "reward")] == [
             one[name] for name in ("loss", "grad_norm", "reward")]
+        assert one.keys() - other.keys() == {"clip_ratio/region_mean"}      # of grpo.py's own loss
     assert sums[0]["grad_norm"] > 2 * own[0]["grad_norm"]       # the mean has 1/|o|
     assert "report.ask" in capsys.readouterr().out
     ask.main(["here", "(3+4)="])

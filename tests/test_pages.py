@@ -132,7 +132,8 @@ def applied(diff, text):
 def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
     _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
     diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
-    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "learn/practice/mistakes.txt")
+    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "vectors/names.py",
+             "learn/practice/mistakes.txt")
     for name, diff in zip(files, diffs, strict=True):
         text = (ROOT / name).read_text("utf-8")
         if "taper" not in text:                         # else somebody has followed the recipe

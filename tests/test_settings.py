@@ -13,6 +13,7 @@ import gspo
 import plumbing
 from engines import here, settings
 from examples import zoo
+from vectors import names
 
 
 @pytest.fixture
@@ -78,8 +79,33 @@ def test_trl_accepts_the_flags_and_counts_the_same_steps(script, flags, printed,
         assert getattr(args, name) == getattr(cfg, name)
     if own:
         assert (args.epsilon_high or args.epsilon) == pytest.approx(
-            cfg.epsilon_high + (cfg.loss_type == "cispo")) or cfg.loss_type == "vespo"
+            cfg.epsilon_high + (cfg.loss_type == "cispo")) or cfg.loss_type in ("sapo", "vespo")
         assert args.importance_sampling_level == ("sequence" if script is gspo else "token")
+
+
+@pytest.mark.parametrize("script, flags, own", [
+    (grpo, {"loss_type": "cispo"}, "--loss_type cispo --epsilon_high 1.28"),
+    (grpo, {"delta": 2.0},
+     "--loss_type grpo --epsilon 0.2 --epsilon_high 0.28 --delta 2.0"),
+    (gspo, {"loss_type": "dr_grpo", "scale_rewards": "none"},
+     "--loss_type dr_grpo --importance_sampling_level sequence --epsilon 0.03 --epsilon_high 0.04"),
+    (zoo, {"loss_type": "off_policy_mask"}, "--loss_type grpo --epsilon 0.2 --epsilon_high 0.28 "
+                                            "--off_policy_mask_threshold 0.5"),
+    (zoo, {"loss_type": "dapo"}, "--loss_type dapo --epsilon 0.2 --epsilon_high 0.28"),
+    (zoo, {"loss_type": "dro"}, ""), (here, {"loss": "zoo loss_type=dapo"}, "")])
+def test_trls_own_loss_follows_if_it_has_the_loss(script, flags, own, printed):
+    _, (_, _, *found, _) = printed(script, **flags)
+    assert " ".join(sum(found, [])) == own
+
+
+def test_a_loss_or_a_setting_that_is_missing_elsewhere_is_not_translated():
+    cispo = names.find(method="cispo")
+    assert names.translate(cispo, {"epsilon_low": 1.0, "epsilon_high": 0.5}, "trl") == {
+        "loss_type": "cispo", "epsilon_high": 1.5}
+    for loss, values in ((cispo, {"epsilon_low": 0.5}), (names.LOSSES["dro"], {"beta": 1.0}),
+                         (names.find(method="clip", how="sequence_sum"), {})):
+        with pytest.raises(NotImplementedError):
+            names.translate(loss, values, "trl")
 
 
 def test_verl_has_all_keys_of_the_command(printed):

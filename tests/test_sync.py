@@ -29,8 +29,8 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # for 5% more. If your change needs more, look for what can go, and if nothing can, raise the number
 # here, so that a reader of the change sees what it costs. docs/ is left out, because make targets
 # write most of it.
-MOST_PYTHON = {".": 4290, "tasks": 1540, "kernels": 730, "examples": 1320, "vectors": 1450,
-               "report": 1230, "engines": 1030, "measuring": 160, "learn": 3480, "lab": 3650,
+MOST_PYTHON = {".": 4290, "tasks": 1540, "kernels": 730, "examples": 1340, "vectors": 1520,
+               "report": 1230, "engines": 960, "measuring": 160, "learn": 3480, "lab": 3650,
                "tests": 12700}
 MOST_TEXT = {".": 10, "vectors": 1600, "report": 780, "engines": 20, "learn": 7690, "lab": 100,
              "tests": 5000}

@@ -7,28 +7,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from vectors.names import ALIASES
+
 FOLDER = Path(__file__).parent
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}     # absolute and relative; a case may have its own
-
-
 # Inputs that are data in the equations: a caller detaches them, and then they have no gradient.
 DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_rejected",
         "teacher_logits", "sampler_logits"}
-# Other names of arguments, in lower case. A file has at most one of two names in a row.
-ALIASES = {alias: name for name, aliases in {
-    "logps": "log_probs logprobs log_prob logp new_logps new_log_probs per_token_logps cur_logps",
-    "old_logps": "old_log_probs old_logprobs old_log_prob old_logp old_per_token_logps",
-    "ref_logps": "ref_log_probs ref_logprobs ref_log_prob ref_per_token_logps",
-    "advantages": "advantage adv advs a", "rewards": "reward r scores",
-    "mask": "masks response_mask completion_mask loss_mask action_mask token_mask",
-    "epsilon_low": "eps_low clip_eps_low clip_low clip_ratio_low cliprange_low epsilon eps "
-                   "clip_eps cliprange clip_ratio clip_range",
-    "epsilon_high": "eps_high clip_eps_high clip_high clip_ratio_high cliprange_high",
-    "chosen": "policy_chosen_logps chosen_logps pi_chosen",
-    "rejected": "policy_rejected_logps rejected_logps pi_rejected",
-    "ref_chosen": "reference_chosen_logps ref_chosen_logps",
-    "ref_rejected": "reference_rejected_logps ref_rejected_logps"}.items()
-    for alias in aliases.split()}
 
 
 class Outcome(NamedTuple):

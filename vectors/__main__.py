@@ -30,12 +30,11 @@ import sys
 from collections import Counter
 
 from vectors import WAYS, check_case, files, grade, library, read, renamed
+from vectors.names import LOSSES
 
-RECIPES = {                             # method of policy_loss, average, method of advantages
-    "grpo": ("clip", "sequence_mean", "grpo"), "dr_grpo": ("clip", "constant", "mean"),
-    "dapo": ("clip", "token_mean", "grpo"), "gspo": ("gspo", "sequence_mean", "grpo"),
-    "cispo": ("cispo", "token_mean", "grpo"), "ppo": ("clip", "token_mean", "given"),
-    "rloo": ("reinforce", "sequence_sum", "rloo"), "dpo": ("dpo", "", "")}
+RECIPES = {                             # a loss of vectors.names, and the method of its advantages
+    "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
+    "ppo": "given", "rloo": "rloo", "dpo": ""}
 MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
              "other_mean", "weight_grad"}
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
@@ -78,14 +77,13 @@ def loaded(target):
 
 def of_recipe(recipe, function):
     """Find the file of a recipe that has most inputs of a function. -> name, {parameter: value}"""
-    method, how, advantage = RECIPES[recipe]
-    found = {
-        "policy_loss": {"method": method, "how": how}, "advantages": {"method": advantage},
-        "recipe": {"method": method, "how": how, "advantage": advantage}, "gae": {},
-        "value_loss": {}}
     if recipe == "dpo":
         found = {"preference_loss": {"method": "dpo"},
                  "pair_loss": {"method": "dpo", "averaged": "False"}}
+    else:
+        loss = {"method": LOSSES[recipe].method, "how": LOSSES[recipe].how}
+        found = {"policy_loss": loss, "advantages": {"method": RECIPES[recipe]},
+                 "recipe": loss | {"advantage": RECIPES[recipe]}, "gae": {}, "value_loss": {}}
     names = inspect.signature(function).parameters.keys()
 
     def fit(name):

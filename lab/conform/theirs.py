@@ -35,6 +35,7 @@ from verl.workers.utils.losses import ppo_loss
 
 import grpo
 import vectors
+from vectors import names
 
 VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torch)}
 TOLERANCE = 1e-6        # verl adds 1e-8 to counts, which is visible where terms cancel
@@ -66,10 +67,6 @@ def parted(mask, truncated=None, **given):
     x.prompts = rows[:, None]
     x.tokens = torch.ones(B, T).long().scatter(1, lengths[:, None] - 1, ends[:, None])
     return x, {name: x for name, x in given.items() if name not in tensors}
-
-
-def renamed(names, flags):
-    return {names.get(name, name): x for name, x in flags.items()}
 
 
 # ---- 1. TRL ----------------------------------------------------------------------------------
@@ -126,29 +123,9 @@ def sampled(x, kind="GRPO", parts=1, A=None, **flags):
     return sum(losses), batch["advantages"]
 
 
-TRL_LOSSES = {                          # method and average of a vector -> loss_type
-    ("clip", "sequence_mean"): "grpo", ("clip", "token_mean"): "dapo",
-    ("clip", "constant"): "dr_grpo", ("off_policy_mask", "sequence_mean"): "grpo",
-    ("cispo", "token_mean"): "cispo", ("gspo_cispo", "token_mean"): "cispo",
-    ("sapo", "sequence_mean"): "sapo", ("gspo_sapo", "sequence_mean"): "sapo",
-    ("vespo", "token_mean"): "vespo", ("gspo", "sequence_mean"): "grpo"}
-TRL_NAMES = {"epsilon_low": "epsilon", "threshold": "off_policy_mask_threshold",
-             "tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg",
-             "max_length": "max_completion_length"} | {
-             name: f"vespo_{name}" for name in ("k_pos", "k_neg", "lambda_pos", "lambda_neg")}
-
-
-def trl_flags(method, how, epsilon_high=None, **given):
+def trl_flags(method, how, **given):
     """Translate the parameters of a vector into the configuration of GRPOTrainer. -> dict"""
-    no_low = "cispo" in method and given.pop("epsilon_low", 1.0) == 1.0
-    if (method, how) not in TRL_LOSSES or "cispo" in method and not no_low:
-        missing()
-    flags = {"loss_type": TRL_LOSSES[method, how]} | renamed(TRL_NAMES, given)
-    if method.startswith("gspo"):
-        flags["importance_sampling_level"] = "sequence"
-    if epsilon_high is not None:                        # for CISPO, it is the bound itself
-        flags["epsilon_high"] = epsilon_high + ("cispo" in method)
-    return flags
+    return names.translate(names.find(method=method, how=how), given, "trl")
 
 
 def trl_policy_loss(mask, advantages, **given):
@@ -160,7 +137,7 @@ def trl_policy_loss(mask, advantages, **given):
 
 def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coef=None,
                mask_truncated=False, **given):
-    scale = {"grpo": "group", "mean": "none"}.get(advantage) or missing()
+    scale = names.SCALES.get(advantage) or missing()
     if nll_coef or estimator == "k2":
         missing()
     x, parameters = parted(mask, **given)
@@ -170,11 +147,11 @@ def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coe
 
 
 def trl_advantages(rewards, method, eps=None, ddof=1, **_):
-    scale = {"grpo": "group", "batch_std": "batch", "mean": "none"}.get(method)
+    scale = names.SCALES.get(method)
     x, _ = parted(torch.ones(rewards.numel(), 1).to(rewards), rewards=rewards)
     if method == "rloo":
         _, A = sampled(x, "RLOO")
-    elif scale is None or eps not in (None, 1e-4) or ddof != 1:
+    elif scale in (None, "mean") or eps not in (None, 1e-4) or ddof != 1:
         missing()
     else:
         _, A = sampled(x, scale_rewards=scale)
@@ -227,10 +204,6 @@ TRL = {
 PlatformCUDA.device_name = "cpu"            # verl has no platform for CPUs
 PlatformCUDA.current_device = lambda _: "cpu"
 OF_LOSS = {field.name for field in fields(PolicyLossConfig)}
-HOW = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
-       "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
-MODES = {"clip": "vanilla", "gspo_token": "gspo", "gmpo": "geo_mean", "reinforce": "gpg"}
-KINDS_OF_KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
 def policy_update(x, A, parts=1, **flags):
@@ -256,26 +229,10 @@ def policy_update(x, A, parts=1, **flags):
     return total
 
 
-def verl_flags(method, how, epsilon_low=None, epsilon_high=None, epsilon=None, delta=None,
-               **given):
+def verl_flags(method, how, **given):
     """Translate the parameters of a vector into the configuration of verl's actor. -> dict"""
-    flags = {"loss_mode": MODES.get(method, method), "loss_agg_mode": HOW[how]}
-    if flags["loss_mode"] not in core_algos.POLICY_LOSS_REGISTRY:
-        missing()
-    low, high = epsilon_low, epsilon_high
-    if method == "gmpo":
-        low = high = epsilon
-    elif method.startswith("dppo"):
-        low = high = delta
-    elif delta is not None and method == "clip":
-        flags["clip_ratio_c"] = delta   # other losses of verl have no second bound
-    elif delta is not None:
-        missing()
-    if high is not None:
-        flags |= {"clip_ratio_low": low, "clip_ratio_high": high}
-    names = {"coef": "ppo_kl_coef", "ratio": f"{method}_ratio", "lb": "clip_cov_lb",
-             "beta": "dro_beta", "max_length": "loss_scale_factor"}
-    return flags | renamed(names, given)
+    flags = names.translate(names.find(method=method), given, "verl")
+    return flags | {"loss_agg_mode": names.AVERAGES[how]}
 
 
 def verl_policy_loss(mask, advantages, **given):
@@ -286,7 +243,7 @@ def verl_policy_loss(mask, advantages, **given):
 def verl_recipe(rewards, mask, advantage, eps=None, estimator="k3", micro_batch=6, beta=None,
                 entropy_coef=None, token_advantages=None, nll_coef=None, mask_truncated=False,
                 **given):
-    if estimator not in KINDS_OF_KL or nll_coef or mask_truncated:
+    if estimator not in names.KL_TYPES or nll_coef or mask_truncated:
         missing()
     A = token_advantages
     if advantage != "given":
@@ -294,7 +251,7 @@ def verl_recipe(rewards, mask, advantage, eps=None, estimator="k3", micro_batch=
     x, parameters = parted(mask, **given)
     flags = verl_flags(**parameters)
     if beta:
-        flags |= {"kl_loss_coef": beta, "kl_loss_type": KINDS_OF_KL[estimator]}
+        flags |= {"kl_loss_coef": beta, "kl_loss_type": names.KL_TYPES[estimator]}
     if entropy_coef:
         flags["entropy_coeff"] = entropy_coef
     return policy_update(x, A, parts=6 // micro_batch, **flags)
@@ -310,7 +267,6 @@ def estimate(name, rewards, mask, G, **flags):
 def verl_advantages(rewards, method, eps=None, ddof=1, lengths=None, greedy_rewards=None,
                     more_rewards=None, **_):
     P, G = rewards.shape
-    names = {"mean": "grpo", "passk": "grpo_passk"}
     if ddof == 0 or method not in ("grpo", "mean", "rloo", "opo", "passk", "remax", "gdpo"):
         missing()
     lengths = lengths if method == "opo" else torch.ones_like(rewards)
@@ -328,7 +284,8 @@ def verl_advantages(rewards, method, eps=None, ddof=1, lengths=None, greedy_rewa
     if eps is not None:
         flags["epsilon"] = eps
     first = F.pad(rewards.view(-1, 1), (0, mask.shape[1] - 1))      # on the first token
-    return estimate(names.get(method, method), first, mask, G, **flags)[:, 0].view(P, G)
+    name = {"mean": "grpo", "passk": "grpo_passk"}.get(method, method)
+    return estimate(name, first, mask, G, **flags)[:, 0].view(P, G)
 
 
 def verl_token_advantages(rewards, mask, method, sq_grad_norms=None):
@@ -357,7 +314,7 @@ def verl_gae(rewards, values, mask, gamma, lam):
 
 
 def verl_kl(logps, ref_logps, estimator, **_):
-    kind = KINDS_OF_KL.get(estimator) or missing()
+    kind = names.KL_TYPES.get(estimator) or missing()
     return core_algos.kl_penalty(logps, ref_logps, kind)
 
 
@@ -390,7 +347,7 @@ VERL = {
     "whiten": lambda x, mask, eps: torch_functional.masked_whiten(x, mask) * mask,
     "policy_loss": verl_policy_loss, "recipe": verl_recipe,
     "average": lambda x, mask, how, num_sequences=None, num_tokens=None, max_length=None:
-        core_algos.agg_loss(x, mask, HOW[how], batch_num_tokens=num_tokens,
+        core_algos.agg_loss(x, mask, names.AVERAGES[how], batch_num_tokens=num_tokens,
                             global_batch_size=num_sequences, loss_scale_factor=max_length),
     "kl": verl_kl, "adaptive_kl": verl_adaptive_kl,
     "value_loss": lambda values, old_values, returns, mask, cliprange:
