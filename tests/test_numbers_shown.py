@@ -130,8 +130,8 @@ def test_a_token_above_the_range_of_clip_cov_keeps_its_gradient():
     logps = f64([[-0.1, -5.0]]).requires_grad_()
     A, mask = f64([[4.0, -4.0]]), torch.ones(1, 2).double()
     for upper, chosen in ((100.0, 1), (5.0, 0)):        # c_t is 9.8 for both tokens
-        cfg = zoo.Config(loss_type="clip_cov", clip_cov_ratio=0.5, clip_cov_ub=upper)
-        loss = zoo.clip_cov(logps, logps.detach(), A, mask, cfg)
+        loss = zoo.clip_cov(
+            logps, logps.detach(), A, mask, clip_cov_ratio=0.5, clip_cov_ub=upper)
         assert (loss == 0).sum() == chosen
 
 

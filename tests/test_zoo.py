@@ -54,7 +54,7 @@ def of_here(cfg):
 @pytest.mark.quick
 @pytest.mark.parametrize("of_other", [of_zoo, of_here])
 @pytest.mark.parametrize("flags", [
-    {"loss_type": "grpo"}, {"loss_type": "dapo", "entropy_coef": 0.05},
+    {"loss_type": "grpo", "epsilon": 0.01}, {"loss_type": "dapo", "entropy_coef": 0.05},
     {"loss_type": "dr_grpo", "beta": 0.3, "kl_estimator": "k3_ratio", "entropy_coef": 0.05},
     {"loss_type": "grpo", "mask_truncated_completions": True, "beta": 0.3}])
 def test_with_the_same_loss_an_update_is_that_of_grpo(scene, flags, of_other):
