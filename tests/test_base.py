@@ -71,7 +71,7 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "common.py", "num_prompts: int = flag(32", "num_prompts: int = flag(16", True),
     ("arithmetic", "plumbing.py", "weight.grad = sum(terms)", "weight.grad = terms[0]", False),
     ("arithmetic", "plumbing.py", "held out:", "not seen:", True),
-    ("arithmetic", "plumbing.py", "# tqdm prints nothing", "# tqdm prints it", True),       # comment
+    ("arithmetic", "plumbing.py", "# tqdm prints nothing", "# tqdm prints it", True),   # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
