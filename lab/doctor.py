@@ -17,10 +17,10 @@ import torch
 
 import measuring
 from lab.docs import DOCS, ROOT, describe, load, measured, put, table
-from learn.practice import exercise
 from report import parser, start
 from report.check import check, parts
 from report.formats import read
+from vectors import edits
 
 PUBLISHED = 100         # the first seed of the page
 COMMON = "--max_steps 25 --num_eval_problems 64 --num_eval_samples 2 --eval_steps 5 --device cpu"
@@ -75,16 +75,15 @@ OF_CORRECT = (RUNS, "false alarms", WARNS)                      # what is counte
 OF_BROKEN = (RUNS, "named", "another cause", "no word", WARNS)
 
 
-def examine(name, command, seed, old, new, program):
+def examine(command, seed, old, new, program):
     """Make a run, with a change of its script's text. -> the parts of why.md that report.check
     names, and whether the program of rldoctor warns, if there is one"""
     torch.set_num_threads(1)
     file, *flags = f"{command} {COMMON}".split()
     text = (ROOT / file).read_text("utf-8")
     if old:
-        assert text.count(old) == 1, f"{name}: {old!r} is not in {file} exactly once"
-        text = text.replace(old, new)
-    script = exercise.load(text, ROOT / file)
+        text = edits.replace_once(text, old, new)
+    script = edits.load(text, "doctor", ROOT / file)
 
     def main(words):
         with contextlib.suppress(SystemExit):           # of a run whose numbers are not finite
@@ -96,11 +95,11 @@ def examine(name, command, seed, old, new, program):
 def measure(program, case, seed):
     """Make a run of a case, and judge what is found in it. -> {count: 0 or 1}, and the parts"""
     if case in CORRECT:
-        found, warned = examine(case, CORRECT[case][0], seed, "", "", program)
+        found, warned = examine(CORRECT[case][0], seed, "", "", program)
         counts = {"false alarms": int(found != set())}
     else:
         flags, old, new, cause = BROKEN[case]
-        found, warned = examine(case, f"grpo.py {flags}", seed, old, new, program)
+        found, warned = examine(f"grpo.py {flags}", seed, old, new, program)
         is_named = bool(found & cause)
         counts = {"named": int(is_named), "another cause": int(found != set() and not is_named),
                   "no word": int(found == set())}

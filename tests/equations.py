@@ -6,29 +6,28 @@ The lines of an equation are those of a function down to its tag, `eq. (n)` or `
 tag before it; the last tag also has the lines behind it. If several scripts have a function with
 the same text, its mistakes count in each of them.
 """
-import re
 import sys
 from collections import Counter
 
 import mutants
 
 sys.path.insert(0, str(mutants.ROOT))
-from learn.practice.exercise import Exercise
+from learn.script import Script, tags
 
-TAG = re.compile(r"(?:eq\.|for) \((\d+)\)")
-SCRIPTS = {path.relative_to(mutants.ROOT).as_posix(): Exercise(path)
+SCRIPTS = {path.relative_to(mutants.ROOT).as_posix(): Script(path)
            for pattern in ("*.py", "examples/*.py") for path in sorted(mutants.ROOT.glob(pattern))}
 FUNCTIONS = {name: {function: "\n".join(script.lines[node.lineno - 1:node.end_lineno])
-                    for function, node in script.nodes.items()}
+                    for function, node in script.functions.items()}
              for name, script in SCRIPTS.items()}
 
 
 def numbers_of(mutant, text):
-    """Find the equation in which a mistake is, in the text of a function. -> list of str"""
-    old = "\n".join(mutant.old)
+    """Find the equation in which a mistake is, in the text of a function. -> list of int"""
+    [(old, _)] = mutant.edit.hunks
     above, is_here, below = text.partition(old)
     lines = (old + below).split("\n") + above.split("\n")[::-1]
-    return next(filter(None, map(TAG.findall, lines)), []) if is_here else []
+    found = tags(lines) if is_here else []
+    return [tag.number for tag in found if tag.line == found[0].line]
 
 
 def main(names):
@@ -40,8 +39,9 @@ def main(names):
                    if text in FUNCTIONS.get(mutant.file, {}).values()
                    for number in numbers_of(mutant, text)]
         for number, equation in SCRIPTS[script].equations.items():
-            its_mistakes = [mutant for one, mutant in planted if one == str(number)]
-            homes = [name for name, text in functions.items() if str(number) in TAG.findall(text)]
+            its_mistakes = [mutant for one, mutant in planted if one == number]
+            homes = [name for name, text in functions.items()
+                     if number in {tag.number for tag in tags(text.split("\n"))}]
             print(f"{script} ({number})  {equation}\n    in {', '.join(homes)}; mistakes: "
                   f"{len(its_mistakes)}")
             tests = (killers.get(mutants.key(one)) or f"{' '.join(one.files)} {one.words}"

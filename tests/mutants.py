@@ -28,13 +28,14 @@ import zlib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Imported alone: its packages would stay imported, and hide those of each copy of the repository.
-sys.path.insert(0, str(ROOT / "learn/practice"))
-from mistakes import parse  # noqa: E402
+# Imported alone: its package would stay imported, and hide that of each copy of the repository.
+sys.path.insert(0, str(ROOT / "vectors"))
+from edits import Edit, parse  # noqa: E402
 
 # Practice and hunts plant those of the first file, too.
 MISTAKES = ("learn/practice/mistakes.txt", "tests/mistakes.txt")
@@ -51,6 +52,14 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
 KILLED = "tests/all-killed.txt"
 # Versions of packages, and the helpers of the tests
 SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
+
+
+class Mutant(NamedTuple):
+    file: str
+    name: str
+    edit: Edit
+    files: list         # of tests
+    words: str          # expression for pytest -k
 
 
 class Outcome:
@@ -132,10 +141,10 @@ def plant(mutant, number, killer):
     its tests. A killer that is no longer one of these does not run. -> what ask() returns"""
     path = Path(mutant.file)
     source = path.read_text("utf-8") if path.is_file() else ""
-    old = "\n".join(mutant.old)
-    if source.count(old) != 1 or mutant.old == mutant.new:
-        return 2, f"the old text occurs {source.count(old)} times"
-    path.write_text(source.replace(old, "\n".join(mutant.new)))
+    try:
+        path.write_text(mutant.edit.apply(source))
+    except ValueError as error:
+        return 2, str(error)
     os.utime(path, (number, number))    # a new time makes Python compile the file again
     code, failed = 0, ""
     if file_of(killer) in mutant.files:
@@ -162,7 +171,8 @@ def git(*words):
 
 def read_mistakes(read=lambda path: (ROOT / path).read_text("utf-8")):
     """Read the mistakes of both files. -> list of Mutant"""
-    return parse("\n".join(map(read, MISTAKES)))
+    return [Mutant(edit.file, edit.name, edit, *edit.tests)
+            for edit in parse("\n".join(map(read, MISTAKES)))]
 
 
 def key(mutant):

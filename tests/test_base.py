@@ -23,6 +23,7 @@ import common
 import grpo
 import plumbing
 from kernels import decode
+from vectors.edits import replace_once
 
 
 def times(folder):
@@ -50,11 +51,10 @@ def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
 
 def edited(file, old, new):
     """Make a module of a file of the repository in which one text is replaced. -> module"""
-    text = (ROOT / file).read_text("utf-8")
-    assert text.count(old) == 1, (file, old)
-    module = types.ModuleType(Path(file).stem)
+    text = replace_once((ROOT / file).read_text("utf-8"), old, new)
+    module = types.ModuleType(Path(file).stem)      # sys.modules keeps the real one
     module.__file__ = str(ROOT / file)
-    exec(compile(text.replace(old, new), module.__file__, "exec"), vars(module))
+    exec(compile(text, module.__file__, "exec"), vars(module))
     return module
 
 

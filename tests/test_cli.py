@@ -22,6 +22,7 @@ from small_runs import INSTANT, SMALL, arguments, changed_weights, lines, policy
 import common
 import grpo
 import plumbing
+from vectors.edits import replace_once
 
 
 @pytest.fixture(autouse=True)
@@ -244,9 +245,7 @@ def test_damaged_weights_are_refused_and_no_code_in_them_runs(refused, run, flag
 def edited(monkeypatch, tmp_path):
     """edited(old, new): imports a copy of grpo.py with one edit. -> its main"""
     def copy(old, new):
-        source = (ROOT / "grpo.py").read_text()
-        assert source.count(old) == 1
-        Path("mine.py").write_text(source.replace(old, new))
+        Path("mine.py").write_text(replace_once((ROOT / "grpo.py").read_text(), old, new))
         sys.modules.pop("mine", None)
         return importlib.import_module("mine").main
     monkeypatch.syspath_prepend(tmp_path)

@@ -14,6 +14,7 @@ from conftest import ROOT, SCRIPTS
 from small_runs import INSTANT, arguments, lines, read_summary, steps
 
 import tasks
+from vectors.edits import replace_once
 
 
 @pytest.mark.parametrize("script", [
@@ -35,7 +36,7 @@ FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo"
           "dpo", "nano", "real", "vectors", "examples", "engines", "measuring", "learn", "lab"]
 # Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
 LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
-           "learn.read.lesson", "learn.read.example", "learn.practice.hunt", "lab.bench",
+           "learn.read.lesson", "learn.read.example", "lab.bench",
            "lab.docs", "common", "engines", "plumbing"}
 
 
@@ -125,9 +126,7 @@ def test_your_own_tasks_and_your_own_algorithm_run(tmp_path, monkeypatch):
     Path(f"tasks/{game}.py").write_text(TURNS)
     Path(f"tasks/{name}.py").write_text(SOURCE)
     removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
-    source = (ROOT / "grpo.py").read_text()
-    assert source.count(removed) == 1
-    Path("mine.py").write_text(source.replace(removed, added))
+    Path("mine.py").write_text(replace_once((ROOT / "grpo.py").read_text(), removed, added))
     command = re.search(rf"^python grpo.py (.*--task {name})$", TASK, re.M)[1]
     importlib.import_module("mine").main([*shlex.split(command), *TINY])
     folder = Path(f"runs/mine-{name}-s0")

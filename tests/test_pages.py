@@ -22,6 +22,7 @@ import plumbing
 from lab import bench, docs, doctor, measure, r1, replicate
 from lab.conform import compare as conform
 from report.page import write_report
+from vectors.edits import patch
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -118,17 +119,6 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
     assert doctest.DocTestRunner().run(examples).failed == 0
 
 
-def applied(diff, text):
-    """Apply the hunks of a diff, between which there is an empty line. -> the new text"""
-    for hunk in diff.rstrip("\n").split("\n\n"):
-        lines = hunk.split("\n")
-        old = "\n".join(line[1:] for line in lines if line[0] in " -") + "\n"
-        new = "\n".join(line[1:] for line in lines if line[0] in " +") + "\n"
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
-
-
 def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
     _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
     diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
@@ -137,7 +127,8 @@ def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
     for name, diff in zip(files, diffs, strict=True):
         text = (ROOT / name).read_text("utf-8")
         if "taper" not in text:                         # else somebody has followed the recipe
-            text = applied(diff, text)
+            diff = re.sub("^([-+ ])", r"\1 ", diff.rstrip("\n"), flags=re.M)
+            text = patch(text, diff.replace("\n\n", "\n@@\n"))
         assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
 
 

@@ -13,15 +13,15 @@ from conftest import ROOT
 
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
-from learn.practice.exercise import Exercise
-from learn.practice.exercise import mutants as mutants_of
+from learn.practice.exercise import Exercise, mistakes
+from vectors.edits import load, parse, replace_once
 
 PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
 BLANKS = {"nano": 4} | {name: int(number) for name, number in
                         re.findall(r"`(reinforce|ppo|grpo|gspo|dpo)` \((\d+)", PAGE)}
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 # Solutions by learners, right or wrong, in the format of mistakes.txt.
-SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
+SOLUTIONS = parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
 # Parts of the messages that some of the wrong solutions must get.
 SAID = {
     "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
@@ -58,13 +58,12 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     exercise = EXERCISES[name]
     count = {"right": 0, "wrong": 0}
     assert SAID.keys() <= {solution.name for solution in SOLUTIONS}
-    for solution in [one for one in SOLUTIONS if one.file == exercise.script]:
-        old = "\n".join(solution.old)
+    for solution in [one for one in SOLUTIONS if one.file == exercise.file]:
+        [(old, _)] = solution.hunks
         first = exercise.source.partition(old)[0].count("\n") + 1
-        assert exercise.source.count(old) == 1, solution.name
-        [function] = [function for function in exercise.blanks if exercise.nodes[function].lineno
-                      <= first <= exercise.nodes[function].end_lineno]
-        module = grades.load(exercise.source.replace(old, "\n".join(solution.new)))
+        [function] = [name for name in exercise.blanks if exercise.functions[name].lineno
+                      <= first <= exercise.functions[name].end_lineno]
+        module = load(solution.apply(exercise.source), "practised")
         state, said, _ = grades.grade(exercise, module, function)
         assert state.lower() == solution.words, (solution.name, said)
         assert all(part in " ".join(said) for part in SAID.get(solution.name, ())), said
@@ -105,8 +104,8 @@ def test_an_open_blank_marks_no_other_equation_even_of_the_same_variable(name):
     ("grpo", 7, "CISPO's weight is not detached", 6),       # one of three branches
     ("dpo", 8, "IPO's target for the margin is 1 / beta", 5)])
 def test_a_known_mistake_is_named_while_another_equation_is_open(name, left, words, number):
-    [known] = [one for one in mutants_of(f"{name}.py") if one.name == words]
-    text = EXERCISES[name].text([left]).replace(*known.old, *known.new)
+    [known] = [one for one in mistakes(f"{name}.py") if one.name == words]
+    text = known.apply(EXERCISES[name].text([left]))
     marked = [(said, marks) for *_, said, marks in grades.grades(EXERCISES[name], text) if marks]
     [(said, marks)] = marked
     assert words in " ".join(said) and marks == {left: "is open", number: "is wrong"}
@@ -164,9 +163,8 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     run("nano")
-    source = (ROOT / "nano.py").read_text()
-    assert source.count(old) == 1
-    (tmp_path / "practice/nano.py").write_text(source.replace(old, new))
+    text = replace_once((ROOT / "nano.py").read_text(), old, new)
+    (tmp_path / "practice/nano.py").write_text(text)
     code, said = run("check", "practice/nano.py")
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
 
@@ -221,13 +219,13 @@ def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path, name):
 
 def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     """make mutants plants them."""
-    mistakes = mutants.read_mistakes()
+    planted = mutants.read_mistakes()
     wrong = []
-    for mutant in mistakes:
-        count = (ROOT / mutant.file).read_text("utf-8").count("\n".join(mutant.old))
-        is_tested = all((ROOT / file).is_file() for file in mutant.files)
-        if count != 1 or not is_tested:
-            wrong.append(f"{mutant.file}: {mutant.name}: {count} times, {mutant.files}")
+    for mutant in planted:
+        source = (ROOT / mutant.file).read_text("utf-8")
+        is_planted = all(source.count(old) == 1 and old != new for old, new in mutant.edit.hunks)
+        if not is_planted or not all((ROOT / file).is_file() for file in mutant.files):
+            wrong.append(f"{mutant.file}: {mutant.name}: {mutant.files}")
     assert not wrong, "\n".join(wrong)
-    count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in mistakes)
+    count = Counter((mutant.file, mutant.edit.hunks) for mutant in planted)
     assert [mistake for mistake, times in count.items() if times > 1] == []

@@ -6,6 +6,7 @@ from conftest import ROOT
 
 from learn.read import __main__ as read
 from learn.read import example, lesson, words
+from vectors.edits import replace_once
 
 NUMBER = re.compile(r"−?\d*\.\d+")
 
@@ -48,8 +49,7 @@ def test_a_text_that_disagrees_with_its_script_is_one_line(
     for path in words.HERE.glob("*.txt"):
         text = path.read_text("utf-8")
         if path.name == "grpo.txt":
-            assert text.count(old) == 1
-            text = text.replace(old, new)
+            text = replace_once(text, old, new)
         (tmp_path / path.name).write_text(text, "utf-8")
     monkeypatch.setattr(words, "HERE", tmp_path)
     monkeypatch.setattr(read, "NAMES", ["grpo"])

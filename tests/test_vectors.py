@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 
-import mutants
 import pytest
 import strangers
 import torch
@@ -14,6 +13,7 @@ from small_vectors import OURS
 import vectors
 from learn.path import rungs
 from vectors import __main__ as command
+from vectors.edits import parse, replace_once
 
 pytestmark = pytest.mark.quick
 
@@ -263,8 +263,7 @@ def test_a_right_loss_of_a_stranger_passes(name, capsys):
 @pytest.mark.parametrize("mistake, function, old, new", strangers.MISTAKES)
 def test_the_mistake_of_a_stranger_is_named(mistake, function, old, new, answer):
     _, _, source = inspect.getsource(function).partition("\n")          # without its decorator
-    assert source.count(old) == 1
-    source = "import torch\nimport torch.nn.functional as F\n" + source.replace(old, new)
+    source = "import torch\nimport torch.nn.functional as F\n" + replace_once(source, old, new)
     code, text = answer(source, function.__name__, "--recipe", function.recipe)
     sentences = FILES["preference_loss" if function.recipe == "dpo" else "policy_loss"]["mistakes"]
     assert code == 1 and text.partition("likely: ")[2].startswith(sentences[mistake]), text
@@ -286,9 +285,8 @@ def test_our_own_losses_pass_the_command(target, recipe, capsys):
 
 NANO = (ROOT / "nano.py").read_text("utf-8")
 SOLUTIONS = [
-    NANO.replace("\n".join(one.old), "\n".join(one.new))
-    for one in mutants.parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
-    if one.file == "nano.py" and one.words == "right" and "clamp" in "".join(one.old)]
+    one.apply(NANO) for one in parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
+    if one.file == "nano.py" and one.words == "right" and "clamp" in one.hunks[0][0]]
 
 
 @pytest.mark.parametrize("source, recipe", [

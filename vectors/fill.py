@@ -9,40 +9,29 @@ import functools
 import inspect
 import json
 import math
-import re
 import sys
-import types
 from itertools import count
 
 from mpmath import mp, mpf
 
-from vectors import FOLDER, files, reference, weighted
+from vectors import FOLDER, edits, files, reference, weighted
 from vectors.reference import STEP
 
 
 @functools.cache
 def planted():
-    """Read mistakes.txt. -> {file: {name: pairs of old and new text}}"""
+    """Read mistakes.txt. -> {file: {name of a mistake: Edit}}"""
     found = {}
-    for part in re.split(r"^== ", (FOLDER / "mistakes.txt").read_text("utf-8"), flags=re.M)[1:]:
-        heading, _, body = part.partition("\n")
-        for name, changes in re.findall(r"^(\w.*)\n((?:[-+] .*\n)+)", body, re.M):
-            for file in heading.split():
-                pairs = re.findall(r"^- (.*)\n\+ (.*)", changes, re.M)
-                found.setdefault(file, {})[name] = tuple(pairs)
+    for mistake in edits.parse((FOLDER / "mistakes.txt").read_text("utf-8")):
+        for file in mistake.words.split():
+            found.setdefault(file, {})[mistake.name] = mistake
     return found
 
 
 @functools.cache
-def mistaken(pairs):
+def mistaken(mistake):
     """Make the reference with a mistake. -> module"""
-    source = inspect.getsource(reference)
-    for old, new in pairs:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    module = types.ModuleType("mistaken")
-    exec(source, vars(module))
-    return module
+    return edits.load(mistake.apply(inspect.getsource(reference)), "mistaken")
 
 
 def convert(x, kind, integers=()):

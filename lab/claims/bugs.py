@@ -1,6 +1,6 @@
 """Bugs: what ten planted mistakes look like in the metrics of a run
 
-Each mistake of bugs.txt (which has the format of learn/practice/mistakes.txt) replaces a line in a
+Each mistake of bugs.txt (which has the format of vectors/edits.py) replaces a line in a
 copy of grpo.py.
 """
 import itertools
@@ -13,10 +13,10 @@ from lab.bench import OURS, UNSCORED, Claim, student
 from lab.docs import ROOT, table
 from lab.training import load_base
 from learn.practice.hunt import metrics_of, planted, run_text
-from learn.practice.mistakes import parse
 from report import chart
 from report.check import PARTS, check, parts
 from report.formats import read
+from vectors.edits import parse
 
 SEEDS, ONE_BASE = range(5), True
 OTHER_SEEDS = range(100, 105)                           # of correct runs, as a control

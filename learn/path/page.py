@@ -197,7 +197,8 @@ def chapter(name):
     changes = ""
     for kind, note in (("setting", "note"), ("without", "note_without"), ("also", "note_also")):
         if note in field and kind in field:
-            box = patch_box(field[kind].split("\n"))
+            diff_lines = re.sub("^([-+ ]) ", r"\1", field[kind], flags=re.M).split("\n")
+            box = patch_box(diff_lines)
             changes += folded(inline(field[note]), box, "setting")
         elif note in field:
             changes += f"<p class=setting>{inline(field[note])}</p>"

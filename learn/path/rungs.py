@@ -2,9 +2,8 @@
 
 chapters.txt has a chapter for each rung. The line `== clip on ratio` begins the chapter of rung
 `clip`, which is a patch on rung `ratio`. Its fields follow, each a line @NAME with its text. @patch
-contains the hunks of a unified diff, without line numbers and with @@ between two hunks: the lines
-with " " or "-" must occur in the script exactly once, and the lines with " " or "+" replace them.
-@nano and @real contain hunks for which nano.py and real.py differ.
+contains a diff of whole lines in the format of vectors/edits.py. @nano and @real contain hunks for
+which nano.py and real.py differ.
 @picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
@@ -16,6 +15,8 @@ import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+from vectors.edits import patch
 
 ROOT = Path(__file__).resolve().parents[2]
 NANO, REAL = ((ROOT / name).read_text(encoding="utf-8") for name in ("nano.py", "real.py"))
@@ -68,19 +69,6 @@ BASE, *RUNGS, LAST = CHAPTERS
 REAL_RUNGS = CHAPTERS[LAST].fields["rungs"].split()
 
 
-def patch(source, hunks):
-    """Apply the hunks of a patch to a script. -> str. Raises ValueError if one does not fit."""
-    for hunk in hunks.split("\n@@\n") if hunks else ():
-        lines = [line or " " for line in hunk.split("\n")]
-        old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in marks)
-                    for marks in (" -", " +"))
-        places = [match.start() for match in re.finditer(f"^(?={re.escape(old)})", source, re.M)]
-        if len(places) != 1:
-            raise ValueError(f"these lines have to occur in the script exactly once:\n{old}")
-        source = source[:places[0]] + new + source[places[0] + len(old):]
-    return source
-
-
 @functools.cache        # the page asks for each script thousands of times
 def script(name, setting=""):
     """Build the script of a rung, with the setting of the chapter that `setting` names. -> str"""
@@ -105,7 +93,7 @@ def real_script(name):
         return REAL
     is_before = name in before
     patched = before[before.index(name) - 1] if is_before else name
-    hunks = re.sub(r"^(.)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
+    hunks = re.sub(r"^(..)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
                    CHAPTERS[patched].fields["patch"], flags=re.M)
     if is_before:
         taken_back = re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+", hunks, flags=re.M)

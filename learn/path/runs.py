@@ -12,7 +12,6 @@ import random
 import re
 import secrets
 import time
-import types
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +19,7 @@ import torch
 
 import common
 import plumbing
+from vectors.edits import load
 
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
@@ -34,8 +34,7 @@ class Watch:
         self.seed = seed
         self.label = label              # begins each printed line; if None, nothing is printed
         self.steps, self.batches, self.accuracy = [], [], []
-        self.module = types.ModuleType("rung")
-        exec(compile(source, file, "exec"), self.module.__dict__)
+        self.module = load(source, "rung", file)
         self.real = dict(self.module.__dict__)
         for name in ("make_base", "sample", "print"):
             setattr(self.module, name, getattr(self, name))

@@ -9,15 +9,15 @@ import ast
 import functools
 import keyword
 import re
-import sys
-from types import ModuleType
+from pathlib import Path
 from typing import NamedTuple
 
-from common import HERE as ROOT
-from learn.practice.mistakes import MISTAKES, parse
+from learn.script import Script
+from vectors.edits import parse
 
-TAG = re.compile(r"#.*?((?:\([A-Z].*?\)  )?)((?:eq\.|for) \((\d+)\))")
-EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.MULTILINE)
+# The mistakes that practice recognizes when a learner makes one, and that hunts and docs/why.md
+# plant. A test fails on each of them.
+MISTAKES = Path(__file__).with_name("mistakes.txt")
 # A name or a field, but not a function, a keyword of an argument, or a word in quotes.
 NAME = re.compile(r"task\.\w+\(\w+\)|(?<![\w.'])(?:batch\.|cfg\.)?[a-zA-Z_]\w*\b(?!\(|=)")
 
@@ -37,19 +37,12 @@ class Blank(NamedTuple):
         return [name for name in dict.fromkeys(NAME.findall(text)) if name not in hidden]
 
 
-class Exercise:
-    """A script (source, lines) with its equations {number: text}, its functions as AST nodes
-    {name: node}, and its blanks {function: list}, in the order of the script."""
+class Exercise(Script):
+    """A script with its blanks {function: list}, in the order of the script."""
 
-    def __init__(self, script):
-        self.script = script
-        self.source = (ROOT / script).read_text("utf-8")
-        self.lines = self.source.split("\n")
-        tree = ast.parse(self.source)
-        pairs = EQUATION.findall(ast.get_docstring(tree, clean=False))
-        self.equations = {int(number): text for text, number in pairs}
-        self.nodes = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        blanks = [self.blank(function, node) for function in self.nodes.values()
+    def __init__(self, file):
+        super().__init__(file)
+        blanks = [self.blank(function, node) for function in self.functions.values()
                   for node in statements(function) if self.tag(node)]
         homes = {(blank.function, blank.number) for blank in blanks}
         self.blanks = {}
@@ -59,9 +52,10 @@ class Exercise:
                 self.blanks.setdefault(blank.function, []).append(blank)
 
     def tag(self, node):
-        """Find the tag of an assignment or a return. -> match, or something false"""
-        text = "\n".join(self.lines[node.lineno - 1:node.end_lineno])
-        return isinstance(node, (ast.Assign, ast.Return)) and TAG.search(text)
+        """Find the first tag of an assignment or a return. -> Tag, or None"""
+        if not isinstance(node, (ast.Assign, ast.Return)):
+            return None
+        return next((tag for tag in self.tags if node.lineno <= tag.line <= node.end_lineno), None)
 
     def blank(self, function, node):
         nodes = [node]
@@ -75,7 +69,7 @@ class Exercise:
                 if name and not is_choice and names.count(name) == own.count(name):
                     nodes.insert(0, other)
         tag = self.tag(node)
-        return Blank(function.name, int(tag[3]), set_by(node), tag[2], tag[1], tuple(nodes))
+        return Blank(function.name, tag.number, set_by(node), tag.text, tag.shape, tuple(nodes))
 
     def text(self, numbers):
         """Replace the equations with these numbers, or all equations, by `...`. -> the script"""
@@ -92,17 +86,9 @@ class Exercise:
 
 
 @functools.cache
-def mutants(script):
-    """Read the mistakes of a script from mistakes.txt. -> list of Mutant"""
-    return [one for one in parse(MISTAKES.read_text("utf-8")) if one.file == script]
-
-
-def load(text, path="practised"):
-    """Run the text of a script. -> module"""
-    module = sys.modules["practised"] = ModuleType("practised")         # dataclasses look there
-    module.__file__ = str(path)
-    exec(compile(text, path, "exec"), vars(module))
-    return module
+def mistakes(file):
+    """Read the mistakes of a script from mistakes.txt. -> list of Edit"""
+    return [one for one in parse(MISTAKES.read_text("utf-8")) if one.file == file]
 
 
 def statements(function):

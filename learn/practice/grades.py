@@ -14,7 +14,6 @@ import functools
 import inspect
 import itertools
 import re
-import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,17 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from learn.practice.exercise import TAG, load, mutants, set_by
+from learn.practice.exercise import mistakes, set_by
+from learn.record import Recorder
+from learn.script import tags
 from report import escape
+from vectors.edits import load
 
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
 # Arguments that have gradients (the values that gae gets do not).
 LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
-load_script = functools.cache(load)     # for the script, and for its texts with a planted mistake
+# for the script, and for its texts with a planted mistake
+load_script = functools.cache(functools.partial(load, name="practised"))
 
 
 # ---- 1. a function, called -------------------------------------------------------------------
@@ -96,7 +99,7 @@ def cases(exercise, function, module):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
     chosen = {}
     for word, parameter in inspect.signature(getattr(module, function)).parameters.items():
-        usual = (AVERAGES.get(exercise.script, "sequence_mean") if word == "how"
+        usual = (AVERAGES.get(exercise.file, "sequence_mean") if word == "how"
                  else parameter.default)
         for words in options:
             if isinstance(usual, str) and usual in words:
@@ -115,7 +118,7 @@ class Case:
     """
 
     def __init__(self, exercise, function, module, batch, words):
-        known = arguments(module, function, exercise.script, batch) | words
+        known = arguments(module, function, exercise.file, batch) | words
         code = getattr(module, function)
         self.code = inspect.unwrap(code).__code__
         self.is_loss = function.endswith("loss")
@@ -132,8 +135,9 @@ class Case:
         self.error = ""
         tensors = {name: known[name] for name in sorted(self.given) if torch.is_tensor(known[name])}
         try:
-            sys.settrace(self.trace)
-            self.keep(code(**{name: known[name] for name in self.given}))
+            with Recorder(lambda frame: self if frame.f_code is self.code else None):
+                result = code(**{name: known[name] for name in self.given})
+            self.keep(result)
             self.results |= {f"{name} after the call": tensor.detach()
                              for name, tensor in tensors.items()}
         except (Exception, SystemExit) as raised:       # a learner's line may raise anything
@@ -141,21 +145,16 @@ class Case:
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
             self.error = escape(f"{type(raised).__name__}: {first}  (shapes: {shapes})")
             self.lines[""] = line_of(raised, module) or self.lines.get("", 0)
-        finally:
-            sys.settrace(None)
         with contextlib.suppress(Exception):            # a blank is open
             self.keep_values(blank.name for blank in exercise.blanks[function])
 
-    def trace(self, frame, event, _):
-        """Called by Python at each line: keep the variables, and the lines that set them."""
-        if frame.f_code is not self.code:
-            return None
+    def step(self, frame, _event, _arg):
+        """Keep the variables, and the lines that set them, before each line and at the end."""
         for name, value in frame.f_locals.items():
             if value is not self.scope.get(name):
                 self.lines[name] = self.lines.get("", 0)
         self.scope.update(frame.f_locals)
         self.lines[""] = frame.f_lineno
-        return self.trace
 
     def keep(self, result):
         """Keep what the function returned, with gradients."""
@@ -238,7 +237,7 @@ def grades(exercise, source):
     -> list of (function, *what `grade` returns)"""
     tree = ast.parse(source)
     right = load_script(exercise.source)
-    mine = load(source)
+    mine = load(source, "practised")
     own = dict(vars(mine))
     graded = []
     for function, blanks in exercise.blanks.items():
@@ -255,15 +254,16 @@ def grades(exercise, source):
 def numbers_of(blanks, node, lines):
     """Find the equation of an open blank by its comment or, if that is gone, all equations whose
     blanks set the same name. -> list of int"""
-    tag = TAG.search(lines[node.lineno - 1])
-    return [int(tag[3])] if tag else [one.number for one in blanks if one.name == set_by(node)]
+    found = tags([lines[node.lineno - 1]])
+    return ([found[0].number] if found else
+            [one.number for one in blanks if one.name == set_by(node)])
 
 
 def grade(exercise, mine, function, left=()):
     """Grade a function of a module. left: the numbers of the equations that are still open.
     -> "right" or "WRONG" or "open", sentences, {number of an equation: "is wrong" or "is open"}"""
     if not inspect.isfunction(getattr(mine, function)):
-        return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
+        return "WRONG", [f"the file has no function {function}: copy it from {exercise.file}, "
                          "and write its equations yourself"], {}
     ask = functools.partial(cases, exercise, function)
     right = load_script(exercise.source)
@@ -279,8 +279,8 @@ def grade(exercise, mine, function, left=()):
     equations = {blank.number for blank in blanks}
     if isinstance(wrong, Wrong) or len(equations) == 1:     # an error may come from any of them
         marks |= dict.fromkeys(equations, "is wrong")
-    known = (f"a known mistake gives the same numbers: {mutant.name}"
-             for mutant, its in planted(exercise, exercise.nodes[function])
+    known = (f"a known mistake gives the same numbers: {mistake.name}"
+             for mistake, its in planted(exercise, exercise.functions[function])
              if difference(ask(its), ask(mine), bool(left)) is None)
     return "WRONG", [*explain(blanks, wrong), *itertools.islice(known, 2)], marks
 
@@ -297,13 +297,12 @@ def concerned(blanks, wrong):
 
 
 def planted(exercise, node):
-    """Plant each known mistake that is in a function. -> iterator of (Mutant, module)"""
-    for mutant in mutants(exercise.script):
-        old = "\n".join(mutant.old)
+    """Plant each known mistake that is in a function. -> iterator of (Edit, module)"""
+    for mistake in mistakes(exercise.file):
+        [(old, _)] = mistake.hunks
         line = exercise.source.partition(old)[0].count("\n") + 1
         if node.lineno <= line <= node.end_lineno:
-            text = exercise.source.replace(old, "\n".join(mutant.new))
-            yield mutant, load_script(text)
+            yield mistake, load_script(mistake.apply(exercise.source))
 
 
 def explain(blanks, wrong):

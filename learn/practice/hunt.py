@@ -1,7 +1,6 @@
 """Bug hunts: a script with one planted mistake. hunts.txt lists those with which the reward still
 rises."""
 import contextlib
-import importlib
 import io
 import re
 import tempfile
@@ -11,10 +10,10 @@ import common
 import measuring
 import plumbing
 from common import HERE as ROOT
-from learn.practice.exercise import load, mutants
-from learn.practice.mistakes import MISTAKES, parse
+from learn.practice.exercise import MISTAKES, mistakes
 from report import command
 from report.logs import read_log
+from vectors.edits import load, parse, replace_once
 
 HUNTS = Path(__file__).with_name("hunts.txt")
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 "
@@ -26,16 +25,16 @@ FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "
                     "--teacher_coef 0.05"}
 
 
-def planted(source, mutant):
+def planted(source, mistake):
     """Plant a mistake in a text. Comments stay in their columns, or they would give it away.
-    -> the text, the first and the last line of the mistake"""
-    old = "\n".join(mutant.old)
+    -> the text, the first and the last line of the mistake. ValueError if it does not fit"""
+    [(old, new)] = mistake.hunks
     first = source.partition(old)[0].count("\n")
     columns = {}
-    for line in source.split("\n")[first:first + len(mutant.old)]:
+    for line in source.split("\n")[first:first + old.count("\n") + 1]:
         columns[line.partition("  # ")[2]] = line.find("  # ")
-    lines = source.replace(old, "\n".join(mutant.new)).split("\n")
-    last = first + len(mutant.new)
+    lines = replace_once(source, old, new).split("\n")
+    last = first + new.count("\n") + 1
     for i in range(first, last):
         code, mark, comment = lines[i].partition("  # ")
         if mark and comment in columns:
@@ -49,10 +48,11 @@ def file_of(name):
 
 
 def hunts_of(name):
-    """List the hunts of a script. -> list of (level, file, name of the mistake)"""
-    rows = [line.split(" | ") for line in HUNTS.read_text("utf-8").splitlines()]
-    return [(head[-1], file, mistake) for head, file, mistake in rows[1:]
-            if head.split()[0] == name]
+    """List the hunts of a script. -> list of (level, mistake)"""
+    file = file_of(name)
+    known = {mistake.name: mistake for mistake in mistakes("grpo.py") + mistakes(file)}
+    return [(one.words, known[one.name]) for one in parse(HUNTS.read_text("utf-8"))
+            if one.file == file]
 
 
 def metrics_of(folder):
@@ -66,36 +66,33 @@ def run_text(file, text, flags, base=None, look=metrics_of):
         if base is not None:
             plumbing.write(Path(work, "checkpoint.pt"), {"policy": base.state_dict()})
             flags = f"{flags} --init_from {work}"
-        return measuring.run(load(text, ROOT / file).main, flags.split(), look)
+        return measuring.run(load(text, "practised", ROOT / file).main, flags.split(), look)
 
 
-def plant(name, hunt):
-    """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
-    _, file, mistake = hunt
-    [mutant] = [mutant for mutant in mutants(file) if mutant.name == mistake]
-    source = (ROOT / file_of(name)).read_text("utf-8")
-    if source.count("\n".join(mutant.old)) != 1:
+def plant(name, mistake):
+    """Plant the mistake of a hunt in its script. -> what `planted` returns"""
+    try:
+        return planted((ROOT / file_of(name)).read_text("utf-8"), mistake)
+    except ValueError:
         common.fail(f"{file_of(name)} has changed in the lines of this mistake: remove it from "
                     f"{HUNTS}")
-    return mutant, *planted(source, mutant)
 
 
 def run(name, *flags):
     """Run the script or example in which the mistake of this name is planted, and grpo.py if it is
     in another file. The name may be cut short."""
-    found = [mutant for path in (MISTAKES, ROOT / "lab/claims/bugs.txt")
-             for mutant in parse(path.read_text("utf-8")) if mutant.name.startswith(name)]
+    found = [one for path in (MISTAKES, ROOT / "lab/claims/bugs.txt")
+             for one in parse(path.read_text("utf-8")) if one.name.startswith(name)]
     if not found:
         common.fail(f"{name}: no mistake of mistakes.txt or bugs.txt has this name")
     file = found[-1].file
     text, *_ = planted((ROOT / file).read_text("utf-8"), found[-1])
     if "/" in file and not file.startswith("examples/"):
-        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-        exec(compile(text, file, "exec"), vars(module))
+        load(text, file.removesuffix(".py").replace("/", "."), ROOT / file)
         file, text = "grpo.py", (ROOT / "grpo.py").read_text("utf-8")
     path = Path("hunt/planted", file)
     plumbing.write(path, text)              # the run copies its script into its folder
-    load(text, path).main(list(flags))
+    load(text, "practised", path).main(list(flags))
 
 
 def begin(name="grpo", level="1"):
@@ -109,7 +106,7 @@ def begin(name="grpo", level="1"):
             break
     else:
         common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat")
-    text = plant(name, hunt)[1]
+    text, *_ = plant(name, hunt[1])
     plumbing.write(path, text)
     flags = f"{FLAGS[name]} {SHORT}".split()
     runs = [f"hunt/{path.stem}-wrong", f"hunt/{path.stem}-right"]
@@ -131,7 +128,8 @@ def answer(word, guess=None):
     if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
         common.fail(f"{word}: there is no such hunt; to write hunt/grpo_1.py, run: "
                     f"{command('learn.practice', 'hunt', 'grpo', 1)}")
-    mutant, text, first, last = plant(name, hunts[int(number) - 1])
+    _, mistake = hunts[int(number) - 1]
+    text, first, last = plant(name, mistake)
     lines = text.split("\n")
     right = (ROOT / file_of(name)).read_text("utf-8").split("\n")
     wrong_lines = lines[first - 1:last]
@@ -146,11 +144,12 @@ def answer(word, guess=None):
         raise SystemExit(1)
     if guess is not None:
         print("Yes. ", end="")
-    print(f"The mistake, in {place}: {mutant.name}.")
+    print(f"The mistake, in {place}: {mistake.name}.")
     for number, line in enumerate(wrong_lines, start=first):
         print(f"  line {number}:  {line.strip()}")
     for line in right_lines:
         print(f"  right:     {line.strip()}")
-    tests = [ROOT / file for file in mutant.files]
+    files, words = mistake.tests
+    tests = [ROOT / file for file in files]
     print("Tests that catch it: "
-          f"{command('pytest', '-p', f'hunt.{path.stem}', *tests, '-k', mutant.words or 'test')}")
+          f"{command('pytest', '-p', f'hunt.{path.stem}', *tests, '-k', words or 'test')}")

@@ -4,7 +4,8 @@ import torch
 import common
 import plumbing
 from learn.read import page
-from learn.read.lesson import ROOT, Lesson
+from learn.read.lesson import Lesson
+from learn.script import ROOT
 from report import parser, start
 
 NAMES = ("reinforce", "grpo", "gspo", "ppo", "dpo")         # in the order in which one reads them

@@ -96,7 +96,7 @@ def highlight(lesson):
     explained = {name for section in lesson.sections.values() for name in section.names}
     names = "|".join(name for name in lesson.by_name if name in explained)
 
-    tags = re.compile(rf"(?:eq\. )?\(({'|'.join(lesson.equations)})\)")
+    tags = re.compile(rf"(?:eq\. )?\(({'|'.join(map(str, lesson.equations))})\)")
 
     def coloured(match):
         kind = match.lastgroup

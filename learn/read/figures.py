@@ -80,7 +80,7 @@ def clip(lesson):
     if not lesson.clipped():
         return None
     low, high = lesson.limits
-    symbol = lesson.equations["2"][0].replace("r", "ρ")     # of rho_t, or s of s_i
+    symbol = lesson.equations[2][0].replace("r", "ρ")     # of rho_t, or s of s_i
     d = begin("clip", scale(0.5, 1.8, 52, 388), scale(-1.75, 1.75, 336, 36))
     d.curve([(low, -1.75), (low, 1.75), (high, 1.75), (high, -1.75)], "range")
     d.line(1, -1.75, 1, 1.75, "one")

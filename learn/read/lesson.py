@@ -3,26 +3,22 @@ that the lines compute on the worked example, and the lines that a first reading
 import ast
 import importlib
 import re
-from pathlib import Path
 
 import torch
 
 from learn import sync
 from learn.read import example, watch, words
 from learn.read.watch import first_line
-
-ROOT = Path(__file__).resolve().parents[2]
-EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.M)
-TAG = re.compile(r"eq\. \((\d+)\)")
+from learn.script import Script
 
 
-class Lesson:
-    """The part of a script above the machinery.
+class Lesson(Script):
+    """A script, and its lesson, which is the part above the machinery.
 
     sections: name of the first function -> words.Section of the text file
-    equations: number -> text; where: number -> line; first: line -> the first number on it
-    by_name: name -> AST node of a function or a class, including the machinery
-    functions: name -> AST node; statements: line -> AST node
+    where: number of an equation -> line; first: line -> the first number on it
+    body: AST nodes of the lesson; functions: name -> AST node, of the lesson's functions alone
+    statements: line -> AST node
     losses: last line of a statement -> name of the losses of tokens or pairs that it computes
     ran: first lines of the statements that run with the flags of the page
     calls: extra flags -> function name -> the watch.Call whose values are shown
@@ -32,20 +28,14 @@ class Lesson:
     """
 
     def __init__(self, name):
+        super().__init__(f"{name}.py")
         self.name = name
-        self.source = (ROOT / f"{name}.py").read_text("utf-8")
-        self.lines = self.source.split("\n")
-        self.text, _ = sync.split(self.source)
-        self.module = ast.parse(self.text)
-        self.docstring = ast.get_docstring(self.module, clean=False)
-        self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
-        self.where = {number: line for line, text in enumerate(self.text.split("\n"), start=1)
-                      for number in TAG.findall(text)}
+        end = sync.split(self.source)[0].count("\n")
+        self.body = [node for node in self.tree.body if node.lineno <= end]
+        self.functions = {name: node for name, node in self.functions.items() if node in self.body}
+        self.where = {tag.number: tag.line for tag in self.tags
+                      if tag.line <= end and tag.text.startswith("eq.")}
         self.first = {line: number for number, line in reversed(self.where.items())}
-        self.by_name = {node.name: node for node in ast.parse(self.source).body
-                        if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        self.functions = {node.name: node for node in self.module.body
-                          if isinstance(node, ast.FunctionDef)}
         self.statements = watch.statements(part for node in self.functions.values()
                                            for part in node.body)
         self.losses = {self.statements[line].end_lineno: re.match(r"\w+", self.equations[number])[0]
@@ -103,7 +93,7 @@ class Lesson:
         """Which tokens have an advantage but no gradient; None without a clip. -> lists of bool"""
         if "is_clipped" not in self.functions:
             return None
-        loss = self.equations["3"].partition("=")[0]
+        loss = self.equations[3].partition("=")[0]
         A, gradients = (self.rows("policy_loss", name) for name in ("A", f"∂{loss}/∂log π"))
         return [[g == 0 and a != 0 for g, a in zip(row, values * 3)]
                 for row, values in zip(gradients, A)]

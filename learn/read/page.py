@@ -27,7 +27,7 @@ INLINE = re.compile(rf"""
 
 def prose(text, lesson, has_links=True):
     """Convert a text in the format of words.py, with links. -> HTML"""
-    known = lesson.equations if has_links else ()
+    known = {f"({number})" for number in lesson.equations} if has_links else ()
 
     def inline(match):
         kind = match.lastgroup
@@ -39,7 +39,7 @@ def prose(text, lesson, has_links=True):
         if kind == "link":
             return f'<a href="{part}">{match["text"]}</a>'
         if kind == "equation":
-            return f'<a href="#eq{part[1:-1]}">{part}</a>' if part[1:-1] in known else part
+            return f'<a href="#eq{part[1:-1]}">{part}</a>' if part in known else part
         if kind == "arxiv":
             return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
         text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part.replace(" − ", " - "))
@@ -196,7 +196,7 @@ def lesson_page(lesson, names):
     departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
     steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(text, lesson, False)}</p>"
              for word, number, text in main.rows}
-    config = "".join(code.code_line(lesson, line) for node in lesson.module.body
+    config = "".join(code.code_line(lesson, line) for node in lesson.body
                      if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"
                      for line in span(node))
     body = string.Template(STYLE.with_name("page.html").read_text(encoding="utf-8")).substitute(
