@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff seeds levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds levers \
         zoo r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
 
 ##@ To start
@@ -77,6 +77,9 @@ sync:                    ## make sync FROM=grpo.py: copy its machinery to the ot
 
 diff:                    ## make diff A=grpo B=gspo: show the lines that B removes and adds
 	$(PYTHON) learn/sync.py --diff $(A) $(B)
+
+sums:                    ## count the lines of each folder by kind of file
+	$(PYTHON) learn/sync.py --sums
 
 ##@ To measure; the results go to docs/, mostly into the page named here
 

@@ -2,18 +2,22 @@
 
   python learn/sync.py FROM          copy the machinery of FROM to the rest (make sync FROM=grpo.py)
   python learn/sync.py --diff A B    show what B does differently from A (make diff A=grpo B=gspo)
+  python learn/sync.py --sums        count the lines of each folder by kind of file (make sums)
 
 Each script is self-contained, so shared code is repeated on purpose, and tests/test_sync.py fails
 if the copies drift apart. All that follows the marker line is the machinery, which is the same in
 all scripts, and is copied. Functions above that line are copied by hand.
 """
 import difflib
+import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # All scripts, in the order of the papers; add the name of a new script here.
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
+# Kinds of files whose lines are counted
+KINDS = (".py", ".txt", ".js", ".css", ".html", ".json")
 MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
 
 
@@ -48,12 +52,39 @@ def read(word):
     return (ROOT / name).read_text("utf-8")
 
 
+def sums():
+    """Count the lines that git tracks in each folder, with the folders in it; "." has only its own
+    files. docs/ is left out, because make targets write most of it. ValueError if git fails.
+    -> {folder: {kind: lines}}"""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True)
+    if listed.returncode != 0:
+        raise ValueError("git does not list the files of this folder: clone the repository")
+    counts = {}
+    for path in map(Path, listed.stdout.splitlines()):
+        folder = path.parts[0] if len(path.parts) > 1 else "."
+        if folder != "docs" and path.suffix in KINDS and (ROOT / path).exists():
+            lines = len((ROOT / path).read_text("utf-8").splitlines())
+            kinds = counts.setdefault(folder, {})
+            kinds[path.suffix] = kinds.get(path.suffix, 0) + lines
+    return counts
+
+
+def table(counts):
+    """Lay out what `sums` counts, with the sum of each kind. -> list of lines"""
+    rows = [(folder, *map(kinds.get, KINDS)) for folder, kinds in counts.items()]
+    totals = [sum(filter(None, column)) for column in list(zip(*rows))[1:]]
+    return ["".join([f"{name:12}", *(f"{number or '':>7}" for number in numbers)])
+            for name, *numbers in [("", *KINDS), *rows, ("all", *totals)]]
+
+
 def main(words):
-    """Run a command: copy the machinery to all scripts, or compare two of them."""
+    """Run a command: copy the machinery to all scripts, compare two of them, or count lines."""
     match words:
         case ["--diff", one, other]:
             lines = difference(read(one), read(other))
             print(*lines, f"{len(lines)} lines", sep="\n")
+        case ["--sums"]:
+            print(*table(sums()), sep="\n")
         case [word]:
             source = read(word)
             for name in SCRIPTS:

@@ -501,8 +501,9 @@ def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(
 
 def test_a_named_cause_another_one_and_none_are_counted_and_so_are_false_alarms(monkeypatch):
     found = {"a rate of 0.05": ({"rate"}, {"flat"}, set()), "gspo": (set(), {"rate", "flat"})}
-    monkeypatch.setattr(doctor, "examine", lambda name, command, seed, old, new, program: (
-        found[name][seed], program == "rl" and seed == 0))
+    cases = {"grpo.py --learning_rate 0.05": "a rate of 0.05", "gspo.py": "gspo"}
+    monkeypatch.setattr(doctor, "examine", lambda command, seed, old, new, program: (
+        found[cases[command]][seed], program == "rl" and seed == 0))
     results = {(case, seed): doctor.measure("rl", case, seed)
                for case in found for seed in range(len(found[case]))}
     monkeypatch.setattr(doctor, "CORRECT", {"gspo": doctor.CORRECT["gspo"]})
