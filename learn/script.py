@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.MULTILINE)
+# The shape that a comment gives before a tag may not begin in the code before the comment.
 TAG = re.compile(r"((?:\([A-Z][^#]*?\)  )?)((?:eq\.|for) \((\d+)\))")
 
 

@@ -14,6 +14,7 @@ from conftest import ROOT
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import Exercise, mistakes
+from learn.script import Tag, tags
 from vectors.edits import load, parse, replace_once
 
 PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
@@ -70,6 +71,22 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
         assert "line 0" not in " ".join(said)
         count[solution.words] += 1
     assert count["right"] >= 6 and count["wrong"] >= 12
+
+
+def test_the_shape_of_a_tag_begins_in_its_comment():
+    assert tags(["", "y = f(M)  # (N,)  eq. (4), a text for (5)"]) == [
+        Tag(2, "(N,)  ", "eq. (4)", 4), Tag(2, "", "for (5)", 5)]
+
+
+def test_the_tracer_of_a_debugger_or_of_coverage_goes_on_after_a_grade():
+    before = sys.gettrace()
+    tracer = lambda *_: None
+    try:
+        sys.settrace(tracer)
+        states(EXERCISES["nano"], EXERCISES["nano"].text([1]))
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
 
 
 def test_of_several_blanks_the_first_wrong_one_is_named_with_its_line():
@@ -186,8 +203,10 @@ def test_a_command_that_cannot_run_says_why(run, words, message):
 def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     source = (ROOT / hunt.file_of(name)).read_text()
     hunts = hunt.hunts_of(name)
-    levels = [level for level, *_ in hunts]
+    levels = [level for level, _ in hunts]
+    own = {mistake.name: mistake for mistake in mistakes(hunt.file_of(name))}
     assert {*levels} == {"1", "2", "3"}
+    assert all(mistake == own.get(mistake.name, mistake) for _, mistake in hunts)
     hard = f"hunt/{name}_{1 + levels.index('3')}.py"
     assert run("hunt", name, 3)[1].startswith(f"{hard} is ")
     (tmp_path / hard).unlink()

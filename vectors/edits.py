@@ -6,8 +6,8 @@ a file. WORDS are for the program that reads the edits; with most of them, they 
 should fail. Each edit is a name and below it a diff. In a diff, "- " marks an old line, "+ " a new
 one, and two spaces mark a line that stays; @@ separates two hunks. The old text of an edit may be a
 part of a line. An edit without a diff names one of another file. What is above the first `==` is a
-comment. This file is in vectors/ because everything may import vectors/, which imports no other
-folder.
+comment. The path, practice, the lab and fill.py read such files; this one is in vectors/ because
+they may all import vectors/, which imports nothing of ours.
 """
 import re
 import sys
