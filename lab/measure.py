@@ -49,7 +49,7 @@ CONTROLS = {
     "three steps of rejection sampling": (
         "reinforce.py --method rejection --max_steps 3", "trained"),
     "no RL, three times the textbook": (
-        "grpo.py --max_steps 0 --base_steps 2970 --textbook_share 0.8182", "base"),
+        "grpo.py --max_steps 0 --base_steps 1980 --textbook_share 0.8182", "base"),
     "45 steps of rejection sampling": (
         "reinforce.py --method rejection --max_steps 45", "trained"),
     "GRPO, 60 steps": ("grpo.py", "trained")}

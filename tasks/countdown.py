@@ -30,7 +30,7 @@ MAX_TOKENS = 40     # of an expression: enough for nine numbers, eight signs, an
 class Countdown(Task):
     """The numbers are different digits in ascending order, so that no two problems are equal in
     disguise. Targets have two digits. The level is the number of numbers, or a range."""
-    defaults = {"max_completion_length": 128, "base_steps": 1950, "base_batch_size": 16}
+    defaults = {"max_completion_length": 128, "base_steps": 1300, "base_batch_size": 16}
     held_out_tenths = 2     # about 550 of the 2600 different problems
 
     def __init__(self, cfg, level=""):

@@ -49,7 +49,7 @@ STARTS = [f"{name} {cell}" for name in MAPS for cell in MAPS[name] if MAPS[name]
 class Gridworld(Task):
     """An episode of moves, each with its own reward."""
     prompt_width = len("A b3 7")
-    defaults = {"max_completion_length": 28, "base_steps": 900, "num_prompts": 64}
+    defaults = {"max_completion_length": 28, "base_steps": 600, "num_prompts": 64}
     held_out_tenths = 3     # 114 of 370 prompts
 
     def __init__(self, cfg, level=""):

@@ -22,7 +22,7 @@ class Lookup(Task):
     """Six people in a ring, each the boss of the one before; a question takes one or two hops."""
     prompt_width = len("boss of boss of ka?")
     call_tokens = ("</search>", "</think>")         # either may end a call
-    defaults = {"max_completion_length": 40, "base_steps": 900}
+    defaults = {"max_completion_length": 40, "base_steps": 600}
 
     def sample(self, rng):
         people = rng.sample(NAMES, 6)

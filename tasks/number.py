@@ -34,7 +34,7 @@ class Number(Turns):
     """A range of 32 numbers; each guess is a turn."""
     prompt_width = len("17-48")
     call_tokens = ("</search>",)
-    defaults = {"max_completion_length": 11 * LIMIT + 1, "base_steps": 900}
+    defaults = {"max_completion_length": 11 * LIMIT + 1, "base_steps": 600}
     held_out_tenths = 2     # 18 of 59 ranges
 
     def sample(self, rng):

@@ -119,7 +119,7 @@ def test_a_damaged_base_is_made_again(own_bases, new_run):
     assert [*Path("runs/base").iterdir()] == [path]
 
 
-@pytest.mark.parametrize("name", ["load_base", "gradient", "evaluate"])
+@pytest.mark.parametrize("name", ["load_base", "muon_step", "evaluate"])
 def test_a_run_that_fails_at_its_start_does_not_stand_in_the_way_of_the_next(
         own_bases, script, monkeypatch, watch, name):
     flags = arguments(SMALL | {"output_dir": "run", "base_steps": 2, "max_steps": 1})
@@ -190,7 +190,7 @@ def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(
         shutdown(*args, **options)
     shutdown = ThreadPoolExecutor.shutdown
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", again)
-    monkeypatch.setattr(plumbing, "gradient", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(plumbing, "muon_step", lambda *_: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(sys, "excepthook", plumbing.end_quietly)        # as in a command
     with pytest.raises(SystemExit) as stop:
         script.main(arguments(SMALL | {"output_dir": "run"}))

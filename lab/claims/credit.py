@@ -110,7 +110,7 @@ def of_moves(seed):
 def of_tokens(seed):
     """Measure the fraction of the total |A| that a tenth of the tokens has, and correlate the
     advantages of each estimate with those from many other rollouts, the reference."""
-    cfg, task, policy = load_base(ppo, f"--base_steps 675 --seed {seed}")
+    cfg, task, policy = load_base(ppo, f"--base_steps 450 --seed {seed}")
     critic = train_critic(policy, task, cfg, (
         ppo.sample_batch(policy, task, cfg, step) for step in range(BATCHES)))
     cfg = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=8)

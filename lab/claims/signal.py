@@ -11,7 +11,7 @@ from report import chart
 from tasks import pass_rates
 
 SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 7)
-BASE = "--task arithmetic:2-7 --base_steps 900 --max_completion_length 64 --num_eval_problems 256"
+BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
 CHECK = f"grpo.py {FLAGS} --dynamic_sampling 4"
 PLAIN, DYNAMIC = "GRPO, plain", "GRPO, dynamic sampling"

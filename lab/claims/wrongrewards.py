@@ -18,7 +18,7 @@ LAST = 5                                        # number of batches in the mean 
 RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "true reward", "no penalty", "+1 for being alive", "bonus for coming nearer",
     "difference of a potential")
-FLAGS = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 90"}
+FLAGS = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
 SEEDS, TUNING, ONE_BASE = range(5), range(5, 7), True
 CHECK = "grpo.py --task gridworld"
 SIDES = {f"{base} base: {kind}": (None, 5e-4) for base, kinds in (
