@@ -301,7 +301,8 @@ def gradient(model, batch, rows):
 @torch.no_grad()
 def muon_step(matrices, momentum, rate):
     """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
-    Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
+    Newton-Schulz steps. Twice as many steps of AdamW alone make a worse base. torch.optim.Muon
+    computes in bfloat16, which many CPUs only emulate."""
     gradient = torch.stack([matrix.grad for matrix in matrices]).squeeze(0)     # ([n,] r, c)
     momentum.lerp_(gradient, 0.05)
     x = gradient.lerp(momentum, 0.95)                   # Nesterov momentum
