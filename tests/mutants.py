@@ -6,13 +6,13 @@
   make changed BASE=main            those in functions that changed since a commit, for 3 minutes
   make mutants A=practice           the mistakes of learn/practice/mistakes.txt
 
-mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets the
-changed text when it imports the file, in a process of its own, while the file stays as it is. So no
-test fails only because a text changed. contexts.py has recorded which tests run a changed line; the
-fast ones of different functions run first, for at most BUDGET seconds in all, until one of them
-fails: the mistake is killed. What survives shows that a test is missing. A test that also fails
-without the mistake does not count. tests/equivalent.txt lists the mistakes that change nothing that
-a user could see, with the reasons; they are not planted.
+mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
+the changed text when it imports the file, in a process of its own, while the file stays as it is.
+So no test fails only because a text changed. contexts.py has recorded which tests run a changed
+line; the fast ones of different functions run first, for at most BUDGET seconds in all, until one
+of them fails: the mistake is killed. What survives shows that a test is missing. A test that also
+fails without the mistake does not count. tests/equivalent.txt lists the mistakes that change
+nothing that a user could see, with the reasons; they are not planted.
 
 Tests that start further processes run the unchanged files there.
 """
@@ -45,7 +45,7 @@ from contexts import FOLDER, ROOT, digest
 
 # Imported alone: its package would stay imported, and hide that of each copy of the repository.
 sys.path.insert(0, str(ROOT / "vectors"))
-from edits import parse  # noqa: E402
+from edits import parse
 
 BUDGET = 15                             # seconds of tests for a mistake, as recorded
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
@@ -289,19 +289,28 @@ def run(mistakes, processes=None, seconds=math.inf):
 # ---- choosing mistakes -----------------------------------------------------------------------
 
 def of_practice():
-    """Read the mistakes that readers meet. Each names its tests."""
+    """Read the mistakes that readers meet. Each names its tests. -> [(Mistake, its edits)]"""
     found = []
     for edit in parse((ROOT / PRACTICE).read_text("utf-8")):
-        text = edit.apply((ROOT / edit.file).read_text("utf-8"))
-        found.append(Mistake(f"practice {edit.file} {edit.name}", {edit.file: text}, *edit.tests))
+        source = (ROOT / edit.file).read_text("utf-8")
+        mistake = Mistake(f"practice {edit.file} {edit.name}", {edit.file: edit.apply(source)},
+                          *edit.tests)
+        places = [(edit.file, source.index(old)) for old, _ in edit.hunks]
+        found.append((mistake, places))
     return found
+
+
+def mistake_of(mutation, contexts, texts):
+    """Choose the tests of a mutation. -> Mistake"""
+    tests = contexts.choose(contexts.of(mutation, texts))
+    return Mistake(str(mutation), mutations.apply(mutation), tests)
 
 
 def equivalent():
     """Read tests/equivalent.txt. -> {name of a mutation: reason}"""
     lines = (ROOT / "tests/equivalent.txt").read_text("utf-8").splitlines()
     pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
-    return {name: reason for name, reason in pairs}
+    return dict(pairs)
 
 
 def git(*words):
@@ -376,10 +385,10 @@ def main(argv):
     made.sort(key=lambda pair: pair[1].order(args.seed))
     made = made[:args.sample]
     found = contexts()
-    mistakes = [Mistake(str(one), mutations.apply(one), found.choose(found.of(one, texts)))
-                for _, one in made]
+    mistakes = [mistake_of(one, found, texts) for _, one in made]
     if not args.changed and not args.sample:
-        mistakes += [one for one in of_practice() if all(word in one.name for word in args.words)]
+        mistakes += [one for one, _ in of_practice()
+                     if all(word in one.name for word in args.words)]
     left = CHANGED - (time.monotonic() - clock) if args.changed else math.inf
     results = run(mistakes, args.processes, left)
     for _, one in made:

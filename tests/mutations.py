@@ -62,10 +62,6 @@ class Mutation(NamedTuple):
         return zlib.crc32(f"{salt} {self}".encode())
 
 
-def segment(text, node):
-    return text.find, node
-
-
 class Maker:
     """Collects the mutations of one statement or function."""
 
@@ -204,7 +200,7 @@ class Maker:
     def of_Call(self, node):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name == "suppress":
-            for number, argument in enumerate(node.args):
+            for argument in node.args:
                 self.replace(f"suppress all but {self.text(argument)}", argument, "()")
         if name not in SYMMETRIC:
             for number, (one, other) in enumerate(zip(node.args, node.args[1:]), 1):
