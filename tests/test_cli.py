@@ -351,6 +351,13 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
 
 
+def test_a_checkpoint_that_torch_cannot_write_is_one_line(refused, monkeypatch):
+    def save(content, file):
+        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 64 vs 0")
+    monkeypatch.setattr(torch, "save", save)
+    refused("run.pt: cannot be written (is the disk full?)", plumbing.write, Path("run.pt"), {})
+
+
 @every_script
 def test_a_script_that_was_copied_alone_names_both_files_that_it_lacks(script, empty_folder):
     path = shutil.copy(script.__file__, empty_folder)

@@ -87,6 +87,16 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(script, 
     assert [len(rows) for rows in steps] == [2] * 21            # none is empty
 
 
+@every_script
+@pytest.mark.parametrize("size", [3, 4])
+def test_no_backward_pass_has_more_rows_than_micro_batch_size(script, scene, watch, size):
+    scene = scene(micro_batch_size=size)
+    rows = watch(script, "score", lambda _, prompts, *__: torch.is_grad_enabled() * len(prompts))
+    scene.backward(torch.arange(NUM_ROWS))
+    most = 2 * ((size + 1) // 2) if script.__name__ == "dpo" else size      # dpo.py has pairs
+    assert max(rows) == most and len(rows) > 2
+
+
 # ---- logged metrics --------------------------------------------------------------------------
 
 V = common.VOCAB_SIZE
