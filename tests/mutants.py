@@ -384,7 +384,7 @@ def main(argv):
                 if any((file, one.function) in changed for file, *_ in one.edits)]
     made.sort(key=lambda pair: pair[1].order(args.seed))
     made = made[:args.sample]
-    found = contexts()
+    found = contexts() if made else None
     mistakes = [mistake_of(one, found, texts) for _, one in made]
     if not args.changed and not args.sample:
         mistakes += [one for one, _ in of_practice()

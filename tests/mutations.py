@@ -151,8 +151,8 @@ class Maker:
     def of_BoolOp(self, node):
         word = "and" if isinstance(node.op, ast.And) else "or"
         for number in range(len(node.values)):
-            rest = [self.text(value) for i, value in enumerate(node.values) if i != number]
-            new = f"({f' {word} '.join(f'({text})' for text in rest)})"
+            rest = [f"({self.text(value)})" for i, value in enumerate(node.values) if i != number]
+            new = f"({f' {word} '.join(rest)})" if len(rest) > 1 else rest[0]
             self.replace(f"drop condition {number + 1} of {word}", node, new)
 
     def of_Constant(self, node):
