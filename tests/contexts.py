@@ -99,7 +99,7 @@ class Recorder:
     def ran(self, data, contexts):
         """Find what was run in these contexts. -> {file: {function: [number of a line in it]}}"""
         found = {}
-        for path in data.measured_files():
+        for path in filter(os.path.exists, data.measured_files()):      # not those of a test
             numbers = sorted({line for context in contexts for line in self.lines(data, path,
                                                                                  context)})
             functions = {}
