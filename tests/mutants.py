@@ -257,7 +257,7 @@ def plant(mistake):
             if "::" in failed and fails_without(failed):
                 group = [test for test in group if test != failed]
                 continue
-            if code == NONE:
+            if code == NONE and ask(group, mistake.words, {})[0] == NONE:
                 return "BROKEN", failed
             return "killed", failed
     return ("SURVIVED" if has_run else "skipped" if tests else "UNTESTED"), f"{len(tests)} tests"
