@@ -122,9 +122,9 @@ def test_an_evaluation_also_counts_the_right_outputs_after_a_forced_thought(monk
 
 def test_the_sizes_are_those_of_the_scripts_and_the_longest_thought_fits():
     cfg = grpo.Config()
-    assert (nano.P, nano.G, nano.RATE) == (cfg.num_prompts, cfg.num_generations, cfg.learning_rate)
-    assert (nano.D, nano.H) == (cfg.hidden_size, cfg.num_attention_heads)
-    assert nano.W == grpo.common.Arithmetic(grpo.verify).prompt_width
+    assert (cfg.num_prompts, cfg.num_generations, cfg.learning_rate) == (nano.P, nano.G, nano.RATE)
+    assert (cfg.hidden_size, cfg.num_attention_heads) == (nano.D, nano.H)
+    assert grpo.common.Arithmetic(grpo.verify).prompt_width == nano.W
     longest = "<think>11+9=20;20-9=11;11+9=20;20-9=11</think><answer>11</answer>"
     assert nano.encode([longest], 99).tolist()[0].index(nano.END) + 1 == nano.T
 
