@@ -14,6 +14,26 @@ import plumbing
 from examples import coldstart
 from report import ask
 
+@pytest.mark.parametrize("task, words", [
+    ("mine.Task", "the script itself makes the task, mine.Task, so only a program of yours"),
+    ("arithmetic:2", "is not one of this task: these are in ASCII, and have 1 to 6 characters")])
+def test_what_cannot_be_asked_gets_one_line(task, words, run, stops):
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["task"] = task
+    (run / "config.json").write_text(json.dumps(record))
+    for prompt in ("(3+4)-1", "", "3+\u0664="):
+        stops(words, ask.answer, run, prompt)
+    (run / "config.json").write_text(json.dumps(record | {"script": "none_such.py"}))
+    stops("none_such", ask.answer, run, "3+4=")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["new", "--batches", "0"], "--batches 0: must be at least 1"),
+    (["."], ".: exists already; name a new folder")])
+def test_a_cold_start_makes_a_new_folder_from_one_batch_or_more(words, message, run, refused):
+    refused(message, coldstart.main, [str(run), *words])
+
+
 # ---- answers ---------------------------------------------------------------------------------
 
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run):

@@ -1,8 +1,10 @@
 """The command line: its flags, and the flags and files that it refuses. A refusal is one line that
 gives the reason, exit code 2, and no change to any file."""
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import io
 import os
 import pickle
 import re
@@ -357,6 +359,35 @@ def test_a_run_is_named_after_the_task_that_a_script_makes_and_refuses_the_flag_
     assert config["task"] == "mine.Sums"
     main(["--resume_from_checkpoint", "runs/mine-sums-s0", "--max_steps", "2"])
     assert len(steps("runs/mine-sums-s0")) == 2
+
+
+# ---- the end of a command --------------------------------------------------------------------
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads any more."""
+
+    def flush(self):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("kind, output, text", [
+    (ValueError, io.StringIO, ""), (BrokenPipeError, io.StringIO, "\n"),
+    (ValueError, Closed, None), (BrokenPipeError, Closed, None)])
+def test_an_error_is_printed_unless_nobody_reads_the_output(kind, output, text, monkeypatch):
+    ended, shown = [], []
+    monkeypatch.setattr(sys, "stdout", output())
+    monkeypatch.setattr(sys, "__excepthook__", lambda *args: shown.append(args))
+
+    def end(code):
+        ended.append(code)
+        raise SystemExit
+    monkeypatch.setattr(os, "_exit", end)
+    error = kind("why")
+    with contextlib.suppress(SystemExit):
+        plumbing.end_quietly(kind, error, None)
+    assert ended == ([141] if text is None else [])
+    assert shown == ([] if text is None else [(kind, error, None)])
+    assert text is None or sys.stdout.getvalue() == text
 
 
 # ---- commands that can be pasted -------------------------------------------------------------
