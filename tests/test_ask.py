@@ -14,6 +14,7 @@ import plumbing
 from examples import coldstart
 from report import ask
 
+
 @pytest.mark.parametrize("task, words", [
     ("mine.Task", "the script itself makes the task, mine.Task, so only a program of yours"),
     ("arithmetic:2", "is not one of this task: these are in ASCII, and have 1 to 6 characters")])
