@@ -54,6 +54,7 @@ def owners(path):
 
 class Recorder:
     def __init__(self):
+        self.imports = {}               # file of tests -> seconds that its import takes
         self.coverage = coverage.Coverage(
             data_file=None, config_file=False, include=[
                 str(ROOT / folder / pattern) for folder in OURS
@@ -63,6 +64,13 @@ class Recorder:
 
     def pytest_sessionstart(self):
         self.coverage.start()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_make_collect_report(self, collector):
+        start = time.perf_counter()
+        yield
+        if isinstance(collector, pytest.Module):
+            self.imports[collector.nodeid] = round(time.perf_counter() - start, 3)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -120,9 +128,10 @@ class Recorder:
         FOLDER.mkdir(parents=True, exist_ok=True)
         with open(FOLDER / f"{time.time():.0f}-{os.getpid()}.jsonl", "w") as file:
             for test, (seconds, contexts, has_passed) in self.tests.items():
+                path = test.partition("::")[0]
                 if has_passed:
                     file.write(json.dumps({
-                        "test": test, "digest": digest(test.partition("::")[0]),
+                        "test": test, "digest": digest(path), "import": self.imports[path],
                         "seconds": round(seconds, 3), "ran": self.ran(data, contexts)}) + "\n")
 
 

@@ -48,6 +48,7 @@ sys.path.insert(0, str(ROOT / "vectors"))
 from edits import parse
 
 BUDGET = 15                             # seconds of tests for a mistake, as recorded
+FIRST = 4                               # tests that run before the files of the others are imported
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 CHANGED = 180                           # seconds of make changed
 PRACTICE = "learn/practice/mistakes.txt"
@@ -75,6 +76,7 @@ class Contexts:
 
     def __init__(self):
         self.seconds = {}
+        self.imports = {}                               # file of tests -> seconds
         self.ran = collections.defaultdict(dict)        # (file, function) -> {test: its lines}
         newest = {}
         for path in sorted(FOLDER.glob("*.jsonl")):
@@ -87,6 +89,7 @@ class Contexts:
             if digests.get(test.partition("::")[0]) != record["digest"]:
                 continue
             self.seconds[test] = record["seconds"]
+            self.imports[test.partition("::")[0]] = record["import"]
             for file, functions in record["ran"].items():
                 for function, lines in functions.items():
                     self.ran[file, function][test] = lines
@@ -113,14 +116,16 @@ class Contexts:
         count = collections.Counter()
         ranked = []
         for test in sorted(tests, key=self.seconds.get):
-            function = test.partition("[")[0]
+            file, function = test.partition("::")[0], test.partition("[")[0]
             count[function] += 1
-            ranked.append((count[function], self.seconds[test], test))
-        chosen, total = [], 0
-        for _, seconds, test in sorted(ranked):
-            if total + seconds <= BUDGET or not chosen:
-                chosen.append(test)
-                total += seconds
+            ranked.append((count[function], self.seconds[test] + self.imports[file], test, file))
+        chosen, files, total = [], set(), 0
+        for _, seconds, test, file in sorted(ranked):
+            total += seconds - (self.imports[file] if file in files else 0)
+            if total > BUDGET and chosen:
+                break
+            chosen.append(test)
+            files.add(file)
         return chosen
 
 
@@ -246,9 +251,9 @@ def plant(mistake):
     happened"""
     tests = [*mistake.tests]
     of_kernels = [test for test in tests if test.startswith(INTERPRETED)]
-    groups = [[test for test in tests if test not in of_kernels], of_kernels]
+    others = [test for test in tests if test not in of_kernels]
     has_run = False
-    for group in filter(None, groups):
+    for group in filter(None, (others[:FIRST], of_kernels, others[FIRST:])):
         while group:
             code, failed = ask(group, mistake.words, mistake.texts)
             has_run |= code in (0, 1)

@@ -79,6 +79,10 @@ def test_training_and_evaluation_average_lengths_and_entropy_over_sampled_tokens
     assert metrics["entropy"] == pytest.approx((0.3 + 0.5 + 0.7) / 3)
 
 
+def test_a_problem_of_a_task_without_levels_has_none():
+    assert SUM == Problem("3+4=", "7", "", 0, None, "arithmetic", "")
+
+
 # ---- thoughts --------------------------------------------------------------------------------
 
 def test_greedy_answers_have_the_accuracy_of_those_that_think():
