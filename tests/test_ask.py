@@ -14,27 +14,6 @@ import plumbing
 from examples import coldstart
 from report import ask
 
-
-@pytest.mark.parametrize("task, words", [
-    ("mine.Task", "the script itself makes the task, mine.Task, so only a program of yours"),
-    ("arithmetic:2", "is not one of this task: these are in ASCII, and have 1 to 6 characters")])
-def test_what_cannot_be_asked_gets_one_line(task, words, run, stops):
-    record = json.loads((run / "config.json").read_text())
-    record["config"]["task"] = task
-    (run / "config.json").write_text(json.dumps(record))
-    for prompt in ("(3+4)-1", "", "3+\u0664="):
-        stops(words, ask.answer, run, prompt)
-    (run / "config.json").write_text(json.dumps(record | {"script": "none_such.py"}))
-    stops("none_such", ask.answer, run, "3+4=")
-
-
-@pytest.mark.parametrize("words, message", [
-    (["new", "--batches", "0"], "--batches 0: must be at least 1"),
-    (["."], ".: exists already; name a new folder")])
-def test_a_cold_start_makes_a_new_folder_from_one_batch_or_more(words, message, run, refused):
-    refused(message, coldstart.main, [str(run), *words])
-
-
 # ---- answers ---------------------------------------------------------------------------------
 
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run):
@@ -80,6 +59,22 @@ def test_in_a_mix_a_prompt_is_of_the_first_task_with_an_environment_or_else_of_t
     ("\x1b[2J(3+4)=", r"\x1b[2J"), ("\u0663=", r"\u0663")])
 def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])
+
+
+def test_a_run_of_a_script_that_makes_its_task_or_is_gone_cannot_be_asked(run, stops):
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["task"] = "mine.Task"
+    (run / "config.json").write_text(json.dumps(record))
+    stops("the script itself makes the task, mine.Task", ask.answer, run, "3+4=")
+    (run / "config.json").write_text(json.dumps(record | {"script": "none_such.py"}))
+    stops("none_such", ask.answer, run, "3+4=")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["new", "--batches", "0"], "--batches 0: must be at least 1"),
+    (["."], ".: exists already; name a new folder")])
+def test_a_cold_start_makes_a_new_folder_from_one_batch_or_more(words, message, run, refused):
+    refused(message, coldstart.main, [str(run), *words])
 
 
 # ---- a cold start ----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_training_and_evaluation_average_lengths_and_entropy_over_sampled_tokens
 
 
 def test_a_problem_of_a_task_without_levels_has_none():
-    assert SUM == Problem("3+4=", "7", "", 0, None, "arithmetic", "")
+    assert Problem("3+4=", "7", "", 0, None, "arithmetic", "") == SUM
 
 
 # ---- thoughts --------------------------------------------------------------------------------
