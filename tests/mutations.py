@@ -184,20 +184,16 @@ class Maker:
     def sequence(self, node):
         """Drop each of several words."""
         words = [getattr(item, "value", None) for item in node.elts]
-        if len(words) > 1 and all(isinstance(word, str) for word in words):
-            for number, word in enumerate(words):
-                # the comma before it, or for the first one, behind it
-                start, end = self.span(node.elts[number])
-                if number:
-                    start = self.span(node.elts[number - 1])[1]
-                else:
-                    end = self.span(node.elts[1])[0]
-                comma = "," if len(words) == 2 and number else ""
-                new = comma + "\n" * self.source[start:end].count("\n")
-                if len(words) == 2 and not number:
-                    end = self.span(node.elts[1])[1]
-                    new = f"{self.text(node.elts[1])}," + "\n" * self.source[start:end].count("\n")
-                self.found.append((f"drop {word!r}", self.statement, start, end, new))
+        if len(words) < 2 or not all(isinstance(word, str) for word in words):
+            return
+        start, end = self.span(node.elts[0])[0], self.span(node.elts[-1])[1]
+        for number, word in enumerate(words):
+            rest = [self.text(item) for i, item in enumerate(node.elts) if i != number]
+            has_comma = self.source[end:].lstrip().startswith(",")
+            comma = "," if len(rest) == 1 and not has_comma else ""         # of a tuple
+            new = ", ".join(rest) + comma
+            breaks = self.source[start:end].count("\n") - new.count("\n")
+            self.found.append((f"drop {word!r}", self.statement, start, end, new + "\n" * breaks))
 
     of_Tuple = of_List = of_Set = sequence
 
