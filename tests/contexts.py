@@ -2,13 +2,14 @@
 runs: pytest -p contexts, with PYTHONPATH=tests. tests/mutants.py chooses tests by what it recorded.
 
 Lines are counted from the first line of their function, so that a change above it does not move
-them. What a fixture runs that several tests share counts for each of these tests, and what a helper
-of the tests keeps in a cache is computed again in each test. Lines that only processes started by a
-test run are not recorded.
+them; line 0, with the defaults, counts if a test reads the signature. What a fixture runs that
+several tests share counts for each of these tests, and what a helper of the tests keeps in a cache
+is computed again in each test. Lines that only processes started by a test run are not recorded.
 """
 import ast
 import functools
 import hashlib
+import inspect
 import json
 import os
 import time
@@ -52,6 +53,12 @@ def owners(path):
             for line in range(node.body[0].lineno, node.end_lineno + 1)}
 
 
+def seconds():
+    """The seconds that this process and those it started have computed, which do not depend on
+    what else runs on the machine."""
+    return sum(os.times()[:4])
+
+
 class Recorder:
     def __init__(self):
         self.imports = {}               # file of tests -> seconds that its import takes
@@ -61,16 +68,29 @@ class Recorder:
                 for pattern in (["*.py"] if not folder else ["*.py", "*/*.py"])],
             omit=[str(ROOT / "tests/*")], messages=False)
         self.tests = {}                 # test -> seconds, contexts
+        self.signatures = set()         # (context, file, function)
+        self.current = ""
+        inspect.signature = self.recorded(inspect.signature)
+
+    def recorded(self, signature):
+        @functools.wraps(signature)
+        def of(function, *args, **options):
+            inner = inspect.unwrap(function)
+            if inspect.isfunction(inner):
+                path = inner.__code__.co_filename
+                self.signatures.add((self.current, path, inner.__qualname__))
+            return signature(function, *args, **options)
+        return of
 
     def pytest_sessionstart(self):
         self.coverage.start()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_make_collect_report(self, collector):
-        start = time.perf_counter()
+        start = seconds()
         yield
         if isinstance(collector, pytest.Module):
-            self.imports[collector.nodeid] = round(time.perf_counter() - start, 3)
+            self.imports[collector.nodeid] = round(seconds() - start, 3)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -80,12 +100,12 @@ class Recorder:
                     value.cache_clear()
         self.current = item.nodeid
         self.coverage.switch_context(self.current)
-        start = time.perf_counter()
+        start = seconds()
         shared = [self.context(one) for defs in item._fixtureinfo.name2fixturedefs.values()
                   for one in defs if one.scope != "function"]
-        self.tests[item.nodeid] = [time.perf_counter() - start, [item.nodeid, *shared], False]
+        self.tests[item.nodeid] = [0.0, [item.nodeid, *shared], False]
         yield
-        self.tests[item.nodeid][0] = time.perf_counter() - start
+        self.tests[item.nodeid][0] = seconds() - start
         self.coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report):
@@ -110,7 +130,8 @@ class Recorder:
         for path in filter(os.path.exists, data.measured_files()):      # not those of a test
             numbers = sorted({line for context in contexts for line in self.lines(data, path,
                                                                                  context)})
-            functions = {}
+            functions = {name: [0] for context, file, name in self.signatures
+                         if context in contexts and file == path}
             for name, number in filter(None, map(owners(path).get, numbers)):
                 functions.setdefault(name, []).append(number)
             if functions:

@@ -235,6 +235,8 @@ def test_a_resumed_run_may_change_what_does_not_shape_it_and_nothing_else(run, r
 ACCEPTED = """
     ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01
     ppo --target_kl 0.01
+    ppo --target_kl 0.01 --num_mini_batches 1 --num_iterations 2
+    ppo --lam 0.5
     ppo --trust_region penalty --target_kl 0.01 --num_mini_batches 1
     grpo --loss_type dr_grpo
     grpo --loss_type cispo --epsilon_high 0.5

@@ -124,12 +124,14 @@ def mutation(function, statement=1):
 
 
 @pytest.mark.parametrize("function, statement, expected", [
-    ("f", 1, {"one", "two"}), ("f", 2, {"two"}), ("f", 9, {"one", "two"}), ("g", 1, {"three"}),
+    ("f", 1, {"one", "two"}), ("f", 2, {"two"}), ("g", 1, {"three"}),
+    ("f", 9, {"one", "two", "signature"}),
+    ("f", 0, {"one", "two", "signature"}),
     ("=B", 1, {"three"}), ("unused", 1, {"three"})])
 def test_tests_run_the_statement_or_the_function_or_what_mentions_the_name(
         function, statement, expected, recorded):
     found = recorded(("one", 1, {"a.py": {"f": [1]}}), ("two", 1, {"a.py": {"f": [1, 2]}}),
-                     ("three", 1, {"a.py": {"g": [1]}}))
+                     ("three", 1, {"a.py": {"g": [1]}}), ("signature", 1, {"a.py": {"f": [0]}}))
     texts = {("a.py", "f"): "def f(): ...", ("a.py", "g"): "def g(): unused(B)",
              ("a.py", "=B"): "B = 1"}
     tests = found.of(mutation(function, statement), texts)
