@@ -61,11 +61,11 @@ quick: $(READY)          ## run the fast tests: equations, golden numbers, a tin
 lint: $(READY)           ## check the style with ruff
 	$(PY) -m ruff check .
 
-mutants: $(READY)        ## plant known mistakes one at a time: do the tests catch each?
-	$(PY) tests/mutants.py
+mutants: $(READY)        ## plant mistakes that a program makes: what share do the tests catch?
+	$(PY) tests/mutants.py $(A)
 
-changed: $(READY)        ## plant those that a change could hide from the tests; BASE=main: since main
-	$(PY) tests/mutants.py --changed
+changed: $(READY)        ## plant mistakes in changed functions for 3 minutes; BASE=main: since main
+	$(PY) tests/mutants.py --changed --show
 
 equations: $(READY)      ## make equations A=grpo: which tests catch how many mistakes in each equation?
 	$(PY) tests/equations.py $(A)

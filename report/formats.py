@@ -59,7 +59,7 @@ def content_of(path):
         with open(path, encoding="utf-8-sig", newline="", errors="replace") as rows:
             return [of_strings(row) for row in csv.DictReader(rows)]
     if path.suffix == ".json":
-        content = loads(path.read_text("utf-8"))
+        content = loads(path.read_text("utf-8-sig"))
         return content.get("log_history", []) if isinstance(content, dict) else content
     return [one | one["data"] if isinstance(one.get("data"), dict) else one
             for one in records(path)]

@@ -32,7 +32,7 @@ def records(path, *keys):
     the keys, it has to be a number."""
     if not path.exists():
         return
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+    with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as lines:
         for line in lines:
             with contextlib.suppress(ValueError):
                 record = loads(line)

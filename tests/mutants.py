@@ -1,20 +1,31 @@
-"""Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
-tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
-With --changed, plant only those that a change could hide from the tests: those that it touches, or
-whose file it touches, or the file with the test that killed them last time; and all if it touches
-what all tests share. tests/all-killed.txt names the last commit at which all mistakes were killed,
-and lists, after each test, the mistakes that it killed (see `key`).
+"""Plant mistakes that a program makes, and check that the tests catch them.
 
-Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
-run, first the one that killed it last time, until one of them fails: the mistake is killed. A
-mistake that survives shows that a test is missing. A mistake whose tests are all skipped here, for
-example because transformers is not installed, counts as skipped. At the end, the tests that failed
-run without a mistake, and have to pass. If no single test failed, because the tests hung, died or
-could not be imported, all tests of the mistake have to pass.
+  make mutants                      all of them, for hours: the share that is killed in each folder
+  make mutants A=common.py          those with this word in their file, function or kind
+  make mutants A="--sample 400"     some of them, drawn by the date, or as --seed WORD tells
+  make changed BASE=main            those in functions that changed since a commit, for 3 minutes
+  make mutants A=practice           the mistakes of learn/practice/mistakes.txt
+
+mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
+the changed text when it imports the file, in a process of its own, while the file stays as it is.
+So no test fails only because a text changed. contexts.py has recorded which tests run a changed
+line; the fast ones of different functions run first, for at most BUDGET seconds in all, until one
+of them fails: the mistake is killed. What survives shows that a test is missing. A test that also
+fails without the mistake does not count. tests/equivalent.txt lists the mistakes that change
+nothing that a user could see, with the reasons; they are not planted.
+
+Tests that start further processes run the unchanged files there.
 """
+import argparse
+import collections
 import contextlib
+import datetime
 import gc
 import importlib
+import importlib.machinery
+import json
+import linecache
+import math
 import multiprocessing
 import os
 import re
@@ -24,43 +35,124 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import mutations
 import pytest
+from contexts import FOLDER, ROOT, digest
 
-ROOT = Path(__file__).resolve().parent.parent
 # Imported alone: its package would stay imported, and hide that of each copy of the repository.
 sys.path.insert(0, str(ROOT / "vectors"))
-from edits import Edit, parse  # noqa: E402
+from edits import parse
 
-# Practice and hunts plant those of the first file, too.
-MISTAKES = ("learn/practice/mistakes.txt", "tests/mistakes.txt")
+BUDGET = 15                             # seconds of tests for a mistake, as recorded
+FIRST = 4                               # tests that run before the files of the others are imported
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
+CHANGED = 180                           # seconds of make changed
+PRACTICE = "learn/practice/mistakes.txt"
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
 NONE, SKIPPED = 4, 5                    # exit codes of pytest if there is no test, or none runs
-WORDS = {0: "SURVIVED", 1: "killed", SKIPPED: "skipped"}    # exit code -> result; else BROKEN
 # Packages that tests import are imported once, before the forks. Our own modules are not, because
 # each fork imports those of its copy of the repository.
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
            "transformers.models.llama.modeling_llama", "transformers.generation.utils")
-KILLED = "tests/all-killed.txt"
-# Versions of packages, and the helpers of the tests
-SHARED = re.compile(r"requirements\.txt|pyproject\.toml|tests/(?!test_)\w+\.py")
 
 
-class Mutant(NamedTuple):
-    file: str
+class Mistake(NamedTuple):
     name: str
-    edit: Edit
-    files: list         # of tests
-    words: str          # expression for pytest -k
+    texts: dict         # file -> its text with the mistake
+    tests: list
+    words: str = ""     # expression for pytest -k
 
+
+# ---- choosing tests --------------------------------------------------------------------------
+
+class Contexts:
+    """What contexts.py recorded: the seconds of each test, and the tests that ran each line."""
+
+    def __init__(self):
+        self.seconds = {}
+        self.imports = {}                               # file of tests -> seconds
+        self.ran = collections.defaultdict(dict)        # (file, function) -> {test: its lines}
+        newest = {}
+        for path in sorted(FOLDER.glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                newest[record["test"]] = record
+        digests = {test.partition("::")[0]: None for test in newest}
+        digests = {file: digest(file) for file in digests if (ROOT / file).exists()}
+        for test, record in newest.items():
+            if digests.get(test.partition("::")[0]) != record["digest"]:
+                continue
+            self.seconds[test] = record["seconds"]
+            self.imports[test.partition("::")[0]] = record["import"]
+            for file, functions in record["ran"].items():
+                for function, lines in functions.items():
+                    self.ran[file, function][test] = lines
+        self.files = {test.partition("::")[0] for test in self.seconds}
+
+    def of(self, mutation, texts):
+        """Find the tests that run the statement of a mutation; if no test does, or for defaults, all
+        that run its function, and for a statement outside functions, or a function that no test runs, those of
+        the functions in which its name occurs. texts: {(file, function): text}. -> set"""
+        owners = [(edit[0], mutation.function) for edit in mutation.edits]
+        found = {test for owner in owners for test, lines in self.ran[owner].items()
+                 if mutation.statement in lines and mutation.statement > 0}
+        found = found or {test for owner in owners for test in self.ran[owner]}
+        if not found:
+            names = mutation.names or (mutation.function.rpartition(".")[2],)
+            word = re.compile(rf"\b(?:{'|'.join(names)})\b")
+            found = {test for owner, text in texts.items() if word.search(text)
+                     for test in self.ran[owner]}
+        return found
+
+    def choose(self, tests):
+        """Order tests, the fast ones first, but one of each function of tests before the second one
+        of any, and take those that fit into the BUDGET, or else the first. -> list"""
+        count = collections.Counter()
+        ranked = []
+        for test in sorted(tests, key=self.seconds.get):
+            file, function = test.partition("::")[0], test.partition("[")[0]
+            count[function] += 1
+            ranked.append((count[function], self.seconds[test] + self.imports[file], test, file))
+        chosen, files, total = [], set(), 0
+        for _, seconds, test, file in sorted(ranked):
+            total += seconds - (self.imports[file] if file in files else 0)
+            if total > BUDGET and chosen:
+                break
+            chosen.append(test)
+            files.add(file)
+        return chosen
+
+
+def record(files):
+    """Record which lines the tests of these files run."""
+    print(f"recording which lines the tests of {len(files)} files run", flush=True)
+    command = [sys.executable, "-m", "pytest", "-p", "contexts", "-p", "no:cacheprovider", "-q"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    if len(files) > 2:
+        command += ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+    subprocess.run([*command, *files], cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+    if INTERPRETED in files:
+        subprocess.run([*command, INTERPRETED], cwd=ROOT, stdout=subprocess.DEVNULL,
+                       env=env | {"TRITON_INTERPRET": "1"})
+
+
+def contexts():
+    """Read what was recorded, after recording the files of tests that are new or changed."""
+    found = Contexts()
+    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/test_*.py")}
+    if files - found.files:
+        record(sorted(files - found.files))
+        found = Contexts()
+    return found
+
+
+# ---- planting --------------------------------------------------------------------------------
 
 class Outcome:
     """A plugin of pytest, which records the first test or file that fails, and whether any test
@@ -82,14 +174,6 @@ class Outcome:
         self.has_run |= report.when == "call" and not report.skipped
 
 
-def without_parameters(test):
-    return test.partition("[")[0]
-
-
-def file_of(test):
-    return test.partition("::")[0]
-
-
 def start(scratch):
     """Start a process, and so its forks, in a copy of the repository."""
     folder = Path(scratch, str(os.getpid()))
@@ -99,14 +183,30 @@ def start(scratch):
     gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
-def run_tests(tests, words, sender):
+def import_as(texts):
+    """Let Python import these texts instead of those of the files, {path: text}."""
+    get_code = importlib.machinery.SourceFileLoader.get_code
+
+    def changed_code(self, name):
+        text = texts.get(os.path.realpath(self.path))
+        if text is None:
+            return get_code(self, name)
+        return compile(text, self.path, "exec", dont_inherit=True)
+    importlib.machinery.SourceFileLoader.get_code = changed_code
+    for path, text in texts.items():
+        if "@triton.jit" in text:       # Triton reads the text of a kernel
+            linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+
+
+def run_tests(tests, words, texts, sender):
     """Run tests, and send pytest's exit code, and the test that failed."""
     os.setsid()                         # so that the processes that tests start can be ended, too
-    if {*map(file_of, tests)} != {INTERPRETED}:
+    if {test.partition("::")[0] for test in tests} != {INTERPRETED}:
         os.environ.pop("TRITON_INTERPRET", None)
     output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    import_as({os.path.realpath(file): text for file, text in texts.items()})
     outcome = Outcome()
     temporary = f"../{Path.cwd().name}-tmp"     # outside: a test copies the repository there
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp",
@@ -119,11 +219,11 @@ def run_tests(tests, words, sender):
     sender.send((int(code), reason))
 
 
-def ask(tests, words="", seconds=SECONDS):
+def ask(tests, words, texts, seconds=SECONDS):
     """Run files of tests, or single tests, in a fork. -> pytest's exit code, and the test that
     failed or the reason"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(tests, words, sender))
+    process = FORK.Process(target=run_tests, args=(tests, words, texts, sender))
     process.start()
     sender.close()
     try:
@@ -136,137 +236,174 @@ def ask(tests, words="", seconds=SECONDS):
     return result
 
 
-def plant(mutant, number, killer):
-    """Plant a mistake, and run the test that killed it last time, "" if none did, and then all of
-    its tests. A killer that is no longer one of these does not run. -> what ask() returns"""
-    path = Path(mutant.file)
-    source = path.read_text("utf-8") if path.is_file() else ""
-    try:
-        path.write_text(mutant.edit.apply(source))
-    except ValueError as error:
-        return 2, str(error)
-    os.utime(path, (number, number))    # a new time makes Python compile the file again
-    code, failed = 0, ""
-    if file_of(killer) in mutant.files:
-        code, failed = ask([killer], mutant.words)
-    if WORDS.get(code) != "killed":
-        code, failed = ask(mutant.files, mutant.words)
-    path.write_text(source)
-    return code, failed
+trusted = {}            # test -> whether it passes without a mistake
 
 
-def run_correct(tests, words):
-    """Run tests without a mistake, and print what they print if one fails. -> whether they pass"""
-    code, failed = ask(sorted(tests), words, 10 * SECONDS)
-    if code != 0:
-        print(f"{Path('output.txt').read_text()}\nwithout a mistake: {failed}", flush=True)
-    return code == 0
+def fails_without(test):
+    """Check whether a test also fails without a mistake."""
+    if test not in trusted:
+        trusted[test] = ask([test], "", {})[0] == 0
+    return not trusted[test]
 
 
-def git(*words):
-    """Run git. -> what it prints; None if it fails"""
-    done = subprocess.run(["git", *words], text=True, capture_output=True)
-    return done.stdout if done.returncode == 0 else None
+def plant(mistake):
+    """Plant a mistake, and run its tests. -> a word for the result, the test that failed or what
+    happened"""
+    tests = [*mistake.tests]
+    of_kernels = [test for test in tests if test.startswith(INTERPRETED)]
+    others = [test for test in tests if test not in of_kernels]
+    has_run = False
+    for group in filter(None, (others[:FIRST], of_kernels, others[FIRST:])):
+        while group:
+            code, failed = ask(group, mistake.words, mistake.texts)
+            has_run |= code in (0, 1)
+            if code == SKIPPED or code == 0:
+                break
+            if "::" in failed and fails_without(failed):
+                group = [test for test in group if test != failed]
+                continue
+            if code == NONE and ask(group, mistake.words, {})[0] == NONE:
+                return "BROKEN", failed
+            return "killed", failed
+    return ("SURVIVED" if has_run else "skipped" if tests else "UNTESTED"), f"{len(tests)} tests"
 
 
-def read_mistakes(read=lambda path: (ROOT / path).read_text("utf-8")):
-    """Read the mistakes of both files. -> list of Mutant"""
-    return [Mutant(edit.file, edit.name, edit, *edit.tests)
-            for edit in parse("\n".join(map(read, MISTAKES)))]
-
-
-def key(mutant):
-    """Compute a short name of a mistake, from its file and its name. -> 8 characters"""
-    return f"{zlib.crc32(f'{mutant.file}: {mutant.name}'.encode()):08x}"
-
-
-def read_killed():
-    """Read tests/all-killed.txt. -> the commit, {key of a mistake: the test that killed it}"""
-    commit, *rows = (ROOT / KILLED).read_text().splitlines()
-    return commit, {one: test for test, *keys in map(str.split, rows) for one in keys}
-
-
-def write_killed(killed):
-    """Store which tests killed the mistakes, {key: test}, unless files are not committed. A mistake
-    that no test killed, for example because it hung, is left out."""
-    if git("status", "--porcelain", "--", ".", f":!{KILLED}") != "":
-        return print(f"{KILLED} is not written, because some changes are not committed")
-    rows = {}
-    for one, test in killed.items():
-        if "::" in test:
-            rows.setdefault(without_parameters(test), []).append(one)
-    lines = [" ".join([test, *keys]) for test, keys in sorted(rows.items())]
-    (ROOT / KILLED).write_text("\n".join([git("rev-parse", "HEAD").strip(), *lines, ""]))
-
-
-def choose(mutants):
-    """Choose the mistakes that the change since a commit could hide, and print how many. The commit
-    is that of BASE or of tests/all-killed.txt. -> list"""
-    commit, killed = read_killed()
-    base = os.environ.get("BASE") or commit
-    changed = git("diff", "--name-only", "--no-renames", base, "--")
-    if changed is None:
-        print(f"all {len(mutants)} mistakes are planted, because the history lacks the commit")
-        return mutants
-    changed = {*changed.splitlines(),
-               *git("ls-files", "--others", "--exclude-standard").splitlines()}
-    old = [] if any(map(SHARED.fullmatch, changed)) else read_mistakes(
-        lambda path: git("show", f"{base}:{path}") or "")
-    chosen = []
-    for mutant in mutants:
-        killer = file_of(killed.get(key(mutant), ""))
-        of_mutant = {mutant.file, *([killer] if killer else mutant.files)}
-        if mutant not in old or changed & of_mutant:
-            chosen.append(mutant)
-    print(f"{len(chosen)} of {len(mutants)} mistakes are planted for the change since {base}",
-          flush=True)
-    return chosen
-
-
-def main(words):
-    """Plant the mistakes that have these words, and print a line for each. -> exit code: 1 if a
-    mistake survives or cannot be planted, or if its tests fail without it"""
-    clock = time.perf_counter()
-    os.chdir(ROOT)
-    mutants = [mutant for mutant in read_mistakes()
-               if all(word in " ".join([*mutant[:2], *mutant.files])
-                      for word in words if word != "--changed")]
-    if "--changed" in words:
-        mutants = choose(mutants)
+def run(mistakes, processes=None, seconds=math.inf):
+    """Plant mistakes, and print a line for each, until the time is over. -> {mistake's name: (word,
+    what failed)}"""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
     for name in PRELOAD:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    _, killers = read_killed()
-    known = [killers.get(key(mutant), "") for mutant in mutants]
-    count = Counter()
-    killed = {}
-    tests = {}                          # (file, words) -> the tests that have to pass at the end
+    results = {}
+    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
-            os.cpu_count(), FORK, start, [scratch]) as pool:
+            processes or os.cpu_count(), FORK, start, [scratch]) as pool:
         # No variable may hold what map returns: it cancels the rest when it is freed, at Ctrl-C.
-        for mutant, (code, failed) in zip(
-                mutants, pool.map(plant, mutants, range(len(mutants)), known)):
-            word = WORDS.get(code, "BROKEN")
-            count[word] += 1
-            killed[key(mutant)] = failed
-            place, names = (file_of(failed), ""), [without_parameters(failed)]
-            if "::" not in failed:
-                place, names = (mutant.files[0], mutant.words), mutant.files
-            if word in ("killed", "BROKEN"):
-                tests.setdefault(place, set()).update(names)
-            print(f"{count.total()} of {len(mutants)} {word:9}{mutant.file}: {mutant.name}  "
+        for mistake, (word, failed) in zip(mistakes, pool.map(plant, mistakes)):
+            results[mistake.name] = (word, failed)
+            print(f"{len(results)} of {len(mistakes)} {word:9}{mistake.name}  "
                   f"[{failed.split('::')[-1]}]", flush=True)
-        words_of = [its_words for _, its_words in tests]
-        is_correct = all(list(pool.map(run_correct, tests.values(), words_of)))
-    print(f"{dict(count)}, {time.perf_counter() - clock:.0f} s")
-    is_empty = not mutants and "--changed" not in words     # a change may touch none
-    if not is_correct or count["killed"] + count["skipped"] < len(mutants) or is_empty:
-        return 1
-    if not words:
-        write_killed(killed)
-    return 0
+            if time.monotonic() > end:
+                pool.shutdown(cancel_futures=True)
+                break
+    return results
+
+
+# ---- choosing mistakes -----------------------------------------------------------------------
+
+def of_practice():
+    """Read the mistakes that readers meet. Each names its tests. -> [(Mistake, its edits)]"""
+    found = []
+    for edit in parse((ROOT / PRACTICE).read_text("utf-8")):
+        source = (ROOT / edit.file).read_text("utf-8")
+        mistake = Mistake(f"practice {edit.file} {edit.name}", {edit.file: edit.apply(source)},
+                          *edit.tests)
+        places = [(edit.file, source.index(old)) for old, _ in edit.hunks]
+        found.append((mistake, places))
+    return found
+
+
+def mistake_of(mutation, contexts, texts):
+    """Choose the tests of a mutation. -> Mistake"""
+    tests = contexts.choose(contexts.of(mutation, texts))
+    return Mistake(str(mutation), mutations.apply(mutation), tests)
+
+
+def equivalent():
+    """Read tests/equivalent.txt. -> {name of a mutation: reason}"""
+    lines = (ROOT / "tests/equivalent.txt").read_text("utf-8").splitlines()
+    pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
+    return dict(pairs)
+
+
+def git(*words):
+    """Run git. -> what it prints; None if it fails"""
+    done = subprocess.run(["git", *words], text=True, capture_output=True, cwd=ROOT)
+    return done.stdout if done.returncode == 0 else None
+
+
+def texts_of(file, source):
+    return {(file, name): mutations.text_of(source, node)
+            for name, node in mutations.units(source)}
+
+
+def all_texts():
+    """Read all functions, and statements outside functions. -> {(file, name): text}"""
+    texts = {}
+    for folder in mutations.FOLDERS:
+        for file in mutations.files_of(folder):
+            texts |= texts_of(file, (ROOT / file).read_text("utf-8"))
+    return texts
+
+
+def changed_since(base, texts):
+    """Find the functions that changed since a commit. -> set of (file, name)"""
+    changed = set()
+    for file in {file for file, _ in texts}:
+        before = texts_of(file, git("show", f"{base}:{file}") or "")
+        changed |= {key for key, text in texts.items() if key[0] == file
+                    and before.get(key) != text}
+    return changed
+
+
+def report(results, folders):
+    """Print the share killed in each folder. -> whether each folder reaches its goal. One mistake
+    may survive in each, because a share of few is coarse."""
+    is_reached = True
+    for folder, (_, goal) in mutations.FOLDERS.items():
+        words = [word for name, (word, _) in results.items() if folders.get(name) == folder
+                 and word != "skipped"]
+        if not words:
+            continue
+        killed = words.count("killed")
+        share = killed / len(words)
+        margin = 1.96 * math.sqrt(share * (1 - share) / len(words))
+        print(f"{folder:9} {killed:5} of {len(words):5} killed: {share:6.1%} +- {margin:.1%}")
+        is_reached &= len(words) - killed <= math.ceil((1 - goal) * len(words))
+    broken = [name for name, (word, _) in results.items()
+              if word == "BROKEN" or (name.startswith("practice") and word == "SURVIVED")]
+    return is_reached and not broken
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--sample", type=int, help="number of mistakes")
+    parser.add_argument("--seed", default=str(datetime.date.today()), help="draws the sample")
+    parser.add_argument("--changed", action="store_true")
+    parser.add_argument("--show", action="store_true", help="print the mistakes that survive")
+    parser.add_argument("--processes", type=int)
+    args = parser.parse_args(argv)
+    clock = time.monotonic()
+    made = [(folder, one) for folder in mutations.FOLDERS for one in mutations.of_folder(folder)]
+    known = equivalent()
+    made = [(folder, one) for folder, one in made if str(one) not in known
+            and all(word in f"{folder} {one}" for word in args.words)]
+    texts = all_texts()
+    base = os.environ.get("BASE", "HEAD")
+    if args.changed:
+        changed = changed_since(base, texts)
+        made = [(folder, one) for folder, one in made
+                if any((file, one.function) in changed for file, *_ in one.edits)]
+    made.sort(key=lambda pair: pair[1].order(args.seed))
+    made = made[:args.sample]
+    found = contexts() if made else None
+    mistakes = [mistake_of(one, found, texts) for _, one in made]
+    if not args.changed and not args.sample:
+        mistakes += [one for one, _ in of_practice()
+                     if all(word in one.name for word in args.words)]
+    left = CHANGED - (time.monotonic() - clock) if args.changed else math.inf
+    results = run(mistakes, args.processes, left)
+    for _, one in made:
+        if args.show and results.get(str(one), ("",))[0] in ("SURVIVED", "UNTESTED"):
+            print(f"\n{results[str(one)][0]} {one}\n{mutations.shown(one)}")
+    is_reached = report(results, {str(one): folder for folder, one in made})
+    print(f"{len(results)} planted, {time.monotonic() - clock:.0f} s")
+    if len(results) < len(mistakes):
+        print(f"{len(mistakes) - len(results)} were not planted, because {CHANGED} s were over")
+    return 0 if is_reached else 1
 
 
 if __name__ == "__main__":

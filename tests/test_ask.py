@@ -61,6 +61,22 @@ def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])
 
 
+def test_a_run_of_a_script_that_makes_its_task_or_is_gone_cannot_be_asked(run, stops):
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["task"] = "mine.Task"
+    (run / "config.json").write_text(json.dumps(record))
+    stops("the script itself makes the task, mine.Task", ask.answer, run, "3+4=")
+    (run / "config.json").write_text(json.dumps(record | {"script": "none_such.py"}))
+    stops("none_such", ask.answer, run, "3+4=")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["new", "--batches", "0"], "--batches 0: must be at least 1"),
+    (["."], ".: exists already; name a new folder")])
+def test_a_cold_start_makes_a_new_folder_from_one_batch_or_more(words, message, run, refused):
+    refused(message, coldstart.main, [str(run), *words])
+
+
 # ---- a cold start ----------------------------------------------------------------------------
 
 def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(

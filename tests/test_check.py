@@ -2,6 +2,7 @@
 tests/trainer is from a run of TRL 1.16 with a constant reward and a model of random weights."""
 import json
 import math
+import os
 import re
 import sys
 from types import SimpleNamespace
@@ -70,6 +71,10 @@ def noise(i):
     ("groups", {"frac_reward_zero_std": [0.5, 1.0], "accuracy": [0.3, 0.2]}),
     ("", {"frac_reward_zero_std": [0.5, 1.0], "reward": [0.3, 1.0]}),
     ("rate", {"reward": [0.5, 0.2]}),
+    ("", {"entropy": [0.2, 0.004], "sampling/surprise": [0.2, 0.004]}),
+    ("rate", {"entropy": [0.2, 0.004], "sampling/surprise": [0.2, 0.004],
+              "accuracy": [0.5, 0.89]}),
+    ("", {"entropy": [0.2, 0.004], "sampling/surprise": [0.2, 0.004], "accuracy": [0.5, 0.91]}),
     ("rate", {"entropy": [0.2, 0.5], "sampling/surprise": [0.2, 0.5], "reward": [0.5, 0.5],
               "n": 18}),
     ("rate", {"grad_norm": [1.0, 12.0], "reward": [0.5, 0.5], "n": 18}),
@@ -148,6 +153,25 @@ def test_the_same_run_is_read_from_each_kind_of_log(kind, tmp_path):
     assert [one["reward"] for one in records] == pytest.approx([0.3 + 0.02 * i for i in range(20)])
     assert check(flags, records, samples) == [
         "groups differ, but the policy gets no gradient (#no-gradient)"]
+
+
+@pytest.mark.parametrize("kind", ["trl", "verl", "lines", "csv"])
+def test_the_mark_with_which_some_programs_begin_a_text_file_belongs_to_no_line(kind, tmp_path):
+    log = log_of(kind, tmp_path)
+    log = log / "trainer_state.json" if kind == "trl" else log
+    records = read(log)[1]
+    log.write_text(f"\ufeff{log.read_text('utf-8')}", "utf-8")
+    assert read(log)[1] == records and len(records) == 20
+
+
+def test_the_newest_checkpoint_of_a_folder_is_read(tmp_path):
+    for name, time, reward in (("checkpoint-20", 100, 2.0), ("checkpoint-100", 300, 3.0),
+                               ("checkpoint-60", 200, 1.0)):
+        state = tmp_path / name / "trainer_state.json"
+        state.parent.mkdir()
+        state.write_text(json.dumps({"log_history": [{"step": 1, "reward": reward}]}))
+        os.utime(state, (time, time))
+    assert [one["reward"] for one in read(tmp_path)[1]] == [3.0]
 
 
 def test_the_name_of_trl_comes_first_then_verls_and_validation_is_an_evaluation():

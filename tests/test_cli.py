@@ -1,7 +1,10 @@
 """The command line: its flags, and the flags and files that it refuses. A refusal is one line that
 gives the reason, exit code 2, and no change to any file."""
+import contextlib
 import dataclasses
 import importlib
+import importlib.util
+import io
 import os
 import pickle
 import re
@@ -137,7 +140,10 @@ REFUSED = """
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
-    engines.here --epsilon 0.1                          | --loss
+    engines.here --epsilon 0.1                          | --epsilon: belongs to grpo.py's own loss
+    engines.here --epsilon_high 0.5                     | --epsilon_high: belongs to grpo.py's own
+    engines.here --loss_type dapo                       | --loss_type: belongs to grpo.py's own
+    engines.here --delta 2                              | --delta: belongs to grpo.py's own loss
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     gspo --resume_from_checkpoint run                   | a run of grpo.py
@@ -159,9 +165,78 @@ def test_what_cannot_work_is_refused(refused, line, request):
     refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
 
 
+# The numbers and switches of each script that its parent does not have.
+DEFAULTS = """
+    common: hidden_size=64 num_hidden_layers=2 num_attention_heads=4 num_key_value_heads=1
+      intermediate_size=176 base_seed=0 base_steps=1350 base_batch_size=32 textbook_share=0.6
+      base_learning_rate=0.004 curriculum=False max_steps=60 seed=0 save_steps=1 eval_steps=10
+      num_eval_problems=512 num_eval_samples=8 num_generations=8 num_prompts=32
+      max_completion_length=48 temperature=1.0 learning_rate=0.0005 max_grad_norm=1.0
+      num_mini_batches=2 micro_batch_size=32
+    reinforce common: gamma=1.0 num_iterations=1 beta=0.0 entropy_coef=0.0
+    ppo common: gamma=1.0 lam=0.95 critic_lam=0.95 epsilon=0.2 epsilon_high=0.2 cliprange_value=0.2
+      num_iterations=1 critic_learning_rate=0.002 entropy_coef=0.0 beta=0.0 kl_target=0.0
+      target_kl=0.0 penalty_coef=1.0 critic_pretrain_steps=0 nll_coef=0.0 length_adaptive=False
+      alpha=1.0
+    grpo common: epsilon=0.2 epsilon_high=0.28 num_iterations=1 beta=0.0 entropy_coef=0.0
+      dynamic_sampling=0 overlong_buffer=0 mask_truncated_completions=False delta=0.0
+    gspo grpo: epsilon=0.03 epsilon_high=0.04
+    dpo common: max_steps=30 learning_rate=0.0001 beta=0.1 label_smoothing=0.0 simpo_gamma=0.5
+      average_logps=False nll_coef=0.0 online=False num_iterations=1
+    examples.trpo ppo: max_steps=12 max_kl=0.002 damping=0.1
+    examples.lag gspo: epsilon=None epsilon_high=None sampler_lag=4 importance_sampling_cap=2.0
+      importance_sampling_clip_min=0.0
+    examples.zoo grpo: top_entropy_quantile=1.0 dppo_tv_delta=0.15 dppo_kl_delta=0.05
+      gmpo_epsilon=0.4 vespo_k_pos=2.0 vespo_k_neg=3.0 vespo_lambda_pos=3.0 vespo_lambda_neg=2.0
+      off_policy_mask_threshold=0.5 clip_cov_ratio=0.002 clip_cov_lb=1.0 clip_cov_ub=5.0
+      kl_cov_ratio=0.002 kl_cov_coef=1.0 dro_beta=1.0
+    examples.distill reinforce: gamma=0.0 beta=1.0 teacher_update_rate=0.05 teacher_coef=0.0
+      lmbda=1.0 distillation_topk=8 distillation_add_tail=True
+    examples.turns grpo: gamma=0.95 step_advantage_w=1.0"""
+
+
+@pytest.mark.parametrize("line", re.sub("\n {6}", " ", DEFAULTS).strip().split("\n"))
+def test_the_defaults_are_those_of_the_published_numbers(line):
+    names, _, words = line.partition(":")
+    module, _, parent = names.strip().partition(" ")
+    fields = {field.name: field.default for field in
+              dataclasses.fields(importlib.import_module(module).Config)}
+    inherited = {field.name: field.default for field in dataclasses.fields(
+        importlib.import_module(parent).Config)} if parent else {}
+    own = {name: value for name, value in fields.items()
+           if not isinstance(value, str) and (name, value) not in inherited.items()}
+    assert [f"{name}={value}" for name, value in own.items()] == words.split()
+
+
+def test_on_a_gpu_a_pass_has_more_rows_and_runs_compute_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    spec = importlib.util.spec_from_file_location("common_of_a_gpu", common.__file__)
+    module = sys.modules["common_of_a_gpu"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (module.Config().device, module.Config().micro_batch_size) == ("cuda", 256)
+    assert (common.Config().device, common.Config().micro_batch_size) == ("cpu", 32)
+
+
+def test_a_resumed_run_may_change_what_does_not_shape_it_and_nothing_else(run, refused):
+    others = {"max_steps": 7, "save_steps": 5, "eval_steps": 4, "device": "cpu", "kernel": "torch",
+              "micro_batch_size": 8, "report_to": "tensorboard"}
+    flags = arguments({"resume_from_checkpoint": "run"} | others)
+    cfg = plumbing.parse_flags(grpo.Config, flags)
+    assert {name: getattr(cfg, name) for name in others} == others
+    assert {*others} == grpo.Config.MAY_DIFFER - {"resume_from_checkpoint"}
+    words = ["--resume_from_checkpoint", "run", "--device", "cuda"]
+    refused("torch cannot use it here", plumbing.parse_flags, grpo.Config, words)
+    for field in dataclasses.fields(grpo.Config):
+        if field.name not in grpo.Config.MAY_DIFFER and field.type in (int, float):
+            words = ["--resume_from_checkpoint", "run", f"--{field.name}", "99"]
+            refused(f"--{field.name} 99", plumbing.parse_flags, grpo.Config, words)
+
+
 ACCEPTED = """
     ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01
     ppo --target_kl 0.01
+    ppo --target_kl 0.01 --num_mini_batches 1 --num_iterations 2
+    ppo --lam 0.5
     ppo --trust_region penalty --target_kl 0.01 --num_mini_batches 1
     grpo --loss_type dr_grpo
     grpo --loss_type cispo --epsilon_high 0.5
@@ -291,6 +366,35 @@ def test_a_run_is_named_after_the_task_that_a_script_makes_and_refuses_the_flag_
     assert len(steps("runs/mine-sums-s0")) == 2
 
 
+# ---- the end of a command --------------------------------------------------------------------
+
+class Closed(io.StringIO):
+    """A pipe that nobody reads any more."""
+
+    def flush(self):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("kind, output, text", [
+    (ValueError, io.StringIO, ""), (BrokenPipeError, io.StringIO, "\n"),
+    (ValueError, Closed, None), (BrokenPipeError, Closed, None)])
+def test_an_error_is_printed_unless_nobody_reads_the_output(kind, output, text, monkeypatch):
+    ended, shown = [], []
+    monkeypatch.setattr(sys, "stdout", output())
+    monkeypatch.setattr(sys, "__excepthook__", lambda *args: shown.append(args))
+
+    def end(code):
+        ended.append(code)
+        raise SystemExit
+    monkeypatch.setattr(os, "_exit", end)
+    error = kind("why")
+    with contextlib.suppress(SystemExit):
+        plumbing.end_quietly(kind, error, None)
+    assert ended == ([141] if text is None else [])
+    assert shown == ([] if text is None else [(kind, error, None)])
+    assert text is None or sys.stdout.getvalue() == text
+
+
 # ---- commands that can be pasted -------------------------------------------------------------
 
 def run_printed(text, name):
@@ -349,6 +453,13 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     Path("log.jsonl").symlink_to("/dev/full")
     run = SimpleNamespace(folder=Path("."))
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
+
+
+def test_a_checkpoint_that_torch_cannot_write_is_one_line(refused, monkeypatch):
+    def save(content, file):
+        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 64 vs 0")
+    monkeypatch.setattr(torch, "save", save)
+    refused("run.pt: cannot be written (is the disk full?)", plumbing.write, Path("run.pt"), {})
 
 
 @every_script

@@ -21,6 +21,9 @@ def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, c
     texts = [f"<answer>{row['answer']}</answer>" for row in rows]
     chats = [[{"role": "assistant", "content": text}] for text in texts]
     assert engine.right(texts, **columns) == engine.right(chats, **columns) == [1.0] * 40
+    longer = [[{"role": "assistant", "content": "<answer>none</answer>"},
+               {"role": "user", "content": "Again."}, *chat] for chat in chats]
+    assert engine.right(longer, **columns) == [1.0] * 40        # the last message counts
     for text in HOSTILE:
         assert engine.right([text] * 40, **columns) == [0.0] * 40
     held_out = [engine.load(name).is_held_out(common.Problem(

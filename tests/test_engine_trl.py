@@ -304,8 +304,10 @@ def test_rewards_are_the_functions_of_files_or_the_last_number(folder):
     names = [one.__name__ for one in ours.read_rewards(["mine.py", "mine.py:digits"])]
     assert names == ["my_loss", "digits", "digits"]
     [default] = ours.read_rewards(None)
-    completions = [[{"role": "assistant", "content": "3 + 4 = 7"}], "so 8", "no number"]
-    assert default(completions=completions, answer=["7", "7", 7], prompts=[]) == [1.0, 0.0, 0.0]
+    right, wrong = ({"role": "assistant", "content": f"3 + 4 = {x}"} for x in (7, 8))
+    completions = [[right], "so 8", "no number", [wrong, right], [right, wrong]]
+    assert default(completions=completions, answer=["7", "7", 7, 7, 7], prompts=[]) == [
+        1.0, 0.0, 0.0, 1.0, 0.0]
 
 
 def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):

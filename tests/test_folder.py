@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +68,44 @@ def test_a_run_that_lives_cannot_be_resumed(script, tmp_path, monkeypatch, capfd
     assert codes == [2, 2]
     assert capfd.readouterr().err.count("this run is still in progress") == 2
     assert child(lambda: resume(folder)) == 0               # now it has ended
+
+
+def test_a_folder_that_is_locked_is_not_resumed(run, stops):
+    with open(run / "run.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = contents(run)
+        stops(f"{run}: this run is still in progress", resume, run)
+        assert contents(run) == before
+    resume(run)
+
+
+def test_windows_gets_a_new_lock_because_another_process_may_have_the_old_one_open(
+        run, monkeypatch):
+    (run / "run.lock").write_text("old")
+    taking = SimpleNamespace(folder=run, cfg=SimpleNamespace(resume_from_checkpoint="x"))
+    assert plumbing.Run.take(taking)
+    taking.lock.close()
+    assert (run / "run.lock").read_text() == "old"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        assert plumbing.Run.take(taking)
+    taking.lock.close()
+    assert (run / "run.lock").read_text() == ""
+
+
+def test_a_process_that_a_run_forked_gets_the_handlers_of_before(monkeypatch):
+    handled, killed = [], []
+    monkeypatch.setattr(plumbing, "handle", handled.append)
+    monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
+    handlers = {signal.SIGTERM: signal.SIG_DFL}
+    plumbing.Run.leave(SimpleNamespace(pid=-1, handlers=handlers), signal.SIGTERM, None)
+    assert handled == [handlers] and killed == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_a_file_with_a_policy_alone_cannot_be_resumed(run, refused):
+    policy = load(run / "checkpoint.pt")["policy"]
+    torch.save({"policy": policy}, run / "checkpoint.pt")
+    refused("contains a policy, but no run; use --init_from", resume, run)
 
 
 def test_a_home_folder_is_found_in_every_flag_that_takes_a_path(script, tmp_path, monkeypatch):

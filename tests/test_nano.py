@@ -109,15 +109,57 @@ def test_the_texts_of_the_base_are_wrong_only_in_thoughts_and_ask_no_held_out_qu
 
 
 def test_an_evaluation_also_counts_the_right_outputs_after_a_forced_thought(monkeypatch):
-    def answer_only_after_a_thought(policy, openings, greedy):
+    def answer_a_quarter_without_a_thought(policy, openings, greedy):
         assert greedy
         texts = ["".join(map(nano.VOCABULARY.__getitem__, row)) for row in openings.tolist()]
-        texts = [f"{text}<answer>{eval(text.partition('=')[0])}</answer>" if "<think>" in text
-                 else text for text in texts]
+        texts = [f"{text}<answer>{eval(text.partition('=')[0])}</answer>"
+                 if "<think>" in text or i % 4 == 3 else text for i, text in enumerate(texts)]
         return nano.encode(texts, nano.W + nano.T)
-    monkeypatch.setattr(nano, "sample", answer_only_after_a_thought)
-    words = "0.000 right, 1.000 after a forced <think>, ((((8+7)+1)*1)-8)="
-    assert nano.evaluate(None) == words
+    monkeypatch.setattr(nano, "sample", answer_a_quarter_without_a_thought)
+    words = "0.250 right, 1.000 after a forced <think>, ((((8+7)+1)*1)-8)="
+    assert nano.evaluate(None) == words and nano.HELD_OUT == 500
+
+
+def test_the_sizes_are_those_of_the_scripts_and_the_longest_thought_fits():
+    cfg = grpo.Config()
+    assert (cfg.num_prompts, cfg.num_generations, cfg.learning_rate) == (nano.P, nano.G, nano.RATE)
+    assert (cfg.hidden_size, cfg.num_attention_heads) == (nano.D, nano.H)
+    assert grpo.common.Arithmetic(grpo.verify).prompt_width == nano.W
+    longest = "<think>11+9=20;20-9=11;11+9=20;20-9=11</think><answer>11</answer>"
+    assert nano.encode([longest], 99).tolist()[0].index(nano.END) + 1 == nano.T
+
+
+def test_the_rate_of_the_base_rises_and_falls_and_every_hundredth_batch_is_printed(
+        monkeypatch, capsys):
+    rates = []
+    monkeypatch.setattr(nano, "logprobs", lambda policy, tokens: (torch.zeros(1), torch.ones(1)))
+    monkeypatch.setattr(nano, "descend", lambda *args: rates.append(args[-1]))
+    nano.make_base(torch.nn.Linear(1, 1), random.Random(0), steps=101)
+    expected = [4e-3 * min((step + 1) / 50, 1 - step / 101) for step in range(101)]
+    assert rates == pytest.approx(expected)
+    assert re.findall("batch ([0-9]+) of 101", capsys.readouterr().out) == ["0", "100"]
+
+
+@pytest.fixture
+def tiny(monkeypatch, capsys):
+    """tiny(**arguments): runs main with few short outputs. -> what it prints"""
+    for name, value in {"P": 2, "T": 6, "HELD_OUT": 4}.items():
+        monkeypatch.setattr(nano, name, value)
+    monkeypatch.setattr(nano, "verify", lambda answer, text: float(len(text) < 4))
+
+    def run(**arguments):
+        nano.main(**arguments)
+        return capsys.readouterr().out
+    return run
+
+
+def test_the_rate_falls_to_0_and_the_seed_alone_decides_what_happens(tiny, watch):
+    rates = watch(nano, "descend", lambda *args: args[-1])
+    printed = tiny(seed=3, base_steps=2, steps=2)
+    assert rates == [4e-3 / 50, 4e-3 / 25, *[nano.RATE] * 2, *[nano.RATE / 2] * 2]
+    torch.rand(3)
+    assert tiny(seed=3, base_steps=2, steps=2) == printed != tiny(seed=4, base_steps=2, steps=2)
+    assert re.findall("held-out questions, (.*?): ", printed) == ["before", "after"]
 
 
 def test_outputs_log_probabilities_advantages_loss_and_gradient(double):

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 
-import mutants
 import pytest
 from conftest import ROOT
 
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
-from learn.practice.exercise import Exercise, mistakes
+from learn.practice.exercise import MISTAKES, Exercise, mistakes
 from learn.script import Tag, tags
 from vectors.edits import load, parse, replace_once
 
@@ -238,13 +237,14 @@ def test_the_tests_that_catch_a_hunt_run_on_its_file(run, tmp_path, name):
 
 def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     """make mutants plants them."""
-    planted = mutants.read_mistakes()
+    edits = parse(MISTAKES.read_text("utf-8"))
     wrong = []
-    for mutant in planted:
-        source = (ROOT / mutant.file).read_text("utf-8")
-        is_planted = all(source.count(old) == 1 and old != new for old, new in mutant.edit.hunks)
-        if not is_planted or not all((ROOT / file).is_file() for file in mutant.files):
-            wrong.append(f"{mutant.file}: {mutant.name}: {mutant.files}")
+    for edit in edits:
+        source = (ROOT / edit.file).read_text("utf-8")
+        files, _ = edit.tests
+        is_planted = all(source.count(old) == 1 and old != new for old, new in edit.hunks)
+        if not is_planted or not all((ROOT / file).is_file() for file in files):
+            wrong.append(f"{edit.file}: {edit.name}: {files}")
     assert not wrong, "\n".join(wrong)
-    count = Counter((mutant.file, mutant.edit.hunks) for mutant in planted)
+    count = Counter((edit.file, edit.hunks) for edit in edits)
     assert [mistake for mistake, times in count.items() if times > 1] == []

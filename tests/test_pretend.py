@@ -134,6 +134,21 @@ def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkey
     logits = [types.SimpleNamespace(is_cuda=True, device="cuda", shape=(2, 3, V))
               for V in (320, 1023, 1024)]
     assert [logprob.applies("auto", x) for x in logits] == [False, False, True]
+    monkeypatch.setattr(logprob, "can_run", lambda device: False)       # an old GPU, no compiler
+    assert not logprob.applies("auto", logits[-1])
+
+
+@pytest.mark.skipif(logprob.triton is None, reason="needs Triton")
+@pytest.mark.parametrize("capability, has_tools, can_run", [
+    ((7, 5), True, False), ((8, 0), True, True), ((9, 0), True, True), ((9, 0), False, False)])
+def test_triton_runs_where_the_gpu_and_all_tools_are_present(
+        capability, has_tools, can_run, monkeypatch):
+    monkeypatch.setattr(logprob, "can_compile", lambda: has_tools)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert logprob.can_run("cuda") == can_run and not logprob.can_run("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not logprob.can_run("cuda")
 
 
 def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():

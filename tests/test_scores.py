@@ -68,6 +68,21 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
     assert (found["problems"], found["samples"]) == (100, 4)
 
 
+def test_training_and_evaluation_average_lengths_and_entropy_over_sampled_tokens_alone():
+    batch = batch_of(ARITHMETIC, [SUM], answered(7, 8), 2)
+    batch.mask = torch.tensor([[1.0, 0.0], [1.0, 1.0]])         # an environment inserted a token
+    batch.entropy = torch.tensor([[0.3, 90.0], [0.5, 0.7]])
+    assert ARITHMETIC.scores(batch)["mean_length"] == 1.5
+    assert ARITHMETIC.scores(batch, greedy=True)["greedy_length"] == 1.5
+    metrics = common.describe(batch)
+    assert metrics["completions/mean_length"] == 1.5
+    assert metrics["entropy"] == pytest.approx((0.3 + 0.5 + 0.7) / 3)
+
+
+def test_a_problem_of_a_task_without_levels_has_none():
+    assert Problem("3+4=", "7", "", 0, None, "arithmetic", "") == SUM
+
+
 # ---- thoughts --------------------------------------------------------------------------------
 
 def test_greedy_answers_have_the_accuracy_of_those_that_think():

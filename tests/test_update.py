@@ -87,6 +87,37 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(script, 
     assert [len(rows) for rows in steps] == [2] * 21            # none is empty
 
 
+@every_script
+@pytest.mark.parametrize("size", [3, 4])
+def test_no_backward_pass_has_more_rows_than_micro_batch_size(script, scene, watch, size):
+    scene = scene(micro_batch_size=size)
+    rows = watch(script, "score", lambda _, prompts, *__: torch.is_grad_enabled() * len(prompts))
+    scene.backward(torch.arange(NUM_ROWS))
+    most = 2 * ((size + 1) // 2) if script.__name__ == "dpo" else size      # dpo.py has pairs
+    assert max(rows) == most and len(rows) > 2
+
+
+@scripts("grpo", "gspo")
+@pytest.mark.parametrize("flags", [{}, {"entropy_coef": 1.0}, {"beta": 1.0}])
+def test_rows_without_an_advantage_are_scored_only_if_something_else_moves_them(
+        scene, watch, script, flags):
+    scene = scene(**flags)
+    rows = watch(script, "score", lambda _, prompts, *__: torch.is_grad_enabled() * len(prompts))
+    scene.backward(torch.arange(NUM_ROWS))
+    assert sum(rows) == (NUM_ROWS if flags else scene.A.any(dim=1).sum()) != 0
+
+
+@scripts("grpo", "gspo")
+def test_a_step_with_a_single_token_has_its_loss_with_every_average(scene):
+    scene = scene()
+    scene.batch.mask[3] = 0.0
+    scene.batch.mask[3, 0] = 1.0
+    scene.A[3] = scene.A[3, 0] * scene.batch.mask[3]
+    losses = [scene.backward(torch.tensor([3]), loss_type=name)[0]["loss"]
+              for name in ("grpo", "dapo")]
+    assert losses[0] == pytest.approx(losses[1]) and losses[0] != 0
+
+
 # ---- logged metrics --------------------------------------------------------------------------
 
 V = common.VOCAB_SIZE

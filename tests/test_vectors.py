@@ -3,6 +3,7 @@ and test the command that does this for everybody's functions."""
 import importlib
 import inspect
 import re
+import sys
 
 import pytest
 import strangers
@@ -246,6 +247,23 @@ def test_numpy_is_checked_without_gradients_and_a_convention_is_listed(answer):
     for tolerance, expected in (("0.01", 0), ("1e-6", 1)):
         code, _ = answer(rough, "advantages", "--tolerance", tolerance, "id=grpo")
         assert code == expected
+
+
+def test_what_is_not_implemented_is_counted_apart_even_without_a_message(answer):
+    source = NUMPY.replace("DDOF", "ddof")
+    code, text = answer(source, "advantages")
+    bare = source.replace('NotImplementedError("only grpo")', "NotImplementedError")
+    assert "only grpo" in text
+    assert answer(bare, "advantages") == (code, text.replace("only grpo", "not implemented"))
+
+
+def test_a_file_is_imported_even_if_a_module_of_python_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (tmp_path / "colorsys.py").write_text("def mine(): ...")
+    module, found = command.loaded(f"{tmp_path}/colorsys.py:mine")
+    del sys.modules["colorsys"]
+    assert module.__file__ == str(tmp_path / "colorsys.py") and [*found] == ["mine"]
 
 
 # ---- what strangers write --------------------------------------------------------------------

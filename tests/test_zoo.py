@@ -38,6 +38,12 @@ def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("ratio, number", [(0.0002, 1), (0.1, 1), (0.34, 2), (1.0, 6)])
+def test_a_fraction_of_the_tokens_is_rounded_down_but_is_one_token_at_least(ratio, number):
+    assert zoo.num_chosen(torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 0]]), ratio) == number
+
+
 # ---- the update ------------------------------------------------------------------------------
 
 def of_zoo(cfg):
