@@ -14,14 +14,17 @@ of gradients. It returns the results in the order of the file, or the losses of 
 averaged for it. A case is skipped if the function lacks one of its parameters, needs another one,
 or raises NotImplementedError.
 
+KEY=VALUE may also be a setting of your function, under its own name, such as slope=0.1.
+
 Only core cases decide, and the exit code is 0 if all of them are right. Robust cases (overflow,
 infinite numbers in masked slots, outputs without tokens) and matters of convention are listed.
-Inputs such as old_logps are data, which your caller detaches; this is tested if the function's own
-text detaches something.
+Inputs such as old_logps are data, which your caller detaches; --detached tests it.
 """
 import argparse
+import ast
 import importlib
 import inspect
+import itertools
 import json
 import math
 import operator
@@ -29,7 +32,8 @@ import os
 import sys
 from collections import Counter
 
-from vectors import WAYS, check_case, files, grade, library, read, renamed
+from vectors import SHAPES, WAYS, call, check_case, files, fit, flat, grade, library, read
+from vectors.binding import bind, parameters_of
 from vectors.names import LOSSES
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
@@ -40,6 +44,10 @@ MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "ove
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
           "large": "large numbers", "tokens": "advantages of tokens",
           "token advantages": "advantages of tokens"}   # of robust cases, by the end of their id
+# Mistakes that leave outputs without tokens, where the mean of nothing is 0 or nan.
+EMPTY = {"mask_inverted", "mask_shifted", "mask_shifted_back", "no_eos"}
+MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
+NEAR = 1e-4             # relative difference of an answer from that of a mistake
 
 
 def fail(message):
@@ -75,6 +83,23 @@ def loaded(target):
     return module, found
 
 
+def of_class(name, found, part):
+    """Find a method of a class. An object is made with those arguments of the class that the method
+    does not have. -> name, function whose parameters are those of both"""
+    own = parameters_of(found)
+    rest = dict([*parameters_of(getattr(found, part)).items()][1:])         # without self
+
+    def made(**given):
+        first = {key: x for key, x in given.items() if key in own and key not in rest}
+        method = getattr(found(**first), part)
+        return method(**{key: x for key, x in given.items() if key in rest})
+    made.__signature__ = inspect.Signature([
+        one.replace(kind=one.KEYWORD_ONLY) for one in (own | rest).values()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)])
+    made.of_class = [key for key in own if key not in rest]
+    return f"{name}.{part}", made
+
+
 def of_recipe(recipe, function):
     """Find the file of a recipe that has most inputs of a function. -> name, {parameter: value}"""
     if recipe == "dpo":
@@ -84,13 +109,10 @@ def of_recipe(recipe, function):
         loss = {"method": LOSSES[recipe].method, "how": LOSSES[recipe].how}
         found = {"policy_loss": loss, "advantages": {"method": RECIPES[recipe]},
                  "recipe": loss | {"advantage": RECIPES[recipe]}, "gae": {}, "value_loss": {}}
-    names = inspect.signature(function).parameters.keys()
 
-    def fit(name):
-        content = read(name)
-        known = names | renamed(function, content["cases"][0]).keys()
-        return len(known & content["inputs"].keys())
-    name = max(found, key=fit)
+    def number(name):
+        return len(bind(function, read(name)["inputs"]).names)
+    name = max(found, key=number)
     return name, found[name]
 
 
@@ -105,40 +127,118 @@ def cases_of(content, chosen):
             if all(value(case, name) == text for name, text in chosen.items())]
 
 
-def check(function, content, cases, recipe, options):
-    """Check a function on cases. Of the ways to call it, take that by which most core cases are
-    right, or come close to a known mistake. -> outcomes, key of WAYS"""
-    found = {way: [check_case(function, content, case, way=way, **options) for case in cases]
-             for way in WAYS}
+def check(function, content, cases, decides, options):
+    """Check a function on cases. Only if a case that decides is wrong, other ways to call it are
+    tried, of which one is taken if more such cases are right. -> outcomes, key of WAYS, outcomes
+    of the first way"""
+    found = {}
 
-    def success(way):
-        core = [one for one in found[way] if grade(one.case, recipe) == "core"]
-        return (sum(not one.errors and not one.skipped for one in core),
-                sum(bool(explained(one)) for one in core if one.errors),
-                -sum(one.raised for one in core))
-    way = max(WAYS, key=success)
-    return found[way], way
-
-
-def says_detached(function):
-    """Tell whether the text of a function detaches something."""
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):        # of a partial function, for example
-        return False
-    return any(word in text for word in ("detach", "no_grad", "stop_gradient"))
+    def right(way):
+        return sum(not one.errors and not one.skipped and decides(one.case) for one in found[way])
+    for way in WAYS:
+        found[way] = [check_case(function, content, case, way=way, **options) for case in cases]
+        if not any(one.errors for one in found[way] if decides(one.case)):
+            break
+    way = max(found, key=right)
+    return found[way], way, found[""]
 
 
-def adapter(module, name, function, case, fixed):
-    """Write a function that has our names and calls `function`, with gaps to fill. -> text"""
-    ours = [one for part in ("inputs", "parameters") for one in case[part] if one not in fixed]
-    theirs = {other: our for our, other in renamed(function, case).items()}
-    parameters = [*inspect.signature(function).parameters]
-    made = name.replace(".", "(...).", 1) if "self" in parameters else name     # of an object
-    words = [f"{one}={theirs.get(one, one if one in ours else '...')}" for one in parameters
-             if one != "self"]
+def is_silent(function, content, case, way, options):
+    """Tell whether a function that is right in one way returns something else in the first way, if
+    there are as many outputs as tokens."""
+    names = {"fixed", "settings", "names"}
+    fitted = fit(function, content, case, **{key: options[key] for key in names & options.keys()})
+    n = min(len(case["inputs"]["mask"]), len(case["inputs"]["mask"][0]))
+    square = case | {"inputs": {name: [row[:n] if isinstance(row, list) else row for row in x[:n]]
+                                for name, x in case["inputs"].items()}}
+    found = []
+    for one in ("", way):
+        try:
+            results, _ = call(function, square, content, options["tool"], options["dtype"], fitted,
+                              one, options.get("settings", ()))
+        except Exception:               # then it is not silent
+            return False
+        found.append(flat([*results.values()])[1])
+    return not all(abs(a - b) <= 1e-9 for a, b in zip(*found))
+
+
+def told_way(function, content, way, first, decides, options):
+    """Write which way to call a function is right, and what happens in the first way. -> line"""
+    wrong = [one for one in first if one.errors and decides(one.case)]
+    line = f"more cases are right with {way}"
+    shape = way.removesuffix(" and a boolean mask")
+    if shape not in SHAPES or not shape:
+        return f"{line}; with a mask of numbers, {wrong[0].errors[0]}"
+    line += f"; with the shape (B,), {wrong[0].errors[0]}"
+    if is_silent(function, content, wrong[0].case, way, options):
+        line += "; and if B = T, it is wrong without an error"
+    return line
+
+
+def constants(function, content, cases, decides, options):
+    """Find values of the parameters that a function lacks by which all its cases are right: those
+    that its own constants must have. -> {parameter: value}, or {}"""
+    lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
+                for case in cases if decides(case)), key=len, default=())
+    found = []
+    for case in cases:
+        values = {name: value(case, name) for name in sorted(lost)}
+        if decides(case) and "None" not in values.values() and values not in found:
+            found.append(values)
+    for values in found if lost and "method" not in lost else ():
+        some = [case for case in cases if values.items() <= {
+            name: value(case, name) for name in lost}.items()]
+        outcomes, _, _ = check(function, content, some, decides,
+                               options | {"fixed": options["fixed"] | values})
+        ran = [one for one in outcomes if decides(one.case) and not one.skipped]
+        if ran and not any(one.errors for one in ran):
+            return values
+    return {}
+
+
+def arranged(function, content, cases, decides, options):
+    """Find which of our names those arguments stand for whose names are unknown, by trying all.
+    -> {our name: its name} by which all cases that decide are right, or {}"""
+    cases = [case for case in cases if decides(case)]
+    own = fit(function, content, cases[0], options["fixed"], options["settings"])
+    bound = {} if own.binding.by_position else own.binding.names
+    gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
+            and (one.default is None or name in own.needed or own.binding.by_position)]
+    free = [name for name in (*content["inputs"], *cases[0]["parameters"])
+            if name in cases[0]["inputs"] | cases[0]["parameters"]
+            and name not in bound and name not in options["fixed"]]
+    for chosen in itertools.islice(itertools.permutations(free, len(gaps)), MOST_ORDERS):
+        names = dict(zip(chosen, gaps))
+        for some in (cases[:1], cases):
+            found, _, _ = check(function, content, some, decides, options | {"names": names})
+            ran = [one for one in found if not one.skipped]
+            if not ran or any(one.errors for one in ran):
+                break
+        else:
+            return names
+    return {}
+
+
+def adapter(module, name, function, case, fitted, names, fixed):
+    """Write a function that has our names and calls `function`. Gaps are left for arguments that
+    are neither bound nor in `names`. -> text"""
+    ours = [one for one in dict.fromkeys((*case["inputs"], *case["parameters"], *fitted.parameters))
+            if one not in fixed]
+    theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
+    of_class = getattr(function, "of_class", [])
+    takes = parameters_of(function)
+
+    def words(chosen):
+        return ", ".join(
+            (f"{theirs.get(one, '...')}" if takes[one].kind is takes[one].POSITIONAL_ONLY
+             else f"{one}={theirs.get(one, '...')}") for one in takes
+            if chosen(one) and one != "self" and (one in theirs or one in fitted.needed))
+    made = name
+    if "of_class" in vars(function) or "self" in takes:
+        made = name.replace(".", f"({words(lambda one: one in of_class) or '...'}).", 1)
     return (f"    from {module.__name__} import {name.split('.')[0]}\n"
-            f"    def adapted({', '.join(ours)}):\n        return {made}({', '.join(words)})")
+            f"    def adapted({', '.join(ours)}):\n"
+            f"        return {made}({words(lambda one: one not in of_class)})")
 
 
 # ---- 2. what is wrong ------------------------------------------------------------------------
@@ -149,12 +249,16 @@ def numbers_of(outcome):
 
 
 def explained(outcome):
-    """List the mistakes that give the numbers of a wrong case. -> flags"""
+    """List the mistakes that give the numbers of a wrong case. An answer that is nearer to the
+    right one than to a mistake's does not show the mistake. -> flags"""
     if outcome.sign is None:
         return []
-    is_nan = not math.isfinite(outcome.sign)
-    return [flag for flag, number in numbers_of(outcome).items() if number is not None and (
-        is_nan if number == "nan" else abs(outcome.sign - number) <= 0.01 * abs(number))]
+    if not math.isfinite(outcome.sign):
+        return [flag for flag, number in numbers_of(outcome).items()
+                if number == "nan" or flag in EMPTY]
+    return [flag for flag, number in numbers_of(outcome).items() if number not in (None, "nan")
+            and abs(outcome.sign - number) <= min(
+                NEAR * abs(number), abs(outcome.sign - outcome.aim))]
 
 
 def flags_of(cases, has_gradient):
@@ -164,17 +268,17 @@ def flags_of(cases, has_gradient):
 
 
 def likely(outcomes, has_gradient):
-    """Rank mistakes by how many wrong cases they give, less the cases in which they would give
-    another number. A right case that would show a mistake rules it out. -> {flag: count}"""
+    """List the mistakes that give the numbers of all wrong cases, and that no right case rules out,
+    because it would show them. -> flags"""
     wrong = [one for one in outcomes if one.errors]
     right = [one.case for one in outcomes if not one.errors and "convention" not in one.case]
-    hits = Counter(flag for one in wrong for flag in explained(one))
-    misses = Counter(flag for one in wrong for flag, number in numbers_of(one).items()
-                     if number is not None and flag not in explained(one))
-    for flag in flags_of(right, has_gradient):
-        hits.pop(flag, None)
-    ranked = sorted(hits, key=lambda flag: (misses[flag] - hits[flag], misses[flag]))
-    return {flag: hits[flag] for flag in ranked}
+    if not any(math.isfinite(one.sign or 0) for one in wrong):
+        wrong = [one._replace(case=one.case | {"flags": {
+            flag: number for flag, number in one.case["flags"].items() if number == "nan"}})
+            for one in wrong]
+    found = [set(explained(one)) for one in wrong]
+    common = set.intersection(*found) - flags_of(right, has_gradient) if found else ()
+    return [flag for flag in numbers_of(wrong[0]) if flag in common] if wrong else []
 
 
 def label(case):
@@ -183,8 +287,8 @@ def label(case):
     return LABELS.get(end, end)
 
 
-def describe(file, outcome, mistakes, has_gradient):
-    """Print a wrong case: its parameters, the differences, and the mistakes that give them."""
+def describe(file, outcome, has_gradient):
+    """Print a wrong case: its parameters and the differences."""
     case = outcome.case
     source = f" ({case['source']})" if "source" in case else ""
     print(f"WRONG  {file}, case {case['id']}: {case['comment']}{source}")
@@ -195,7 +299,6 @@ def describe(file, outcome, mistakes, has_gradient):
         lines.append("its gradient is not wrong")
     if "convention" in case:
         lines.append(f"a matter of convention: {case['convention']}")
-    lines += [f"this comes out if {mistakes[flag]}" for flag in explained(outcome)]
     print(*(f"  {line}" for line in lines), sep="\n")
 
 
@@ -209,7 +312,7 @@ def report(file, outcomes, decides, mistakes, has_gradient):
         if one.raised:
             raised.setdefault(one.errors[0], []).append(one.case["id"])
         elif one.errors:
-            describe(file, one, mistakes, has_gradient)
+            describe(file, one, has_gradient)
     for error, cases in raised.items():
         print(f"WRONG  {file}, {'; '.join(cases)}: {error}")
     parts = [f"{file}: right: {sum(not one.errors for one in deciding)} of {len(deciding)}"]
@@ -224,8 +327,13 @@ def report(file, outcomes, decides, mistakes, has_gradient):
     for one in ran:
         if one.choice:
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
-    for flag, count in list(likely(deciding, has_gradient).items())[:3]:
-        print(f"likely: {mistakes[flag]} (gives {count} of the wrong answers)")
+    remarks = {one.remark: [] for one in ran if one.remark}
+    for one in ran:
+        remarks.get(one.remark, []).append(one.case["id"])
+    for remark, ids in remarks.items():
+        print(f"  {remark}: {', '.join(ids)}")
+    for flag in likely(deciding, has_gradient)[:2]:
+        print(f"likely: {mistakes[flag]} (this gives all wrong answers)")
     return deciding
 
 
@@ -248,7 +356,7 @@ def other_recipe(function, file, recipe, options):
         name, fixed = of_recipe(other, function)
         if name == file and other not in (recipe, "ppo"):
             cases = [case for case in cases_of(content, fixed) if grade(case, other) == "core"]
-            found, _ = check(function, content, cases, other, options | {"fixed": fixed})
+            found, _, _ = check(function, content, cases, bool, options | {"fixed": fixed})
             ran = [one for one in found if not one.skipped]
             if ran and not any(one.errors for one in ran):
                 return other
@@ -274,12 +382,17 @@ def arguments(argv):
     return parser.parse_intermixed_args(argv)
 
 
-def run(module, name, function, file, chosen, args):
-    """Check a function on the cases of a file, or of a recipe. -> whether a case that decides ran,
-    exit code: 1 if one is wrong, if none ran, or if those of a recipe leave a mistake unseen"""
-    if inspect.isclass(function) or hasattr(function, "forward"):
-        part = "forward" if hasattr(function, "forward") else "__call__"
-        name, function = f"{name}.{part}", getattr(function, part)
+def setting(text):
+    """Read a value: a number, True, False or None, or else a text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def chosen_cases(function, file, chosen, args):
+    """Find the file, and the cases that are chosen by a recipe and by KEY=VALUE; other keys are
+    settings. -> file, content, cases, parameters that the function need not take, settings"""
     fixed = {}
     if args.recipe:
         file, fixed = of_recipe(args.recipe, function)
@@ -287,34 +400,80 @@ def run(module, name, function, file, chosen, args):
         fail(f"there is no file {file}; the files are {', '.join(files())}; or name a recipe, as "
              "in --recipe grpo")
     content = read(file)
+    known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
+    settings = {key: setting(text) for key, text in chosen.items()
+                if key not in known and key in parameters_of(function)}
+    chosen = {key: text for key, text in chosen.items() if key not in settings}
     cases = cases_of(content, fixed | chosen)
     if not cases:
         has = [f"{key} {', '.join(sorted({value(case, key) for case in content['cases']}))}"
                for key in chosen]
         fail(f"{file} has no such case; it has {'; '.join(has)}")
+    if "method" in fixed | chosen:      # then a word that all cases share has no alternative
+        fixed |= {key: text for key, text in cases[0]["parameters"].items()
+                  if isinstance(text, str) and all(value(case, key) == text for case in cases)}
+    return file, content, cases, fixed | chosen, settings
+
+
+def run(module, name, function, file, chosen, args):
+    """Check a function on the cases of a file, or of a recipe. -> whether a case that decides ran,
+    exit code: 1 if one is wrong, if none ran, or if those of a recipe leave a mistake unseen"""
+    owner, _, part = name.rpartition(".")
+    owner = operator.attrgetter(owner)(module) if owner else None
+    if inspect.isclass(function):
+        part = "forward" if hasattr(function, "forward") else "__call__"
+        name, function = of_class(name, function, part)
+    elif inspect.isclass(owner):
+        name, function = of_class(name.rpartition(".")[0], owner, part)
+    elif hasattr(function, "forward"):
+        name, function = f"{name}.forward", function.forward
+    try:
+        takes = parameters_of(function)
+    except ValueError as error:
+        fail(f"{name}: {error}")
+    file, content, cases, fixed, settings = chosen_cases(function, file, chosen, args)
 
     # the check
     tool = library(module)
     has_gradient = tool != "numpy"
     options = {"tool": tool, "dtype": "float32" if args.float32 else "float64",
-               "tolerance": args.tolerance, "fixed": fixed | chosen,
-               "detached": args.detached or says_detached(function)}
-    outcomes, way = check(function, content, cases, args.recipe, options)
+               "tolerance": args.tolerance, "fixed": fixed, "detached": args.detached,
+               "settings": settings}
+
+    def decides(case):
+        return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
+    outcomes, way, first = check(function, content, cases, decides, options)
+    is_right = not any(one.errors for one in outcomes if decides(one.case))
     whys = {one.skipped for one in outcomes}
-    if all(why.startswith("the function") and "method" not in why for why in whys):
-        print(f"{name}{inspect.signature(function)} does not fit {args.recipe or file}: "
-              f"{outcomes[0].skipped}. Fill in the gaps (...), and check adapted:\n\n"
-              + adapter(module, name, function, cases[0], fixed | chosen))
+    own = {}
+    if all(why.startswith("the function does not take") for why in whys):
+        own = constants(function, content, cases, decides, options)
+    if own:
+        options["fixed"] = fixed = fixed | own
+        cases = cases_of(content, fixed)
+        outcomes, way, first = check(function, content, cases, decides, options)
+        whys = {one.skipped for one in outcomes}
+        print(f"checked where {', '.join(f'{key} is {text}' for key, text in own.items())}, as in "
+              "the function, which does not take it")
+    fitted = fit(function, content, cases[0], fixed, settings)
+    is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
+    names = {}
+    if is_unfit or not is_right:
+        names = arranged(function, content, cases, decides, options)
+    if is_unfit or names or fitted.binding.by_position and not is_right:
+        why = fitted.why() or "its arguments have other names"
+        told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
+        signature = inspect.Signature([*takes.values()])
+        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n"
+              f"{adapter(module, name, function, cases[0], fitted, names, fixed)}")
         return False, 2
-    theirs = [f"{other} for {our}" for our, other in renamed(function, cases[0]).items()]
     if way:
-        theirs.append(way)
+        print(told_way(function, content, way, first, decides, options))
+    theirs = [f"{other} for {our}" for our, other in fitted.binding.names.items() if our != other]
     if theirs:
         print(f"called with {', '.join(theirs)}")
 
     # its results
-    def decides(case):
-        return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
     ran = report(file, outcomes, decides, content["mistakes"], has_gradient)
     if all("method" in why for why in whys):
         methods = sorted({value(case, "method") for case in cases})

@@ -17,12 +17,15 @@ WORDS = {word: meaning for meaning, words in {
     "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
     "advantage": "advantages adv advs", "reward": "rewards r score scores",
-    "mask": "masks", "chosen": "", "rejected": "", "value": "values vpred vpreds",
+    "mask": "masks", "chosen": "w win winner preferred",
+    "rejected": "l lose loser", "value": "values vpred vpreds",
     "return": "returns ret rets", "logits": "", "entropy": "entropies ent", "id": "ids tokens",
-    "clip": "epsilon eps cliprange ratio range", "low": "lower min", "high": "upper max",
+    "clip": "epsilon eps cliprange ratio range", "low": "lower min", "high": "upper higher max",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
+    "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
-    "": "per token level batch minibatch mb b response completion action loss actions all"
+    "": "per token level batch minibatch mb b response completion action loss actions all "
+        "generate"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
@@ -32,6 +35,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "rewards": "reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
     "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
+    "delta": "clip c",
+    "num_generations": "group, group size",
     "entropy_coef": "entropy coef", "max_length": "high length, high id",
     "chosen": "chosen, chosen logp, new chosen, new chosen logp",
     "rejected": "rejected, rejected logp, new rejected, new rejected logp",
@@ -54,6 +59,11 @@ class Binding(NamedTuple):
         """List the other parameters without a default."""
         return [name for name, one in self.settings.items() if one.default is one.empty
                 and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+
+    def also(self, names):
+        """Bind more of our names. -> Binding"""
+        rest = {name: one for name, one in self.settings.items() if name not in names.values()}
+        return self._replace(names=self.names | names, settings=rest)
 
     def call(self, given, **settings):
         """Call the function with those arguments of {our name: value} that it takes, and with
@@ -80,11 +90,13 @@ def parameters_of(function):
 
 
 def words_of(name):
-    """Take a name apart, which may be written likeThis. -> set of words, empty if one is unknown
-    """
+    """Take a name apart, which may be written likeThis; pi_old is old. -> set of words, empty if
+    one is unknown"""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     name = re.sub(r"^(new|old|ref)(?=log|val)", r"\1_", name)
     words = [WORDS.get(word) for word in LOG_P.sub("logp", name).strip("_").split("_")]
+    if "old" in words or "ref" in words:
+        words = [word for word in words if word != "new"]
     return frozenset() if None in words else frozenset(words) - {""}
 
 
