@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vectors.binding import bind, meaning, parameters_of
+from vectors.binding import bind, meaning, parameters_of, words_of
 
 FOLDER = Path(__file__).parent
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}     # absolute and relative; a case may have its own
@@ -46,6 +46,17 @@ def read(name):
     for case in content["cases"]:
         case["inputs"] = content["batches"].get(case.get("batch"), {}) | case.get("inputs", {})
     return content
+
+
+def value(case, name):
+    """Look up a parameter of a case, or its id. -> text"""
+    return str((case | case["parameters"]).get(name))
+
+
+def cases_of(content, chosen):
+    """List the cases that have all chosen parameters."""
+    return [case for case in content["cases"]
+            if all(value(case, name) == text for name, text in chosen.items())]
 
 
 def grade(case, recipe=""):
@@ -142,6 +153,16 @@ WAYS = SHAPES | {"a boolean mask": as_bools} | {
     for name, shape in SHAPES.items() if name}
 
 
+def inputs_of(content, case):
+    """List the inputs that matter in a case. The sentence on an input ends with the parameters or
+    methods that need it, if not all do."""
+    words = {*case["parameters"], *map(str, case["parameters"].values())}
+    notes = {name: re.search(r" \(([a-z][\w, ]*)\)$", about)
+             for name, about in content["inputs"].items() if name in case["inputs"]}
+    return [name for name, note in notes.items()
+            if note is None or words & {*note[1].split(", ")}]
+
+
 class Fit(NamedTuple):
     binding: tuple          # vectors.binding.Binding
     parameters: dict        # {our name: value} of a case that the function gets
@@ -165,14 +186,15 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     if isinstance(case["inputs"].get("rewards", [0])[0], list):
         off["num_generations"] = len(case["inputs"]["rewards"][0])
     known = {**case["inputs"], **own, **off}
-    binding = bind(function, known, tuple(content["inputs"])).also(dict(names))
+    binding = bind(function, known, inputs_of(content, case)).also(dict(names))
     takes = parameters_of(function)
+    is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
     given = {}
     for name in (own.keys() | off.keys()) & binding.names.keys():
         theirs = takes.get(binding.names[name])
         default = getattr(theirs, "default", None)
         if theirs is None:                  # it goes into **kwargs
-            is_given = name in own and name not in fixed
+            is_given = name in own and not (is_wrapper and name in fixed)
         elif name in off:                   # None and 0 are off, too
             is_given = default is inspect.Parameter.empty or bool(default)
         else:                               # another word than ours is a choice of its own
@@ -182,8 +204,8 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
             given[name] = known[name]
     missing = own.keys() - given.keys() - {*fixed, *case.get("optional", ())}
     low, high = (own.get(f"epsilon_{end}") for end in ("low", "high"))
-    if low == high and "epsilon_low" in given:              # one epsilon for both bounds
-        missing -= {"epsilon_high"}
+    if low == high and "low" not in words_of(binding.names.get("epsilon_low", "low")):
+        missing -= {"epsilon_high"}                         # one epsilon for both bounds
     needed = [name for name in binding.needed() if name not in settings]
     return Fit(binding, given, missing, needed)
 
@@ -325,10 +347,10 @@ def difference(what, found, right, given, relative, absolute):
     return sentences
 
 
-def weighted(values):
-    """Add up the numbers of arrays or lists times 1, 2, 3, ..., but of one list just so."""
-    shape, numbers = flat([*values])
-    return sum(numbers) if len(shape) == 2 else sum(n * x for n, x in enumerate(numbers, 1))
+def weighted(x):
+    """Add up the numbers of a table times 1, 2, 3, ..., but those of a list just so."""
+    shape, numbers = flat(x)
+    return sum(numbers) if len(shape) < 2 else sum(n * x for n, x in enumerate(numbers, 1))
 
 
 def slope_sign(gradients):
@@ -344,18 +366,20 @@ def compare(case, results, gradients, names, relative, absolute):
     limits = ({name: x for name, x in case["inputs"].items() if name in names}, relative, absolute)
     errors = []
     size = 1
-    answers = {name: x for name, x in case["right"].items() if name in results}
-    for name, right in answers.items():
-        if isinstance(right, list) and not flat(results[name])[0]:
-            size = len(right)
-            right = sum(right) / size
-        errors += difference(name, results[name], right, *limits)
-    if errors:
-        sign, aim = weighted(results[name] for name in answers), weighted(answers.values())
-    else:
-        sign = slope_sign(gradients)
-        aim = slope_sign({name: {leaf: case["gradient"][name][leaf] for leaf in found}
-                          for name, found in gradients.items()})
+    sign = slope_sign(gradients)
+    aim = slope_sign({name: {leaf: case["gradient"][name][leaf] for leaf in found}
+                      for name, found in gradients.items()})
+    for name, answer in case["right"].items():
+        if name not in results:
+            continue
+        right = answer
+        if isinstance(answer, list) and not flat(results[name])[0]:
+            size = len(answer)
+            right = sum(answer) / size
+        sentences = difference(name, results[name], right, *limits)
+        if sentences and not errors:            # the first result that is wrong
+            sign, aim = weighted(results[name]), weighted(answer)
+        errors += sentences
     for name, found in gradients.items():
         for leaf, x in found.items():
             right = case["gradient"][name][leaf]

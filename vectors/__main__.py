@@ -24,7 +24,6 @@ import argparse
 import ast
 import importlib
 import inspect
-import itertools
 import json
 import math
 import operator
@@ -32,9 +31,10 @@ import os
 import sys
 from collections import Counter
 
-from vectors import SHAPES, WAYS, call, check_case, files, fit, flat, grade, library, read
+from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
 from vectors.binding import bind, parameters_of
 from vectors.names import LOSSES
+from vectors.ways import adapter, arranged, check, constants, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
@@ -46,8 +46,10 @@ LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output
           "token advantages": "advantages of tokens"}   # of robust cases, by the end of their id
 # Mistakes that leave outputs without tokens, where the mean of nothing is 0 or nan.
 EMPTY = {"mask_inverted", "mask_shifted", "mask_shifted_back", "no_eos"}
-MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
-NEAR = 1e-4             # relative difference of an answer from that of a mistake
+# An answer is that of a mistake if it differs from it by less than this part of the way from the
+# right answer to the mistake's, and by what is lost in the six digits that the files store.
+NEAR = 1e-4
+ROUNDED = 1e-6
 
 
 def fail(message):
@@ -83,23 +85,6 @@ def loaded(target):
     return module, found
 
 
-def of_class(name, found, part):
-    """Find a method of a class. An object is made with those arguments of the class that the method
-    does not have. -> name, function whose parameters are those of both"""
-    own = parameters_of(found)
-    rest = dict([*parameters_of(getattr(found, part)).items()][1:])         # without self
-
-    def made(**given):
-        first = {key: x for key, x in given.items() if key in own and key not in rest}
-        method = getattr(found(**first), part)
-        return method(**{key: x for key, x in given.items() if key in rest})
-    made.__signature__ = inspect.Signature([
-        one.replace(kind=one.KEYWORD_ONLY) for one in (own | rest).values()
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)])
-    made.of_class = [key for key in own if key not in rest]
-    return f"{name}.{part}", made
-
-
 def of_recipe(recipe, function):
     """Find the file of a recipe that has most inputs of a function. -> name, {parameter: value}"""
     if recipe == "dpo":
@@ -114,131 +99,6 @@ def of_recipe(recipe, function):
         return len(bind(function, read(name)["inputs"]).names)
     name = max(found, key=number)
     return name, found[name]
-
-
-def value(case, name):
-    """Look up a parameter of a case, or its id. -> text"""
-    return str((case | case["parameters"]).get(name))
-
-
-def cases_of(content, chosen):
-    """List the cases that have all chosen parameters."""
-    return [case for case in content["cases"]
-            if all(value(case, name) == text for name, text in chosen.items())]
-
-
-def check(function, content, cases, decides, options):
-    """Check a function on cases. Only if a case that decides is wrong, other ways to call it are
-    tried, of which one is taken if more such cases are right. -> outcomes, key of WAYS, outcomes
-    of the first way"""
-    found = {}
-
-    def right(way):
-        return sum(not one.errors and not one.skipped and decides(one.case) for one in found[way])
-    for way in WAYS:
-        found[way] = [check_case(function, content, case, way=way, **options) for case in cases]
-        if not any(one.errors for one in found[way] if decides(one.case)):
-            break
-    way = max(found, key=right)
-    return found[way], way, found[""]
-
-
-def is_silent(function, content, case, way, options):
-    """Tell whether a function that is right in one way returns something else in the first way, if
-    there are as many outputs as tokens."""
-    names = {"fixed", "settings", "names"}
-    fitted = fit(function, content, case, **{key: options[key] for key in names & options.keys()})
-    n = min(len(case["inputs"]["mask"]), len(case["inputs"]["mask"][0]))
-    square = case | {"inputs": {name: [row[:n] if isinstance(row, list) else row for row in x[:n]]
-                                for name, x in case["inputs"].items()}}
-    found = []
-    for one in ("", way):
-        try:
-            results, _ = call(function, square, content, options["tool"], options["dtype"], fitted,
-                              one, options.get("settings", ()))
-        except Exception:               # then it is not silent
-            return False
-        found.append(flat([*results.values()])[1])
-    return not all(abs(a - b) <= 1e-9 for a, b in zip(*found))
-
-
-def told_way(function, content, way, first, decides, options):
-    """Write which way to call a function is right, and what happens in the first way. -> line"""
-    wrong = [one for one in first if one.errors and decides(one.case)]
-    line = f"more cases are right with {way}"
-    shape = way.removesuffix(" and a boolean mask")
-    if shape not in SHAPES or not shape:
-        return f"{line}; with a mask of numbers, {wrong[0].errors[0]}"
-    line += f"; with the shape (B,), {wrong[0].errors[0]}"
-    if is_silent(function, content, wrong[0].case, way, options):
-        line += "; and if B = T, it is wrong without an error"
-    return line
-
-
-def constants(function, content, cases, decides, options):
-    """Find values of the parameters that a function lacks by which all its cases are right: those
-    that its own constants must have. -> {parameter: value}, or {}"""
-    lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
-                for case in cases if decides(case)), key=len, default=())
-    found = []
-    for case in cases:
-        values = {name: value(case, name) for name in sorted(lost)}
-        if decides(case) and "None" not in values.values() and values not in found:
-            found.append(values)
-    for values in found if lost and "method" not in lost else ():
-        some = [case for case in cases if values.items() <= {
-            name: value(case, name) for name in lost}.items()]
-        outcomes, _, _ = check(function, content, some, decides,
-                               options | {"fixed": options["fixed"] | values})
-        ran = [one for one in outcomes if decides(one.case) and not one.skipped]
-        if ran and not any(one.errors for one in ran):
-            return values
-    return {}
-
-
-def arranged(function, content, cases, decides, options):
-    """Find which of our names those arguments stand for whose names are unknown, by trying all.
-    -> {our name: its name} by which all cases that decide are right, or {}"""
-    cases = [case for case in cases if decides(case)]
-    own = fit(function, content, cases[0], options["fixed"], options["settings"])
-    bound = {} if own.binding.by_position else own.binding.names
-    gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
-            and (one.default is None or name in own.needed or own.binding.by_position)]
-    free = [name for name in (*content["inputs"], *cases[0]["parameters"])
-            if name in cases[0]["inputs"] | cases[0]["parameters"]
-            and name not in bound and name not in options["fixed"]]
-    for chosen in itertools.islice(itertools.permutations(free, len(gaps)), MOST_ORDERS):
-        names = dict(zip(chosen, gaps))
-        for some in (cases[:1], cases):
-            found, _, _ = check(function, content, some, decides, options | {"names": names})
-            ran = [one for one in found if not one.skipped]
-            if not ran or any(one.errors for one in ran):
-                break
-        else:
-            return names
-    return {}
-
-
-def adapter(module, name, function, case, fitted, names, fixed):
-    """Write a function that has our names and calls `function`. Gaps are left for arguments that
-    are neither bound nor in `names`. -> text"""
-    ours = [one for one in dict.fromkeys((*case["inputs"], *case["parameters"], *fitted.parameters))
-            if one not in fixed]
-    theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
-    of_class = getattr(function, "of_class", [])
-    takes = parameters_of(function)
-
-    def words(chosen):
-        return ", ".join(
-            (f"{theirs.get(one, '...')}" if takes[one].kind is takes[one].POSITIONAL_ONLY
-             else f"{one}={theirs.get(one, '...')}") for one in takes
-            if chosen(one) and one != "self" and (one in theirs or one in fitted.needed))
-    made = name
-    if "of_class" in vars(function) or "self" in takes:
-        made = name.replace(".", f"({words(lambda one: one in of_class) or '...'}).", 1)
-    return (f"    from {module.__name__} import {name.split('.')[0]}\n"
-            f"    def adapted({', '.join(ours)}):\n"
-            f"        return {made}({words(lambda one: one not in of_class)})")
 
 
 # ---- 2. what is wrong ------------------------------------------------------------------------
@@ -256,9 +116,10 @@ def explained(outcome):
     if not math.isfinite(outcome.sign):
         return [flag for flag, number in numbers_of(outcome).items()
                 if number == "nan" or flag in EMPTY]
+    sign, aim = outcome.sign, outcome.aim
     return [flag for flag, number in numbers_of(outcome).items() if number not in (None, "nan")
-            and abs(outcome.sign - number) <= min(
-                NEAR * abs(number), abs(outcome.sign - outcome.aim))]
+            and abs(sign - number) <= NEAR * abs(number - aim) + ROUNDED * abs(number)
+            and abs(sign - number) < abs(sign - aim)]
 
 
 def flags_of(cases, has_gradient):
@@ -327,11 +188,8 @@ def report(file, outcomes, decides, mistakes, has_gradient):
     for one in ran:
         if one.choice:
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
-    remarks = {one.remark: [] for one in ran if one.remark}
-    for one in ran:
-        remarks.get(one.remark, []).append(one.case["id"])
-    for remark, ids in remarks.items():
-        print(f"  {remark}: {', '.join(ids)}")
+    for remark in dict.fromkeys(one.remark for one in deciding if one.remark):
+        print(f"  {remark}: {', '.join(one.case['id'] for one in ran if one.remark == remark)}")
     for flag in likely(deciding, has_gradient)[:2]:
         print(f"likely: {mistakes[flag]} (this gives all wrong answers)")
     return deciding
@@ -392,7 +250,7 @@ def setting(text):
 
 def chosen_cases(function, file, chosen, args):
     """Find the file, and the cases that are chosen by a recipe and by KEY=VALUE; other keys are
-    settings. -> file, content, cases, parameters that the function need not take, settings"""
+    settings. -> file, content, cases, parameters of the recipe, of KEY=VALUE, settings"""
     fixed = {}
     if args.recipe:
         file, fixed = of_recipe(args.recipe, function)
@@ -412,7 +270,7 @@ def chosen_cases(function, file, chosen, args):
     if "method" in fixed | chosen:      # then a word that all cases share has no alternative
         fixed |= {key: text for key, text in cases[0]["parameters"].items()
                   if isinstance(text, str) and all(value(case, key) == text for case in cases)}
-    return file, content, cases, fixed | chosen, settings
+    return file, content, cases, fixed, chosen, settings
 
 
 def run(module, name, function, file, chosen, args):
@@ -431,7 +289,8 @@ def run(module, name, function, file, chosen, args):
         takes = parameters_of(function)
     except ValueError as error:
         fail(f"{name}: {error}")
-    file, content, cases, fixed, settings = chosen_cases(function, file, chosen, args)
+    file, content, cases, of_all, chosen, settings = chosen_cases(function, file, chosen, args)
+    fixed = of_all | chosen
 
     # the check
     tool = library(module)
@@ -464,8 +323,9 @@ def run(module, name, function, file, chosen, args):
         why = fitted.why() or "its arguments have other names"
         told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
         signature = inspect.Signature([*takes.values()])
-        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n"
-              f"{adapter(module, name, function, cases[0], fitted, names, fixed)}")
+        gaps = adapter(module, name, function, cases[0], inputs_of(content, cases[0]), fitted,
+                       names, fixed)
+        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
         return False, 2
     if way:
         print(told_way(function, content, way, first, decides, options))
@@ -486,7 +346,7 @@ def run(module, name, function, file, chosen, args):
     is_wrong = any(one.errors for one in ran)
     unseen = set()
     if args.recipe:
-        unseen = untold(content, fixed, ran, args.recipe, has_gradient)
+        unseen = untold(content, of_all, ran, args.recipe, has_gradient)
     if args.recipe and is_wrong:
         other = other_recipe(function, file, args.recipe, options)
         if other:

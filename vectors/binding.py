@@ -7,13 +7,15 @@
 A parameter is found by its name, or by the words that its name consists of. If no name is known,
 arguments are bound by their position.
 """
+import functools
 import inspect
 import re
 from typing import NamedTuple
 
 # Words of names, in lower case -> one word for each meaning. A name with any other word is unknown.
 WORDS = {word: meaning for meaning, words in {
-    "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta",
+    "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
+    "train trainer training learner target",
     "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
     "advantage": "advantages adv advs", "reward": "rewards r score scores",
@@ -25,7 +27,7 @@ WORDS = {word: meaning for meaning, words in {
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token level batch minibatch mb b response completion action loss actions all "
-        "generate"
+        "generate gae"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
@@ -80,13 +82,17 @@ class Binding(NamedTuple):
 def parameters_of(function):
     """List the parameters of a function, also of one that torch.jit has compiled. ValueError if
     Python does not know them. -> {name: inspect.Parameter}"""
-    if not hasattr(function, "schema"):
+    first = getattr(function, "args", ()) if isinstance(function, functools.partial) else ()
+    given = getattr(function, "keywords", {}) if isinstance(function, functools.partial) else {}
+    compiled = function.func if given or first else function
+    if not hasattr(compiled, "schema"):
         return dict(inspect.signature(function).parameters)
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    own = [one for one in compiled.schema.arguments if one.name != "self"][len(first):]
+    defaults = {one.name: one.default_value for one in own if one.has_default_value()} | given
     return {one.name: inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY if one.kwarg_only
-        else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=one.default_value if one.has_default_value() else inspect.Parameter.empty)
-        for one in function.schema.arguments if one.name != "self"}
+        one.name, kinds[one.kwarg_only or one.name in given],
+        default=defaults.get(one.name, inspect.Parameter.empty)) for one in own}
 
 
 def words_of(name):
