@@ -14,7 +14,6 @@ import ast
 import functools
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from pathlib import Path
@@ -94,11 +93,13 @@ def of_module(name, function_name, settings):
 
 
 def parameters_of(module, function_name, loss_type=None):
-    """Look up the settings of a loss, which are the parameters after its mask, and its average.
+    """Look up the settings of a loss, which are its parameters besides INPUTS, and its average.
     loss_type: a row of the module's LOSS_TYPES; by default the loss's own. ValueError if there is
     no such row. -> {name: inspect.Parameter}, name of the average"""
+    from vectors.binding import bind  # here, because an engine first moves this checkout
+
     def settings(function):
-        return dict([*inspect.signature(function).parameters.items()][len(INPUTS):])
+        return bind(function, INPUTS, INPUTS).settings
 
     table = getattr(module, "LOSS_TYPES", {})
     known = settings(getattr(module, function_name))
@@ -137,14 +138,23 @@ def tried(loss, name):
     with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
 
+    from vectors.binding import bind
+    binding = bind(loss, INPUTS, INPUTS)
+    if binding.needed():
+        raise ValueError(f"{name}: also needs {', '.join(binding.needed())}; it gets "
+                         f"{', '.join(INPUTS)}, also by usual other names, and its settings")
+
+    def run(*inputs):
+        return binding.call(dict(zip(INPUTS, inputs, strict=True)))
+
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
-        return torch.where(mask > 0, loss(logps, old_logps, A.expand_as(mask), mask), 0.0)
+        return torch.where(mask > 0, run(logps, old_logps, A.expand_as(mask), mask), 0.0)
 
     logps = torch.full((2, 3), -1.0, requires_grad=True)
     A = torch.tensor([1.0, -1.0])[:, None].expand(2, 3)
     try:
-        found = loss(logps, torch.full((2, 3), -1.1), A, torch.ones(2, 3))
+        found = run(logps, torch.full((2, 3), -1.1), A, torch.ones(2, 3))
     except Exception as error:              # the function may be anybody's
         raise ValueError(f"{name}: {one_line(error)}") from error
     shape = tuple(getattr(found, "shape", ()))

@@ -77,10 +77,16 @@ def losses_of(case):
     return [] if given["method"] in ("reinforce", "penalty") else token_losses(**given)
 
 
-def policy_loss(how, max_length=None, **given):
-    return [lambda logps, old_logps, advantages, mask, loss=loss: grpo.aggregate(
-        loss(logps, old_logps, advantages, mask), mask, how, max_length=max_length)
-        for loss in token_losses(**given)]
+def policy_loss(method, how, max_length=None, beta=None, **given):
+    if method == "dro":                 # its beta is not that of a KL
+        given["beta"], beta = beta, None
+
+    def averaged(loss, logps, old_logps, advantages, mask, ref_logps=None):
+        x = loss(logps, old_logps, advantages, mask)
+        if beta:
+            x = x + beta * grpo.kl(logps, ref_logps)
+        return grpo.aggregate(x, mask, how, max_length=max_length)
+    return [functools.partial(averaged, loss) for loss in token_losses(method, **given)]
 
 
 def backward(script, logps, entropy, mask, A=None, pairs=(None, None), ref_logps=None, coef=None,
@@ -170,6 +176,7 @@ def distillation(method, temperature, beta=1.0, k=2, rest=True, support="teacher
 def pair_loss(method, averaged, gamma=None, **given):
     flags = given | {"loss_type": {"dpo": "sigmoid"}.get(method, method), "micro_batch_size": 1}
     flags |= {"average_logps": averaged} if gamma is None else {"simpo_gamma": gamma}
+    results = ("loss", "chosen_reward", "rejected_reward", "accuracy")
 
     def function(chosen, rejected, ref_chosen, ref_rejected, mask_chosen, mask_rejected):
         mask = torch.cat([mask_chosen, mask_rejected])
@@ -178,7 +185,7 @@ def pair_loss(method, averaged, gamma=None, **given):
             torch.arange(len(mask)).chunk(2), torch.cat([ref_chosen, ref_rejected]), **flags)
         names = ("loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies")
         loss, *others = [metrics[name] for name in names]
-        return loss + gradient, *others
+        return dict(zip(results, (loss + gradient, *others)))
     return [function]
 
 

@@ -1,6 +1,9 @@
-"""Losses as strangers write them, for tests/test_vectors.py: twenty that are right, and forty
-mistakes in them, which the command has to name.
+"""Losses as strangers write them, for tests/test_vectors.py: right ones, and mistakes in them, that
+the command has to name.
 """
+import functools
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 
@@ -163,6 +166,130 @@ def sigmoid_other_names(policy_chosen_logps, policy_rejected_logps, reference_ch
     return -F.logsigmoid(beta * (pi - ref)).mean()
 
 
+@recipe("dapo")
+def new_and_plain(new_logprobs, logprobs, mb_advantages, masks, cliprange):
+    """As in CleanRL, logprobs are the old ones."""
+    logratio = new_logprobs - logprobs
+    ratio = logratio.exp()
+    with torch.no_grad():
+        approx_kl = ((ratio - 1) - logratio)[masks > 0].mean()
+    A = mb_advantages[:, None]
+    x = torch.max(-A * ratio, -A * ratio.clamp(1 - cliprange, 1 + cliprange))
+    return x[masks > 0].mean(), approx_kl
+
+
+@recipe("ppo")
+def verl_order(old_log_prob, log_prob, advantages, response_mask, cliprange=0.2, clip_ratio_c=3.0):
+    ratio = (log_prob - old_log_prob).exp()
+    clipped = ratio.clamp(1 - cliprange, 1 + cliprange)
+    x = torch.maximum(-advantages * ratio, -advantages * clipped)
+    x = torch.where(advantages < 0, torch.min(x, -clip_ratio_c * advantages), x)
+    return (x * response_mask).sum() / response_mask.sum(), ratio.detach().mean()
+
+
+@recipe("dapo")
+def under_a_key(logps, old_logps, advantages, mask, /, clip_low, clip_high):
+    """old_logps must be detached by the caller."""
+    r = (logps - old_logps).exp()
+    A = advantages[:, None]
+    x = torch.min(r * A, r.clamp(1 - clip_low, 1 + clip_high) * A)
+    return {"policy_loss": -(x * mask).sum() / mask.sum(), "ratio": r.mean()}
+
+
+@recipe("dapo")
+def in_a_list(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    return [pooled(logps, old_logps, advantages, mask, epsilon_low, epsilon_high), {"kl": 0.0}]
+
+
+@recipe("dapo")
+def in_an_object(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    return dict(vars(SimpleNamespace(loss=pooled(
+        logps, old_logps, advantages, mask, epsilon_low, epsilon_high), metrics=None)))
+
+
+@recipe("grpo")
+def of_outputs(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    """A loss of each output."""
+    x = of_tokens(logps, old_logps, advantages, mask, epsilon_low, epsilon_high)
+    return (x * mask).sum(1) / mask.sum(1)
+
+
+@recipe("grpo")
+def constants_of_its_own(logps, old_logps, advantages, mask):
+    return textbook(logps, old_logps, advantages, mask, 0.2, 0.28)
+
+
+partly = recipe("grpo")(functools.partial(textbook, epsilon_high=0.28))
+
+
+@recipe("gspo")
+def float32_bounds(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    log_s = ((logps - old_logps) * mask).sum(1) / mask.sum(1)
+    low, high = torch.log1p(torch.tensor([-epsilon_low, epsilon_high])).to(log_s)
+    s = torch.where(advantages > 0, log_s.minimum(high), log_s.maximum(low)).exp()
+    return -(s * advantages).mean()
+
+
+@recipe("grpo")
+def with_kl(logps, old_logps, ref_logps, advantages, mask, epsilon_low, epsilon_high, beta=0.04):
+    d = ref_logps - logps
+    x = of_tokens(logps, old_logps, advantages, mask, epsilon_low, epsilon_high)
+    x = x + beta * (d.exp() - d - 1)
+    return ((x * mask).sum(1) / mask.sum(1)).mean()
+
+
+@recipe("grpo")
+def whole_step(rewards, logps, old_logps, ref_logps, response_mask, kl_coef, clip_eps, eps=1e-4):
+    A = ((rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + eps)).view(-1)
+    return with_kl(logps, old_logps, ref_logps, A, response_mask, clip_eps, clip_eps, kl_coef)
+
+
+@recipe("grpo")
+def normalized(scores, epsilon=1e-6):
+    mean = scores.mean(dim=1, keepdim=True)
+    std = scores.std(dim=1, keepdim=True)
+    return (scores - mean) / (std + epsilon)
+
+
+@recipe("grpo")
+def normalized_flat(rewards, num_generations):
+    rewards = rewards.flatten()
+    mean = rewards.view(-1, num_generations).mean(1).repeat_interleave(num_generations)
+    std = rewards.view(-1, num_generations).std(1).repeat_interleave(num_generations)
+    return {"adv": (rewards - mean) / (std + 1e-4), "std": std}
+
+
+@recipe("dpo")
+def of_the_paper(policy_chosen_logps, policy_rejected_logps, reference_chosen_logps,
+                 reference_rejected_logps, beta, label_smoothing=0.0, reference_free=False):
+    pi = policy_chosen_logps - policy_rejected_logps
+    ref = 0 if reference_free else reference_chosen_logps - reference_rejected_logps
+    x = beta * (pi - ref)
+    losses = -F.logsigmoid(x) * (1 - label_smoothing) - F.logsigmoid(-x) * label_smoothing
+    rewards = beta * (policy_chosen_logps - reference_chosen_logps).detach()
+    return losses, rewards, rewards
+
+
+@recipe("dpo")
+def of_pairs(chosen, rejected, ref_chosen, ref_rejected, mask_chosen, mask_rejected, beta):
+    w = ((chosen - ref_chosen) * mask_chosen).sum(1)
+    r = ((rejected - ref_rejected) * mask_rejected).sum(1)
+    return -F.logsigmoid(beta * (w - r)).mean()
+
+
+@recipe("ppo")
+def gae(rewards, values, mask, gamma, gae_lambda):
+    A = torch.zeros_like(values)
+    after, next_value = 0.0, values[:, 0] * 0
+    for t in reversed(range(values.shape[1])):
+        m = mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        after = torch.where(m > 0, delta + gamma * gae_lambda * after, after)
+        next_value = torch.where(m > 0, values[:, t], next_value)
+        A[:, t] = after * m
+    return A, (A + values) * mask
+
+
 # ---- wrong -----------------------------------------------------------------------------------
 
 CLIPPED = "ratio.clamp(1 - epsilon_low, 1 + epsilon_high)"
@@ -170,6 +297,7 @@ MEAN = "((x * mask).sum(1) / mask.sum(1)).mean()"
 POOLED = "(x * mask).sum() / mask.sum()"
 LONGEST = "(len(x) * (max_length or x.shape[1]))"
 MARGIN = "(chosen - ref_chosen) - (rejected - ref_rejected)"
+NO_EOS = "mask = mask * (mask.cumsum(1) < mask.sum(1, True))"
 MISTAKES = [            # the mistake, a function above, a part of it, and what stands there instead
     ("min_max", textbook, "torch.min", "torch.max"),
     ("alike", textbook, "torch.min(ratio * A, ", "("),
@@ -217,4 +345,52 @@ MISTAKES = [            # the mistake, a function above, a part of it, and what 
     ("beta_outside", sigmoid, "F.logsigmoid(beta * (", "beta * F.logsigmoid(("),
     ("reference_added", sigmoid, MARGIN, "(chosen + ref_chosen) - (rejected + ref_rejected)"),
     ("swapped", sigmoid, MARGIN, "(rejected - ref_rejected) - (chosen - ref_chosen)"),
-    ("reference", sigmoid, MARGIN, "chosen - rejected")]
+    ("reference", sigmoid, MARGIN, "chosen - rejected"),
+
+    ("mask_inverted", textbook, "    ratio =", "    mask = 1 - mask\n    ratio ="),
+    ("mask_inverted", pooled, "    r =", "    mask = 1 - mask\n    r ="),
+    ("mask_shifted", textbook, "    ratio =",
+     "    mask = F.pad(mask[:, :-1], (1, 0))\n    ratio ="),
+    ("mask_shifted_back", textbook, "    ratio =",
+     "    mask = F.pad(mask[:, 1:], (0, 1))\n    ratio ="),
+    ("mask_rolled", textbook, "    ratio =", "    mask = mask.roll(1, 1)\n    ratio ="),
+    ("mask_rolled_back", pooled, "    r =", "    mask = mask.roll(-1, 1)\n    r ="),
+    ("mask_longer", textbook, "    ratio =",
+     "    mask = F.pad(mask[:, :-1], (1, 0), value=1.0)\n    ratio ="),
+    ("no_eos", textbook, "    ratio =", f"    {NO_EOS}\n    ratio ="),
+    ("no_eos", pooled, "    r =", f"    {NO_EOS}\n    r ="),
+    ("micro_batches", pooled, f"-{POOLED}", "-sum((a * m).sum() / m.sum() for a, m in "
+     "zip(x.split(2), mask.split(2))) / len(x.split(2))"),
+    ("sum", pooled, " / mask.sum()", ""), ("sum", textbook, MEAN, "(x * mask).sum()"),
+    ("no_length", textbook, " / mask.sum(1)", ""),
+    ("no_length", constant, LONGEST, "len(x)"),
+    ("plus_one", textbook, "/ mask.sum(1)", "/ (mask.sum(1) + 1)"),
+    ("straight_through", textbook, CLIPPED, f"(ratio + ({CLIPPED} - ratio).detach())"),
+    ("trl_cap", weighted, "max=1 + epsilon_high", "max=epsilon_high"),
+    ("whitened", textbook, "A = advantages[:, None]",
+     "A = ((advantages - advantages.mean()) / (advantages.std() + 1e-8))[:, None]"),
+    ("own_delta", textbook, "    return",
+     "    x = torch.where(A < 0, torch.min(x, -3 * A), x)\n    return"),
+    ("outside_dropped", textbook, "    return", "    x = torch.where((ratio > 1 + epsilon_high) | "
+     "(ratio < 1 - epsilon_low), 0.0, x)\n    return"),
+    ("zero_rows", constant, "(len(x)", "((advantages != 0).sum()"),
+    ("zero_rows", textbook, MEAN, MEAN.replace("mean()", "sum() / (advantages != 0).sum()")),
+    ("k1", with_kl, "(d.exp() - d - 1)", "-d"), ("kl_sign", with_kl, "x + beta", "x - beta"),
+    ("kl_swapped", with_kl, "ref_logps - logps", "logps - ref_logps"),
+    ("kl_missing", with_kl, "x + beta", "x + 0"),
+    ("rows", whole_step, ".view(-1)", ".t().flatten()"),
+    ("kl_swapped", whole_step, "old_logps, ref_logps, A", "old_logps, 2 * logps - ref_logps, A"),
+    ("variance", normalized, "scores.std", "scores.var"),
+    ("whole_batch", normalized, "scores.mean(dim=1, keepdim=True)\n    std = scores.std(dim=1, "
+     "keepdim=True)", "scores.mean()\n    std = scores.std()"),
+    ("batch_mean", normalized, "scores.mean(dim=1, keepdim=True)", "scores.mean()"),
+    ("ddof", normalized, "scores.std(dim=1,", "scores.std(dim=1, correction=0,"),
+    ("summed", sigmoid_mean, ".mean()", ".sum()"),
+    ("chosen_mask", of_pairs, "* mask_rejected)", "* mask_chosen)"),
+    ("rejected_mask", of_pairs, "* mask_chosen)", "* mask_rejected)"),
+    ("padding", of_pairs, "w = ((chosen - ref_chosen) * mask_chosen).sum(1)\n    r = "
+     "((rejected - ref_rejected) * mask_rejected)", "w = (chosen - ref_chosen).sum(1)\n    r = "
+     "(rejected - ref_rejected)"),
+    ("bootstrapped", gae, "values[:, 0] * 0",
+     "values.gather(1, (mask * torch.arange(1, 1 + mask.shape[1])).argmax(1)[:, None])[:, 0]"),
+    ("no_gamma", gae, "    A =", "    gamma = 1.0\n    A =")]

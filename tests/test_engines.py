@@ -120,7 +120,7 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("mine.py:my_loss bound=high", "bound=high: must be a number"),
     ("mine.py:free bound=high", "bound=high: must be a number"),
     ("mine.py:my_loss is_on=no", "is_on=no: must be True or False"),
-    ("mine.py:strict", "mine.py:strict: TypeError: "),
+    ("mine.py:strict", "mine.py:strict: also needs bound; it gets logps, "),
     ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):

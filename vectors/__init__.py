@@ -1,19 +1,26 @@
 """Check functions against the test vectors, files of inputs and right answers: see README.md."""
+import dataclasses
 import importlib
 import inspect
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vectors.names import ALIASES
+from vectors.binding import bind, meaning, parameters_of, words_of
 
 FOLDER = Path(__file__).parent
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}     # absolute and relative; a case may have its own
+SMALL = 1e-6            # largest absolute difference that float32 constants make in float64
 # Inputs that are data in the equations: a caller detaches them, and then they have no gradient.
 DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_rejected",
         "teacher_logits", "sampler_logits"}
+# Values by which parameters have no effect, for the cases that lack them.
+OFF = {"beta": 0.0, "entropy_coef": 0.0, "nll_coef": 0.0, "label_smoothing": 0.0, "delta": 1e9}
+# Keys under which functions return a loss, if there is no key "loss".
+LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_loss")
 
 
 class Outcome(NamedTuple):
@@ -21,7 +28,9 @@ class Outcome(NamedTuple):
     errors: list            # sentences; none if the function is right
     skipped: str = ""       # why the function was not called
     choice: str = ""        # the convention of the case's "also" by which the function is right
+    remark: str = ""        # another sentence about a function that is right
     sign: float = None      # a number of the wrong results or gradients, by which a mistake shows
+    aim: float = None       # what this number should be
     raised: bool = False    # whether the only error is an exception
     data: tuple = ()        # inputs of DATA that get a gradient
 
@@ -37,6 +46,17 @@ def read(name):
     for case in content["cases"]:
         case["inputs"] = content["batches"].get(case.get("batch"), {}) | case.get("inputs", {})
     return content
+
+
+def value(case, name):
+    """Look up a parameter of a case, or its id. -> text"""
+    return str((case | case["parameters"]).get(name))
+
+
+def cases_of(content, chosen):
+    """List the cases that have all chosen parameters."""
+    return [case for case in content["cases"]
+            if all(value(case, name) == text for name, text in chosen.items())]
 
 
 def grade(case, recipe=""):
@@ -112,72 +132,152 @@ def as_columns(known):
     return known if getattr(A, "ndim", 2) > 1 else known | {"advantages": A[:, None]}
 
 
+def as_tables(known):
+    """Give advantages of outputs the shape (B, T)."""
+    known = as_columns(known)
+    if "mask" in known and "advantages" in known:
+        known = known | {"advantages": known["advantages"] + 0 * known["mask"]}
+    return known
+
+
 def as_bools(known):
     """Make the mask boolean."""
     return known | {"mask": known["mask"] > 0} if "mask" in known else known
 
 
 # Ways to call a function, tried in this order. What the inputs mean stays the same.
-WAYS = {"": lambda known: known, "advantages of the shape (B, 1)": as_columns,
-        "a boolean mask": as_bools,
-        "advantages of the shape (B, 1) and a boolean mask": lambda x: as_bools(as_columns(x))}
+SHAPES = {"": lambda known: known, "advantages of the shape (B, 1)": as_columns,
+          "advantages of the shape (B, T)": as_tables}
+WAYS = SHAPES | {"a boolean mask": as_bools} | {
+    f"{name} and a boolean mask": lambda known, shape=shape: as_bools(shape(known))
+    for name, shape in SHAPES.items() if name}
 
 
-def renamed(function, case):
-    """Find the arguments that a function calls by other names. -> {our name: its name}"""
-    known = case["inputs"].keys() | case["parameters"].keys()
-    parameters = inspect.signature(function).parameters
-    return {ALIASES[name.lower()]: name for name in parameters
-            if name not in known and ALIASES.get(name.lower()) in known - parameters.keys()}
+def inputs_of(content, case):
+    """List the inputs that matter in a case. The sentence on an input ends with the parameters or
+    methods that need it, if not all do."""
+    words = {*case["parameters"], *map(str, case["parameters"].values())}
+    notes = {name: re.search(r" \(([a-z][\w, ]*)\)$", about)
+             for name, about in content["inputs"].items() if name in case["inputs"]}
+    return [name for name, note in notes.items()
+            if note is None or words & {*note[1].split(", ")}]
 
 
-def unfit(function, case, fixed):
-    """Tell why a function cannot be called for a case, or "". -> sentence, names it can get"""
-    theirs = renamed(function, case)
-    parameters = inspect.signature(function).parameters.values()
-    takes = {one.name for one in parameters} - {*theirs.values()} | theirs.keys()
-    names = case["inputs"].keys() | case["parameters"].keys()
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        names &= takes
-    missing = case["parameters"].keys() - names - {*fixed, *case.get("optional", ())}
-    low, high = (case["parameters"].get(f"epsilon_{end}") for end in ("low", "high"))
-    if low == high and "epsilon_low" in names:              # one epsilon for both bounds
-        missing -= {"epsilon_high"}
-    if missing:
-        return f"the function does not take {', '.join(sorted(missing))}", names
-    needed = [one.name for one in parameters if one.default is one.empty
-              and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-              and one.name not in {*names, *theirs.values()}]
-    return f"the function needs {', '.join(needed)}" if needed else "", names
+class Fit(NamedTuple):
+    binding: tuple          # vectors.binding.Binding
+    parameters: dict        # {our name: value} of a case that the function gets
+    missing: set            # our names of parameters that the function lacks
+    needed: list            # its own names of arguments that the case lacks
+
+    def why(self):
+        """Tell why the function cannot be called, or return ""."""
+        if self.missing:
+            return f"the function does not take {', '.join(sorted(self.missing))}"
+        return f"the function needs {', '.join(self.needed)}" if self.needed else ""
 
 
-def call(function, case, content, tool, dtype, names, way=""):
-    """Call a function with those inputs and parameters of a case that are in `names`.
+def fit(function, content, case, fixed=(), settings=(), names=()):
+    """Bind the arguments of a function for a case. fixed: our names of parameters that it need not
+    take; settings: its own names of those that it gets besides; names: {our name: its name} of
+    arguments with unknown names. -> Fit"""
+    own = case["parameters"]
+    others = {name for one in content["cases"] for name in one["parameters"]}
+    off = {name: value for name, value in OFF.items() if name in others - own.keys()}
+    if isinstance(case["inputs"].get("rewards", [0])[0], list):
+        off["num_generations"] = len(case["inputs"]["rewards"][0])
+    known = {**case["inputs"], **own, **off}
+    binding = bind(function, known, inputs_of(content, case)).also(dict(names))
+    takes = parameters_of(function)
+    is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
+    given = {}
+    for name in (own.keys() | off.keys()) & binding.names.keys():
+        theirs = takes.get(binding.names[name])
+        default = getattr(theirs, "default", None)
+        if theirs is None:                  # it goes into **kwargs
+            is_given = name in own and not (is_wrapper and name in fixed)
+        elif name in off:                   # None and 0 are off, too
+            is_given = default is inspect.Parameter.empty or bool(default)
+        else:                               # another word than ours is a choice of its own
+            is_given = not isinstance(default, str) or default in {
+                one["parameters"].get(name) for one in content["cases"]}
+        if is_given:
+            given[name] = known[name]
+    missing = own.keys() - given.keys() - {*fixed, *case.get("optional", ())}
+    low, high = (own.get(f"epsilon_{end}") for end in ("low", "high"))
+    if low == high and "low" not in words_of(binding.names.get("epsilon_low", "low")):
+        missing -= {"epsilon_high"}                         # one epsilon for both bounds
+    needed = [name for name in binding.needed() if name not in settings]
+    return Fit(binding, given, missing, needed)
+
+
+def named(found, content, case, tool):
+    """Find the results in what a function returned: by their keys; or, of a tuple or a list, by
+    their order, but a loss is only the first. ValueError if there are none. -> {result: array}"""
+    first = next(iter(content["results"]))
+    if hasattr(found, "_asdict"):
+        found = found._asdict()
+    elif dataclasses.is_dataclass(found):
+        found = vars(found)
+    if isinstance(found, Mapping):
+        results = {name: x for name, x in found.items() if name in content["results"]}
+        keys = [key for key in LOSS_KEYS if key in found] if first in LOSS_KEYS else []
+        keys += [key for key in found if meaning(str(key), (first,)) == first]
+        if first not in results and keys:
+            results[first] = found[keys[0]]
+        got = f"the keys {', '.join(map(str, found)) or 'of an empty dict'}"
+    elif isinstance(found, (tuple, list)):
+        count = len(flat(case["right"][first])[1])
+        if isinstance(found, list) and len(found) > 1 and count > 1:    # the parts of an array
+            found = [module_of(tool).stack(found) if hasattr(found[0], "shape") else found]
+        names = [first] if first in LOSS_KEYS else content["results"]
+        results = dict(zip(names, found))
+        got = f"{len(found)} values"
+    else:
+        results = {first: found}
+        got = "None"
+    results = {name: x for name, x in results.items() if x is not None}
+    if not results:
+        raise ValueError(f"there is no {first} in what it returned: {got}")
+    return results
+
+
+def call(function, case, content, tool, dtype, fitted, way="", settings=()):
+    """Call a function with the inputs and parameters of a case that it takes.
     -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
-    theirs = renamed(function, case)
+    names = fitted.binding.names
     slopes = {} if tool == "numpy" else {
         result: [leaf for leaf in leaves if leaf in names]
         for result, leaves in case.get("gradient", {}).items()}
 
     def given():
-        known = arrays(case, content["integers"], tool, dtype) | case["parameters"]
+        known = arrays(case, content["integers"], tool, dtype) | fitted.parameters
         if tool == "torch":
             for leaf in {leaf for leaves in slopes.values() for leaf in leaves}:
                 known[leaf].requires_grad_()
         return {name: x for name, x in known.items() if name in names}
 
     def run(known):
-        found = function(**{theirs.get(name, name): x for name, x in WAYS[way](known).items()})
-        if isinstance(found, dict):
-            return found
-        found = found if isinstance(found, tuple) else [found]
-        if content["function"] == "policy_loss" and len(getattr(found[0], "shape", ())) == 2:
-            found = [average(found[0], case, tool)]
-        return dict(zip(content["results"], found))
+        found = fitted.binding.call(WAYS[way](known), **dict(settings))
+        results = named(found, content, case, tool)
+        if content["function"] == "policy_loss":
+            results["loss"] = averaged(results["loss"], case, tool)
+        return results
 
     # a function may change its inputs, or free what it keeps for a gradient, so all are new
-    return run(given()), {result: gradient(run, given(), result, leaves, tool)
-                          for result, leaves in slopes.items()}
+    results = run(given())
+    return results, {result: gradient(run, given(), result, leaves, tool)
+                     for result, leaves in slopes.items() if result in results}
+
+
+def averaged(x, case, tool):
+    """Average a loss of tokens (B, T) as the case says, or of outputs (B,). -> scalar"""
+    shape = tuple(getattr(x, "shape", ()))
+    if len(shape) == 2:
+        return average(x, case, tool)
+    is_of_outputs = shape == (len(case["inputs"]["mask"]),)
+    if is_of_outputs and case["parameters"]["how"] != "token_mean":
+        return x.mean()
+    return x
 
 
 def gradient(function, known, result, leaves, tool):
@@ -187,7 +287,7 @@ def gradient(function, known, result, leaves, tool):
         jax = importlib.import_module("jax")
         return jax.grad(lambda leaves: function(known | leaves)[result].sum())(leaves)
     torch = importlib.import_module("torch")
-    total = torch.as_tensor(function(known).get(result, 0.0)).sum()
+    total = torch.as_tensor(function(known)[result]).sum()
     if not total.requires_grad:
         return {name: torch.zeros_like(x) for name, x in leaves.items()}
     slopes = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
@@ -247,10 +347,10 @@ def difference(what, found, right, given, relative, absolute):
     return sentences
 
 
-def weighted(values):
-    """Add up the numbers of arrays or lists times 1, 2, 3, ..., but of one list just so."""
-    shape, numbers = flat([*values])
-    return sum(numbers) if len(shape) == 2 else sum(n * x for n, x in enumerate(numbers, 1))
+def weighted(x):
+    """Add up the numbers of a table times 1, 2, 3, ..., but those of a list just so."""
+    shape, numbers = flat(x)
+    return sum(numbers) if len(shape) < 2 else sum(n * x for n, x in enumerate(numbers, 1))
 
 
 def slope_sign(gradients):
@@ -261,51 +361,66 @@ def slope_sign(gradients):
 
 def compare(case, results, gradients, names, relative, absolute):
     """Compare results and gradients with the answers in a case. A scalar result is compared with
-    the mean of a list. -> list of sentences, a number of the wrong results or gradients"""
+    the mean of a list. -> list of sentences, a number of the wrong results or gradients, and what
+    it should be"""
     limits = ({name: x for name, x in case["inputs"].items() if name in names}, relative, absolute)
     errors = []
     size = 1
-    for name in case["right"].keys() & results.keys():
-        right = case["right"][name]
-        if isinstance(right, list) and not flat(results[name])[0]:
-            size = len(right)
-            right = sum(right) / size
-        errors += difference(name, results[name], right, *limits)
-    sign = weighted(results.values()) if errors else slope_sign(gradients)
+    sign = slope_sign(gradients)
+    aim = slope_sign({name: {leaf: case["gradient"][name][leaf] for leaf in found}
+                      for name, found in gradients.items()})
+    for name, answer in case["right"].items():
+        if name not in results:
+            continue
+        right = answer
+        if isinstance(answer, list) and not flat(results[name])[0]:
+            size = len(answer)
+            right = sum(answer) / size
+        sentences = difference(name, results[name], right, *limits)
+        if sentences and not errors:            # the first result that is wrong
+            sign, aim = weighted(results[name]), weighted(answer)
+        errors += sentences
     for name, found in gradients.items():
         for leaf, x in found.items():
             right = case["gradient"][name][leaf]
             if size > 1:
                 right = [slope / size for slope in right]
             errors += difference(f"the gradient of {name} in {leaf}", x, right, *limits)
-    return errors, sign * size
+    return errors, sign * size, aim
 
 
 def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=(),
-               way="", detached=True):
-    """Call a function for a case, and compare. fixed: names of parameters that it need not take;
-    way: a key of WAYS; detached: whether a gradient in DATA is an error. -> Outcome"""
-    why, names = unfit(function, case, fixed)
-    if why:
-        return Outcome(case, [], why)
+               way="", detached=True, settings=(), names=()):
+    """Call a function for a case, and compare. way: a key of WAYS; detached: whether a gradient in
+    DATA is an error; fixed, settings and names as in `fit`. -> Outcome"""
+    fitted = fit(function, content, case, fixed, settings, names)
+    if fitted.why():
+        return Outcome(case, [], fitted.why())
     own = {} if tolerance else case.get("tolerance", {})
     limit = tolerance or own.get(dtype, TOLERANCE[dtype])
     if isinstance(limit, str):
         return Outcome(case, [], f"{dtype}: {limit}")
     try:
-        results, gradients = call(function, case, content, tool, dtype, names, way)
+        results, gradients = call(function, case, content, tool, dtype, fitted, way, settings)
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
     except Exception as error:
         return Outcome(case, [f"{type(error).__name__}: {error}"], raised=True)
-    bounds = (names, limit, own.get("absolute", limit))
     data = tuple(leaf for found in gradients.values() for leaf, x in found.items()
                  if leaf in DATA and any(flat(x)[1]))
     if not detached:
         gradients = {name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
                      for name, found in gradients.items()}
-    errors, sign = compare(case, results, gradients, *bounds)
+    found = (results, gradients, fitted.binding.names)
+    errors, sign, aim = compare(case, *found, limit, own.get("absolute", limit))
     for choice, answer in case.get("also", {}).items() if errors else ():
-        if not compare(case | answer, results, gradients, *bounds)[0]:
+        if not compare(case | answer, *found, limit, own.get("absolute", limit))[0]:
             return Outcome(case, [], choice=choice, data=data)
-    return Outcome(case, errors, sign=sign, data=data)
+    rough = own.get("float32", TOLERANCE["float32"])
+    is_strict = tolerance or dtype == "float32" or isinstance(rough, str)
+    if errors and not is_strict and not compare(
+            case, *found, rough, own.get("absolute", SMALL))[0]:
+        return Outcome(case, [], remark="right in float32, but not in float64", data=data)
+    lost = content["results"].keys() - results.keys()
+    remark = f"not returned, so not checked: {', '.join(sorted(lost))}" if lost else ""
+    return Outcome(case, errors, remark=remark, sign=sign, aim=aim, data=data)

@@ -14,12 +14,14 @@ of gradients. It returns the results in the order of the file, or the losses of 
 averaged for it. A case is skipped if the function lacks one of its parameters, needs another one,
 or raises NotImplementedError.
 
+KEY=VALUE may also be a setting of your function, under its own name, such as slope=0.1.
+
 Only core cases decide, and the exit code is 0 if all of them are right. Robust cases (overflow,
 infinite numbers in masked slots, outputs without tokens) and matters of convention are listed.
-Inputs such as old_logps are data, which your caller detaches; this is tested if the function's own
-text detaches something.
+Inputs such as old_logps are data, which your caller detaches; --detached tests it.
 """
 import argparse
+import ast
 import importlib
 import inspect
 import json
@@ -29,8 +31,10 @@ import os
 import sys
 from collections import Counter
 
-from vectors import WAYS, check_case, files, grade, library, read, renamed
+from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
+from vectors.binding import bind, parameters_of
 from vectors.names import LOSSES
+from vectors.ways import adapter, arranged, check, constants, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
@@ -40,6 +44,12 @@ MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "ove
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
           "large": "large numbers", "tokens": "advantages of tokens",
           "token advantages": "advantages of tokens"}   # of robust cases, by the end of their id
+# Mistakes that leave outputs without tokens, where the mean of nothing is 0 or nan.
+EMPTY = {"mask_inverted", "mask_shifted", "mask_shifted_back", "no_eos"}
+# An answer is that of a mistake if it differs from it by less than this part of the way from the
+# right answer to the mistake's, and by what is lost in the six digits that the files store.
+NEAR = 1e-4
+ROUNDED = 1e-6
 
 
 def fail(message):
@@ -84,61 +94,11 @@ def of_recipe(recipe, function):
         loss = {"method": LOSSES[recipe].method, "how": LOSSES[recipe].how}
         found = {"policy_loss": loss, "advantages": {"method": RECIPES[recipe]},
                  "recipe": loss | {"advantage": RECIPES[recipe]}, "gae": {}, "value_loss": {}}
-    names = inspect.signature(function).parameters.keys()
 
-    def fit(name):
-        content = read(name)
-        known = names | renamed(function, content["cases"][0]).keys()
-        return len(known & content["inputs"].keys())
-    name = max(found, key=fit)
+    def number(name):
+        return len(bind(function, read(name)["inputs"]).names)
+    name = max(found, key=number)
     return name, found[name]
-
-
-def value(case, name):
-    """Look up a parameter of a case, or its id. -> text"""
-    return str((case | case["parameters"]).get(name))
-
-
-def cases_of(content, chosen):
-    """List the cases that have all chosen parameters."""
-    return [case for case in content["cases"]
-            if all(value(case, name) == text for name, text in chosen.items())]
-
-
-def check(function, content, cases, recipe, options):
-    """Check a function on cases. Of the ways to call it, take that by which most core cases are
-    right, or come close to a known mistake. -> outcomes, key of WAYS"""
-    found = {way: [check_case(function, content, case, way=way, **options) for case in cases]
-             for way in WAYS}
-
-    def success(way):
-        core = [one for one in found[way] if grade(one.case, recipe) == "core"]
-        return (sum(not one.errors and not one.skipped for one in core),
-                sum(bool(explained(one)) for one in core if one.errors),
-                -sum(one.raised for one in core))
-    way = max(WAYS, key=success)
-    return found[way], way
-
-
-def says_detached(function):
-    """Tell whether the text of a function detaches something."""
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):        # of a partial function, for example
-        return False
-    return any(word in text for word in ("detach", "no_grad", "stop_gradient"))
-
-
-def adapter(module, name, function, case, fixed):
-    """Write a function that has our names and calls `function`, with gaps to fill. -> text"""
-    ours = [one for part in ("inputs", "parameters") for one in case[part] if one not in fixed]
-    theirs = {other: our for our, other in renamed(function, case).items()}
-    parameters = [*inspect.signature(function).parameters]
-    made = name.replace(".", "(...).", 1) if "self" in parameters else name     # of an object
-    words = [f"{one}={theirs.get(one, one if one in ours else '...')}" for one in parameters
-             if one != "self"]
-    return (f"    from {module.__name__} import {name.split('.')[0]}\n"
-            f"    def adapted({', '.join(ours)}):\n        return {made}({', '.join(words)})")
 
 
 # ---- 2. what is wrong ------------------------------------------------------------------------
@@ -149,12 +109,17 @@ def numbers_of(outcome):
 
 
 def explained(outcome):
-    """List the mistakes that give the numbers of a wrong case. -> flags"""
+    """List the mistakes that give the numbers of a wrong case. An answer that is nearer to the
+    right one than to a mistake's does not show the mistake. -> flags"""
     if outcome.sign is None:
         return []
-    is_nan = not math.isfinite(outcome.sign)
-    return [flag for flag, number in numbers_of(outcome).items() if number is not None and (
-        is_nan if number == "nan" else abs(outcome.sign - number) <= 0.01 * abs(number))]
+    if not math.isfinite(outcome.sign):
+        return [flag for flag, number in numbers_of(outcome).items()
+                if number == "nan" or flag in EMPTY]
+    sign, aim = outcome.sign, outcome.aim
+    return [flag for flag, number in numbers_of(outcome).items() if number not in (None, "nan")
+            and abs(sign - number) <= NEAR * abs(number - aim) + ROUNDED * abs(number)
+            and abs(sign - number) < abs(sign - aim)]
 
 
 def flags_of(cases, has_gradient):
@@ -164,17 +129,17 @@ def flags_of(cases, has_gradient):
 
 
 def likely(outcomes, has_gradient):
-    """Rank mistakes by how many wrong cases they give, less the cases in which they would give
-    another number. A right case that would show a mistake rules it out. -> {flag: count}"""
+    """List the mistakes that give the numbers of all wrong cases, and that no right case rules out,
+    because it would show them. -> flags"""
     wrong = [one for one in outcomes if one.errors]
     right = [one.case for one in outcomes if not one.errors and "convention" not in one.case]
-    hits = Counter(flag for one in wrong for flag in explained(one))
-    misses = Counter(flag for one in wrong for flag, number in numbers_of(one).items()
-                     if number is not None and flag not in explained(one))
-    for flag in flags_of(right, has_gradient):
-        hits.pop(flag, None)
-    ranked = sorted(hits, key=lambda flag: (misses[flag] - hits[flag], misses[flag]))
-    return {flag: hits[flag] for flag in ranked}
+    if not any(math.isfinite(one.sign or 0) for one in wrong):
+        wrong = [one._replace(case=one.case | {"flags": {
+            flag: number for flag, number in one.case["flags"].items() if number == "nan"}})
+            for one in wrong]
+    found = [set(explained(one)) for one in wrong]
+    common = set.intersection(*found) - flags_of(right, has_gradient) if found else ()
+    return [flag for flag in numbers_of(wrong[0]) if flag in common] if wrong else []
 
 
 def label(case):
@@ -183,8 +148,8 @@ def label(case):
     return LABELS.get(end, end)
 
 
-def describe(file, outcome, mistakes, has_gradient):
-    """Print a wrong case: its parameters, the differences, and the mistakes that give them."""
+def describe(file, outcome, has_gradient):
+    """Print a wrong case: its parameters and the differences."""
     case = outcome.case
     source = f" ({case['source']})" if "source" in case else ""
     print(f"WRONG  {file}, case {case['id']}: {case['comment']}{source}")
@@ -195,7 +160,6 @@ def describe(file, outcome, mistakes, has_gradient):
         lines.append("its gradient is not wrong")
     if "convention" in case:
         lines.append(f"a matter of convention: {case['convention']}")
-    lines += [f"this comes out if {mistakes[flag]}" for flag in explained(outcome)]
     print(*(f"  {line}" for line in lines), sep="\n")
 
 
@@ -209,7 +173,7 @@ def report(file, outcomes, decides, mistakes, has_gradient):
         if one.raised:
             raised.setdefault(one.errors[0], []).append(one.case["id"])
         elif one.errors:
-            describe(file, one, mistakes, has_gradient)
+            describe(file, one, has_gradient)
     for error, cases in raised.items():
         print(f"WRONG  {file}, {'; '.join(cases)}: {error}")
     parts = [f"{file}: right: {sum(not one.errors for one in deciding)} of {len(deciding)}"]
@@ -224,8 +188,10 @@ def report(file, outcomes, decides, mistakes, has_gradient):
     for one in ran:
         if one.choice:
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
-    for flag, count in list(likely(deciding, has_gradient).items())[:3]:
-        print(f"likely: {mistakes[flag]} (gives {count} of the wrong answers)")
+    for remark in dict.fromkeys(one.remark for one in deciding if one.remark):
+        print(f"  {remark}: {', '.join(one.case['id'] for one in ran if one.remark == remark)}")
+    for flag in likely(deciding, has_gradient)[:2]:
+        print(f"likely: {mistakes[flag]} (this gives all wrong answers)")
     return deciding
 
 
@@ -248,7 +214,7 @@ def other_recipe(function, file, recipe, options):
         name, fixed = of_recipe(other, function)
         if name == file and other not in (recipe, "ppo"):
             cases = [case for case in cases_of(content, fixed) if grade(case, other) == "core"]
-            found, _ = check(function, content, cases, other, options | {"fixed": fixed})
+            found, _, _ = check(function, content, cases, bool, options | {"fixed": fixed})
             ran = [one for one in found if not one.skipped]
             if ran and not any(one.errors for one in ran):
                 return other
@@ -274,12 +240,17 @@ def arguments(argv):
     return parser.parse_intermixed_args(argv)
 
 
-def run(module, name, function, file, chosen, args):
-    """Check a function on the cases of a file, or of a recipe. -> whether a case that decides ran,
-    exit code: 1 if one is wrong, if none ran, or if those of a recipe leave a mistake unseen"""
-    if inspect.isclass(function) or hasattr(function, "forward"):
-        part = "forward" if hasattr(function, "forward") else "__call__"
-        name, function = f"{name}.{part}", getattr(function, part)
+def setting(text):
+    """Read a value: a number, True, False or None, or else a text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def chosen_cases(function, file, chosen, args):
+    """Find the file, and the cases that are chosen by a recipe and by KEY=VALUE; other keys are
+    settings. -> file, content, cases, parameters of the recipe, of KEY=VALUE, settings"""
     fixed = {}
     if args.recipe:
         file, fixed = of_recipe(args.recipe, function)
@@ -287,34 +258,82 @@ def run(module, name, function, file, chosen, args):
         fail(f"there is no file {file}; the files are {', '.join(files())}; or name a recipe, as "
              "in --recipe grpo")
     content = read(file)
+    known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
+    settings = {key: setting(text) for key, text in chosen.items()
+                if key not in known and key in parameters_of(function)}
+    chosen = {key: text for key, text in chosen.items() if key not in settings}
     cases = cases_of(content, fixed | chosen)
     if not cases:
         has = [f"{key} {', '.join(sorted({value(case, key) for case in content['cases']}))}"
                for key in chosen]
         fail(f"{file} has no such case; it has {'; '.join(has)}")
+    if "method" in fixed | chosen:      # then a word that all cases share has no alternative
+        fixed |= {key: text for key, text in cases[0]["parameters"].items()
+                  if isinstance(text, str) and all(value(case, key) == text for case in cases)}
+    return file, content, cases, fixed, chosen, settings
+
+
+def run(module, name, function, file, chosen, args):
+    """Check a function on the cases of a file, or of a recipe. -> whether a case that decides ran,
+    exit code: 1 if one is wrong, if none ran, or if those of a recipe leave a mistake unseen"""
+    owner, _, part = name.rpartition(".")
+    owner = operator.attrgetter(owner)(module) if owner else None
+    if inspect.isclass(function):
+        part = "forward" if hasattr(function, "forward") else "__call__"
+        name, function = of_class(name, function, part)
+    elif inspect.isclass(owner):
+        name, function = of_class(name.rpartition(".")[0], owner, part)
+    elif hasattr(function, "forward"):
+        name, function = f"{name}.forward", function.forward
+    try:
+        takes = parameters_of(function)
+    except ValueError as error:
+        fail(f"{name}: {error}")
+    file, content, cases, of_all, chosen, settings = chosen_cases(function, file, chosen, args)
+    fixed = of_all | chosen
 
     # the check
     tool = library(module)
     has_gradient = tool != "numpy"
     options = {"tool": tool, "dtype": "float32" if args.float32 else "float64",
-               "tolerance": args.tolerance, "fixed": fixed | chosen,
-               "detached": args.detached or says_detached(function)}
-    outcomes, way = check(function, content, cases, args.recipe, options)
+               "tolerance": args.tolerance, "fixed": fixed, "detached": args.detached,
+               "settings": settings}
+
+    def decides(case):
+        return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
+    outcomes, way, first = check(function, content, cases, decides, options)
+    is_right = not any(one.errors for one in outcomes if decides(one.case))
     whys = {one.skipped for one in outcomes}
-    if all(why.startswith("the function") and "method" not in why for why in whys):
-        print(f"{name}{inspect.signature(function)} does not fit {args.recipe or file}: "
-              f"{outcomes[0].skipped}. Fill in the gaps (...), and check adapted:\n\n"
-              + adapter(module, name, function, cases[0], fixed | chosen))
+    own = {}
+    if all(why.startswith("the function does not take") for why in whys):
+        own = constants(function, content, cases, decides, options)
+    if own:
+        options["fixed"] = fixed = fixed | own
+        cases = cases_of(content, fixed)
+        outcomes, way, first = check(function, content, cases, decides, options)
+        whys = {one.skipped for one in outcomes}
+        print(f"checked where {', '.join(f'{key} is {text}' for key, text in own.items())}, as in "
+              "the function, which does not take it")
+    fitted = fit(function, content, cases[0], fixed, settings)
+    is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
+    names = {}
+    if is_unfit or not is_right:
+        names = arranged(function, content, cases, decides, options)
+    if is_unfit or names or fitted.binding.by_position and not is_right:
+        why = fitted.why() or "its arguments have other names"
+        told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
+        signature = inspect.Signature([*takes.values()])
+        gaps = adapter(module, name, function, cases[0], inputs_of(content, cases[0]), fitted,
+                       names, fixed)
+        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
         return False, 2
-    theirs = [f"{other} for {our}" for our, other in renamed(function, cases[0]).items()]
     if way:
-        theirs.append(way)
+        print(told_way(function, content, way, first, decides, options))
+    theirs = [f"{other} for {our}" for our, other in fitted.binding.names.items() if our != other]
     if theirs:
         print(f"called with {', '.join(theirs)}")
 
     # its results
-    def decides(case):
-        return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
     ran = report(file, outcomes, decides, content["mistakes"], has_gradient)
     if all("method" in why for why in whys):
         methods = sorted({value(case, "method") for case in cases})
@@ -327,7 +346,7 @@ def run(module, name, function, file, chosen, args):
     is_wrong = any(one.errors for one in ran)
     unseen = set()
     if args.recipe:
-        unseen = untold(content, fixed, ran, args.recipe, has_gradient)
+        unseen = untold(content, of_all, ran, args.recipe, has_gradient)
     if args.recipe and is_wrong:
         other = other_recipe(function, file, args.recipe, options)
         if other:

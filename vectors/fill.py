@@ -93,8 +93,9 @@ def shifted(x, step, numbers):
 
 
 def signs(content, case, module):
-    """Show an answer by two numbers: the sum of its numbers times 1, 2, 3, ..., and the slope of
-    the results in this direction of their inputs, the second input's twice, and so on."""
+    """Show an answer by a few numbers: for each result the sum of its numbers times 1, 2, 3, ...,
+    and the slope of the results in this direction of their inputs, the second input's twice, and
+    so on. -> list"""
     known, results = prepared(content, case, module)
     slope = 0
     for result, leaves in case.get("gradient", {}).items():
@@ -104,7 +105,7 @@ def signs(content, case, module):
             up, down = (total(results(**{leaf: shifted(known[leaf], step, count(1))})[result])
                         for step in (STEP, -STEP))
             slope += k * float((up - down) / (2 * STEP))
-    return weighted(convert(results(), float).values()), slope
+    return [*map(weighted, convert(results(), float).values()), slope]
 
 
 def filled(name, content, case):
@@ -116,10 +117,10 @@ def filled(name, content, case):
         try:
             wrong = signs(content, case, mistaken(changes[flag]))
         except (ArithmeticError, AssertionError, TypeError, ValueError):
-            wrong = (math.nan, 0)
-        for kind, a, b in zip(("flags", "slopes"), wrong, right):
+            wrong = [math.nan]
+        for kind, a, b in zip(["flags"] * (len(right) - 1) + ["slopes"], wrong, right):
             if not abs(a - b) <= 1e-9 * max(1, abs(b)):
-                found[kind][flag] = float(f"{a:.3g}") if math.isfinite(a) else "nan"
+                found[kind][flag] = float(f"{a:.6g}") if math.isfinite(a) else "nan"
                 break
     if "also" in case:
         found["also"] = {choice: answer(content, case, mistaken(changes[choice]))

@@ -5,22 +5,6 @@ verl, loss_mode is the method, and loss_agg_mode is the average.
 """
 from typing import NamedTuple
 
-# Arguments of anybody's functions, in lower case. A file has at most one of two names in a row.
-ALIASES = {alias: name for name, aliases in {
-    "logps": "log_probs logprobs log_prob logp new_logps new_log_probs per_token_logps cur_logps",
-    "old_logps": "old_log_probs old_logprobs old_log_prob old_logp old_per_token_logps",
-    "ref_logps": "ref_log_probs ref_logprobs ref_log_prob ref_per_token_logps",
-    "advantages": "advantage adv advs a", "rewards": "reward r scores",
-    "mask": "masks response_mask completion_mask loss_mask action_mask token_mask",
-    "epsilon_low": "eps_low clip_eps_low clip_low clip_ratio_low cliprange_low epsilon eps "
-                   "clip_eps cliprange clip_ratio clip_range",
-    "epsilon_high": "eps_high clip_eps_high clip_high clip_ratio_high cliprange_high",
-    "chosen": "policy_chosen_logps chosen_logps pi_chosen",
-    "rejected": "policy_rejected_logps rejected_logps pi_rejected",
-    "ref_chosen": "reference_chosen_logps ref_chosen_logps",
-    "ref_rejected": "reference_rejected_logps ref_rejected_logps"}.items()
-    for alias in aliases.split()}
-
 AVERAGES = {                            # here and in the vectors -> loss_agg_mode of verl's actor
     "sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean",
     "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}

@@ -325,8 +325,14 @@ def average(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     return total / (B * (max_length or len(mask[0])))
 
 
-def policy_loss(logps, sg, old_logps, advantages, mask, method, how, max_length=None, **constants):
+def policy_loss(logps, sg, old_logps, advantages, mask, method, how, max_length=None,
+                ref_logps=None, beta=ZERO, **constants):
+    """beta: of the KL, or DRO's own."""
+    if method == "dro":
+        constants, beta = {"beta": beta}, ZERO
     losses = token_losses(logps, sg, old_logps, advantages, mask, method, constants)
+    for i, t in losses if beta else ():
+        losses[i, t] += beta * kl_of_token("k3", logps[i][t], ref_logps[i][t], old_logps[i][t])
     return average(losses, mask, how, max_length=max_length)
 
 

@@ -1,0 +1,137 @@
+"""Find how anybody's function is called: its shapes, its constants, and arguments with other names.
+"""
+import inspect
+import itertools
+
+from vectors import SHAPES, WAYS, call, cases_of, check_case, fit, flat, inputs_of, value
+from vectors.binding import parameters_of
+
+MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
+
+
+def of_class(name, found, part):
+    """Find a method of a class. An object is made with those arguments of the class that the method
+    does not have. -> name, function whose parameters are those of both"""
+    own = parameters_of(found)
+    rest = dict([*parameters_of(getattr(found, part)).items()][1:])         # without self
+
+    def made(**given):
+        first = {key: x for key, x in given.items() if key in own and key not in rest}
+        method = getattr(found(**first), part)
+        return method(**{key: x for key, x in given.items() if key in rest})
+    made.__signature__ = inspect.Signature([
+        one.replace(kind=one.KEYWORD_ONLY) for one in (own | rest).values()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)])
+    made.of_class = [key for key in own if key not in rest]
+    return f"{name}.{part}", made
+
+
+def check(function, content, cases, decides, options):
+    """Check a function on cases. Only if a case that decides is wrong, other ways to call it are
+    tried, of which one is taken if more such cases are right. -> outcomes, key of WAYS, outcomes
+    of the first way"""
+    found = {}
+
+    def right(way):
+        return sum(not one.errors and not one.skipped and decides(one.case) for one in found[way])
+    for way in WAYS:
+        found[way] = [check_case(function, content, case, way=way, **options) for case in cases]
+        if not any(one.errors for one in found[way] if decides(one.case)):
+            break
+    way = max(found, key=right)
+    return found[way], way, found[""]
+
+
+def is_silent(function, content, case, way, options):
+    """Tell whether a function that is right in one way returns something else in the first way, if
+    there are as many outputs as tokens."""
+    names = {"fixed", "settings", "names"}
+    fitted = fit(function, content, case, **{key: options[key] for key in names & options.keys()})
+    n = min(len(case["inputs"]["mask"]), len(case["inputs"]["mask"][0]))
+    square = case | {"inputs": {name: [row[:n] if isinstance(row, list) else row for row in x[:n]]
+                                for name, x in case["inputs"].items()}}
+    found = []
+    for one in ("", way):
+        try:
+            results, _ = call(function, square, content, options["tool"], options["dtype"], fitted,
+                              one, options.get("settings", ()))
+        except Exception:               # then it is not silent
+            return False
+        found.append(flat([*results.values()])[1])
+    return not all(abs(a - b) <= 1e-9 for a, b in zip(*found))
+
+
+def told_way(function, content, way, first, decides, options):
+    """Write which way to call a function is right, and what happens in the first way. -> line"""
+    wrong = [one for one in first if one.errors and decides(one.case)]
+    line = f"more cases are right with {way}"
+    shape = way.removesuffix(" and a boolean mask")
+    if shape not in SHAPES or not shape:
+        return f"{line}; with a mask of numbers, {wrong[0].errors[0]}"
+    line += f"; with the shape (B,), {wrong[0].errors[0]}"
+    if is_silent(function, content, wrong[0].case, way, options):
+        line += "; and if B = T, it is wrong without an error"
+    return line
+
+
+def constants(function, content, cases, decides, options):
+    """Find values of the parameters that a function lacks by which all its cases are right: those
+    that its own constants must have. -> {parameter: value}, or {}"""
+    lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
+                for case in cases if decides(case)), key=len, default=())
+    found = []
+    for case in cases:
+        values = {name: value(case, name) for name in sorted(lost)}
+        if decides(case) and "None" not in values.values() and values not in found:
+            found.append(values)
+    for values in found if lost and "method" not in lost else ():
+        outcomes, _, _ = check(function, content, cases_of({"cases": cases}, values), decides,
+                               options | {"fixed": options["fixed"] | values})
+        ran = [one for one in outcomes if decides(one.case) and not one.skipped]
+        if ran and not any(one.errors for one in ran):
+            return values
+    return {}
+
+
+def arranged(function, content, cases, decides, options):
+    """Find which of our names those arguments stand for whose names are unknown, by trying all.
+    -> {our name: its name} by which all cases that decide are right, or {}"""
+    cases = [case for case in cases if decides(case)]
+    own = fit(function, content, cases[0], options["fixed"], options["settings"])
+    bound = {} if own.binding.by_position else own.binding.names
+    gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
+            and (one.default is None or name in own.needed or own.binding.by_position)]
+    free = [name for name in (*inputs_of(content, cases[0]), *cases[0]["parameters"])
+            if name not in bound and name not in options["fixed"]]
+    for chosen in itertools.islice(itertools.permutations(free, len(gaps)), MOST_ORDERS):
+        names = dict(zip(chosen, gaps))
+        for some in (cases[:1], cases):
+            found, _, _ = check(function, content, some, decides, options | {"names": names})
+            ran = [one for one in found if not one.skipped]
+            if not ran or any(one.errors for one in ran):
+                break
+        else:
+            return names
+    return {}
+
+
+def adapter(module, name, function, case, inputs, fitted, names, fixed):
+    """Write a function that has our names and calls `function`. Gaps are left for arguments that
+    are neither bound nor in `names`. inputs: those that matter. -> text"""
+    ours = [*dict.fromkeys((*inputs, *case["parameters"], *fitted.parameters))]
+    ours = [one for one in ours if one not in fixed]
+    theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
+    of_class = getattr(function, "of_class", [])
+    takes = parameters_of(function)
+
+    def words(chosen):
+        return ", ".join(
+            (f"{theirs.get(one, '...')}" if takes[one].kind is takes[one].POSITIONAL_ONLY
+             else f"{one}={theirs.get(one, '...')}") for one in takes
+            if chosen(one) and one != "self" and (one in theirs or one in fitted.needed))
+    made = name
+    if "of_class" in vars(function) or "self" in takes:
+        made = name.replace(".", f"({words(lambda one: one in of_class) or '...'}).", 1)
+    return (f"    from {module.__name__} import {name.split('.')[0]}\n"
+            f"    def adapted({', '.join(ours)}):\n"
+            f"        return {made}({words(lambda one: one not in of_class)})")
