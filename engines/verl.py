@@ -25,7 +25,7 @@ LOSS, HOW = engines.required(*AVERAGES)
 
 def find_advantages(text):
     """Find the function `advantages`, (P, G) -> (P, G), in the file of a loss; else grpo's."""
-    name, _, _ = text.split()[0].partition(":")
+    name, _, _ = engines.parts_of(text)
     module = engines.read_file(name) if name.endswith(".py") else grpo
     return getattr(module, "advantages", grpo.advantages)
 

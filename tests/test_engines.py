@@ -24,9 +24,22 @@ pytestmark = pytest.mark.quick
 MINE = """
 import torch
 
-def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both", is_on=True):
+def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both", is_on=True, cap=None):
+    assert isinstance(kind, str)
     ratio = (logps - old_logps).exp().clamp(max=bound)
     return -ratio * advantages
+
+def wrong_sign(logps, old_logps, advantages, mask):
+    return logps * advantages
+
+def blind(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).exp()
+
+def not_a_number(logps, old_logps, advantages, mask):
+    return -logps * advantages * float("nan")
+
+def no_slope(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).abs().sqrt() * advantages       # whose slope at 0 is infinite
 
 def averaged(logps, old_logps, advantages, mask):
     return (logps * advantages).mean()
@@ -90,6 +103,7 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
          -(logps - old_logps).exp().clamp(max=1.1) * A[:, None] * mask)
     assert how == "constant" and engines.load("mine.py:my_loss")[1] == "sequence_mean"
     assert engines.load("mine.py:free scale=2")
+    assert engines.load("mine.py:my_loss kind=2 cap=None")      # kind is a text, so "2", not 2
     monkeypatch.setenv("LOSS", "mine.py:my_loss how=token_mean")
     assert engines.load()[1] == "token_mean"
 
@@ -116,10 +130,20 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("none.py:my_loss", "none.py: there is no such file"),
     ("bad.py:my_loss", "bad.py: cannot be imported: NameError: name 'bound' is not defined"),
     ("mine.py:your_loss", "mine.py: has no function your_loss"),
-    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, is_on"),
+    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, is_on, cap"),
+    (r"C:\Users\none.py:my_loss", r"C:\Users\none.py: there is no such file"),
     ("mine.py:my_loss bound=high", "bound=high: must be a number"),
     ("mine.py:free bound=high", "bound=high: must be a number"),
     ("mine.py:my_loss is_on=no", "is_on=no: must be True or False"),
+    ("mine.py:my_loss is_on=false", "is_on=false: must be True or False"),
+    ("mine.py:my_loss is_on=None", "is_on=None: must be True or False"),
+    ("mine.py:my_loss is_on=2", "is_on=2: must be True or False"),
+    ("mine.py:my_loss bound=True", "bound=True: must be a number"),
+    ("mine.py:my_loss cap=off", "cap=off: must be a number, True, False or None"),
+    ("mine.py:wrong_sign", "mine.py:wrong_sign: the gradient is 3 for an output with A = 1 and -3"),
+    ("mine.py:blind", "mine.py:blind: the gradient is -3 for an output with A = 1 and -3"),
+    ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite: [[nan"),
+    ("mine.py:no_slope", "mine.py:no_slope: its gradient of a token is not finite"),
     ("mine.py:strict", "mine.py:strict: TypeError: "),
     ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
