@@ -88,6 +88,7 @@ def read(flags, has_eval):
     splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
     try:
         if name and path.exists() or path.suffix[1:] in KINDS:
+            path.stat()                         # FileNotFoundError
             is_file = not path.is_dir()
             found = {split: read_local(path, split) for split in splits[:1 if is_file else 2]}
         else:
@@ -112,7 +113,8 @@ def checked(data, name):
         raise ValueError(f"{name}: has no column prompt, but {', '.join(columns)}")
     kind = (data.features or {}).get("answer")
     if isinstance(kind, datasets.Value) and kind.dtype not in ("string", "large_string", "null"):
-        data = data.map(lambda row: {"answer": as_text(row["answer"])})
+        features = datasets.Features({**data.features, "answer": datasets.Value("string")})
+        data = data.map(lambda row: {"answer": as_text(row["answer"])}, features=features)
     return data
 
 

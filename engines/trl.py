@@ -289,25 +289,28 @@ def check_model(name):
         raise ValueError(f"--model_name_or_path {name}: there is no such folder")
 
 
-def check_prompts(trainer, problems, name):
+def check_prompts(model, problems, most_tokens, name):
     """Raise a ValueError if a long prompt leaves no room for a completion in the model's context.
-    The 20 problems with most characters are measured, of a stream none."""
-    most = getattr(trainer.model.config, "max_position_embeddings", None)
-    if most is None or not isinstance(problems, datasets.Dataset):
+    The 20 problems with most characters are measured, of a stream none. OSError if there is no such
+    model."""
+    config = transformers.AutoConfig.from_pretrained(
+        model.model_name_or_path, revision=model.model_revision)
+    context = getattr(config, "max_position_embeddings", None)
+    if context is None or not isinstance(problems, datasets.Dataset):
         return
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        model.model_name_or_path, revision=model.model_revision)
     prompts = problems["prompt"]
     for row in sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))[:20]:
-        tokenizer = trainer.processing_class
         if isinstance(prompts[row], str):
-            ids = tokenizer(text=prompts[row])["input_ids"]
+            ids = tokenizer(prompts[row])["input_ids"]
         else:
             ids = tokenizer.apply_chat_template(
-                prompts[row], add_generation_prompt=True, tokenize=True, return_dict=False)
-        n = trainer.args.max_completion_length
-        if len(ids) + n > most:
+                prompts[row], add_generation_prompt=True, return_dict=False)
+        if len(ids) + most_tokens > context:
             raise ValueError(f"{name}, row {row + 1}: the prompt has {len(ids)} tokens, and with "
-                             f"--max_completion_length {n} it does not fit in the model's context "
-                             f"of {most}")
+                             f"--max_completion_length {most_tokens} it does not fit in the "
+                             f"model's context of {context}")
 
 
 def prepare(text, words):
@@ -322,18 +325,17 @@ def prepare(text, words):
     rewards = data.read_rewards(flags.reward_funcs)
     splits = data.read(flags, has_eval=args.eval_strategy != "no")
     name = f"--dataset_name {flags.dataset_name}"
-    for problems in splits if flags.try_rewards else ():
-        data.try_rewards(rewards, problems, name)
+    for problems in splits:
+        if flags.try_rewards:
+            data.try_rewards(rewards, problems, name)
+        check_prompts(model, problems, args.max_completion_length, name)
     args.model_init_kwargs = {
         "revision": model.model_revision, "attn_implementation": model.attn_implementation,
         "dtype": model.dtype} | (args.model_init_kwargs or {})
-    trainer = Trainer(
+    return Trainer(
         model.model_name_or_path, rewards, args, *splits, loss=text,
         quantization_config=trl.get_quantization_config(model),
         peft_config=trl.get_peft_config(model))
-    for problems in splits:
-        check_prompts(trainer, problems, name)
-    return trainer
 
 
 def command(text, words, checkpoint, num_processes):
