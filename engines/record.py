@@ -73,22 +73,27 @@ def what_counts(record):
     return function, sorted(settings), record["sha256"], sorted(rewards, key=str)
 
 
-def refuse_other(checkpoint, record):
-    """Raise a ValueError, with one line, if there is no complete checkpoint, or if it was trained
-    on something else. A checkpoint of another program has no record, and is taken."""
-    folder = Path(checkpoint)
-    if not is_complete(folder):
+def refuse_other(folder, record):
+    """Raise a ValueError, with one line, if a checkpoint or a run was trained on something else. A
+    folder of another program has no record, and is taken."""
+    path = Path(folder, FILE)
+    if not path.is_file():
+        return
+    before = json.loads(path.read_text("utf-8"))
+    if what_counts(before) != what_counts(record):
+        raise ValueError(f"--resume_from_checkpoint {folder}: was trained on {line(before)}, but "
+                         f"now you ask for {line(record)}; the folder source of the run has copies "
+                         "of the files")
+
+
+def refuse_incomplete(checkpoint):
+    """Raise a ValueError, with one line, if there is no complete checkpoint of TRL."""
+    if not is_complete(checkpoint):
+        folder = Path(checkpoint)
         found = complete(folder if folder.is_dir() else folder.parent)
         there = f"choose one of {', '.join(map(str, found))}" if found else "there is none near it"
         raise ValueError(f"--resume_from_checkpoint {checkpoint}: is no complete checkpoint; "
                          f"{there}")
-    if not (folder / FILE).is_file():
-        return
-    before = json.loads((folder / FILE).read_text("utf-8"))
-    if what_counts(before) != what_counts(record):
-        raise ValueError(f"--resume_from_checkpoint {checkpoint}: was trained on {line(before)}, "
-                         f"but now you ask for {line(record)}; {folder.parent / 'source'} has "
-                         "copies of the files")
 
 
 def is_complete(checkpoint):

@@ -66,6 +66,7 @@ class Trainer(trl.GRPOTrainer):
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.record, files = record.of_run(loss, self.how, rewards)
         if args.resume_from_checkpoint:
+            record.refuse_incomplete(args.resume_from_checkpoint)
             record.refuse_other(args.resume_from_checkpoint, self.record)
         if args.should_save:                        # one process; before a model is loaded
             with plumbing.writing(args.output_dir):

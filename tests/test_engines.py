@@ -1,4 +1,5 @@
 """engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+import json
 import os
 import subprocess
 import sys
@@ -242,7 +243,7 @@ def test_real_py_hides_no_package_either(site):
 
 # ---- a run here ------------------------------------------------------------------------------
 
-def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
+def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     # lengths differ, so each group has signal, whatever the base has learned
     small = arguments(SMALL | {"max_steps": 2, "reward": "accuracy+length"})
     grpo.main([*small, "--output_dir", "own"])
@@ -254,12 +255,20 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
             one[name] for name in ("loss", "grad_norm", "reward")]
         assert one.keys() - other.keys() == {"clip_ratio/region_mean"}      # of grpo.py's own loss
     assert sums[0]["grad_norm"] > 2 * own[0]["grad_norm"]       # the mean has 1/|o|
-    assert "report.ask" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "report.ask" in printed and "\nloss mine.py:my_loss how=sequence_sum (" in printed
+    found = json.loads(Path("sums/loss.json").read_text())
+    assert found["loss"] == "mine.py:my_loss how=sequence_sum" and found["rewards"] == {}
+    assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
+    Path("mine.py").write_text(MINE + "\n# changed\n")
+    refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
+            "on loss mine.py:my_loss how=sequence_sum (", here.main,
+            ["--resume_from_checkpoint", "sums"])
     ask.main(["here", "(3+4)="])
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--loss", "grop"], "--loss grop: must be grpo, gspo, ppo, zoo"),
+    (["--loss", "grop"], "--loss grop: grop: must be grpo, gspo, ppo, zoo"),
     (["--epsilon", "0.1"], "--epsilon: belongs to grpo.py's own loss; write it into --loss")])
 def test_a_run_here_needs_a_loss_and_no_flag_of_another(flags, message, mine, refused):
     refused(message, here.main, flags)
