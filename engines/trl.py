@@ -371,6 +371,7 @@ def main(argv=None):
         folder = trainer.args.output_dir
         with trainer.saving(Path(folder, "model.safetensors")):
             trainer.save_model(folder)
+            trainer.save_state()            # the log, for report.check and report.page
         accelerator.print(f"the trained model is in {folder}")
     accelerator.end_training()
     plumbing.handle(stop.handlers)

@@ -18,6 +18,7 @@ from torch.testing import assert_close as same
 
 import vectors
 from engines import record
+from report import page
 from vectors import names
 
 trl = pytest.importorskip("trl", reason=NEEDS)
@@ -586,6 +587,35 @@ def test_a_full_disk_leaves_no_half_checkpoint(small_llama, folder, ends, monkey
     assert error == ("error: out/checkpoint-4: cannot be saved: OSError: [Errno 28] No space left "
                      "on device; the last checkpoint is out/checkpoint-2")
     assert not (folder / "out/checkpoint-4").exists()
+
+
+def test_the_page_shows_the_completions_and_the_answers_of_a_run(small_llama, folder):
+    """TRL writes the completions of an evaluation, behind the last ones of training, into one
+    file."""
+    (folder / "data").mkdir()
+    held_out = [row | {"answer": "0"} for row in ROWS[-4:]]
+    for name, rows in (("train", ROWS[:-4]), ("test", held_out)):
+        (folder / f"data/{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ours.main(words_of(
+        small_llama, "grpo", dataset_name="data", log_completions=True, eval_strategy="steps",
+        eval_steps=2, per_device_eval_batch_size=4, num_generations_eval=2, max_steps=4))
+    page.main(["out"])
+    run = page.read_run("out")
+    assert [one["step"] for one in run["metrics"] if "reward" in one] == [1, 2, 3, 4]
+    assert [one["step"] for one in run["metrics"] if "eval_reward" in one] == [2, 4]
+    questions = {row["prompt"][0]["content"] for row in held_out}
+    assert {one["prompt"] for one in run["evaluation"]} == questions
+    assert "evaluation at step 2, reward 0." in run["evaluation"][0]["base"]["label"]
+    assert "evaluation at step 4, reward 0." in run["evaluation"][0]["trained"]["label"]
+    assert not questions & {one["prompt"] for one in run["samples"]}
+    for group in run["samples"]:
+        mean = sum(one["reward"] for one in group["completions"]) / len(group["completions"])
+        for one in group["completions"]:        # one reward, digits, centred on its group's mean
+            assert one["reward"] == pytest.approx(digits([[{"content": one["text"]}]])[0])
+            assert (one["advantage"] > 0) == (one["reward"] > mean) or abs(
+                one["reward"] - mean) < 1e-6
+    assert run["config"]["loss"] == "grpo:policy_loss how=sequence_mean"
+    assert "In 4 steps (" in page.sum_up([run]) and "the mean reward" in page.sum_up([run])
 
 
 def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):
