@@ -6,12 +6,12 @@ A loss is described by a text: its function, its settings, and the average of it
   zoo:policy_loss loss_type=gmpo gmpo_epsilon=0.3       of examples/zoo.py, with its flags
   mine.py:my_loss bound=2 how=token_mean                of a file of yours
 
-The function gets log pi, log pi_old, A and mask, (B, T) each, and returns the loss L_t (B, T) of
-each token. `how` is the average over the tokens of an optimizer step: sequence_mean (the default),
-token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
+The function gets log pi, log pi_old, A and mask, (B, T) each, by the names of its parameters, such
+as logps or log_prob, or by their position if it has none of these names. It returns the loss L_t
+(B, T) of each token. `how` is the average over the tokens of an optimizer step: sequence_mean (the
+default), token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
 """
 import ast
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -23,22 +23,25 @@ HERE = Path(__file__).resolve().parent.parent
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
-INPUTS = ("logps", "old_logps", "advantages", "mask")
+INPUTS = {"logps": "log pi", "old_logps": "log pi_old", "advantages": "A", "mask": "mask"}
 
 
 def load(text=None):
     """Read a loss from a text, or from the environment variable LOSS. ValueError, with one line, if
     there is no such loss. -> function of log pi, log pi_old (B, T), A (B,) or (B, T), and mask
-    (B, T), which returns L_t (B, T); name of the average"""
+    (B, T), which returns L_t (B, T), and whose text `arguments` says which parameter gets what;
+    name of the average"""
     from vectors.names import AVERAGES  # here, because an engine first moves this checkout
     text = os.environ.get("LOSS", "") if text is None else text
     name, function_name, words = parts_of(text)
     settings = dict(map(read_setting, words))
     how = settings.pop("how", None)
-    loss, average = of_module(name, function_name, settings)
+    binding, settings, average = of_module(name, function_name, settings)
     how = how or average
     refuse_other("how", how, AVERAGES)
-    return tried(loss, text.split()[0]), how
+    loss = tried(binding, settings, text.split()[0])
+    loss.arguments = arguments_of(binding)
+    return loss, how
 
 
 def required(*averages):
@@ -109,22 +112,31 @@ def import_module(name):
 
 
 def of_module(name, function_name, settings):
-    """Find a loss of a script, of the zoo or of a Python file. -> function, name of its average"""
+    """Find a loss of a script, of the zoo or of a Python file. ValueError if it needs more than a
+    trainer gives. -> Binding of its parameters, settings, name of its average"""
+    from vectors.binding import bind  # here, because an engine first moves this checkout
     module = import_module(name)
     loss = getattr(module, function_name, None)
     if not callable(loss):
         raise ValueError(f"{name}: has no function {function_name}")
     known, average = parameters_of(module, function_name, settings.get("loss_type"))
     settings = read_settings(settings, known, name)
-    return functools.partial(loss, **settings), "token_mean" if name == "ppo" else average
+    binding = bind(loss, INPUTS, INPUTS)
+    if missing := [one for one in binding.needed() if one not in settings]:
+        raise ValueError(f"{name}: {function_name} needs {', '.join(missing)}, but a trainer gives "
+                         f"it {', '.join(INPUTS)}; rename its parameters, or write a setting")
+    return binding, settings, "token_mean" if name == "ppo" else average
 
 
 def parameters_of(module, function_name, loss_type=None):
-    """Look up the settings of a loss, which are the parameters after its mask, and its average.
+    """Look up the settings of a loss, which are its parameters that no input is bound to, and its
+    average.
     loss_type: a row of the module's LOSS_TYPES; by default the loss's own. ValueError if there is
     no such row. -> {name: inspect.Parameter}, name of the average"""
+    from vectors.binding import bind  # here, because an engine first moves this checkout
+
     def settings(function):
-        return dict([*inspect.signature(function).parameters.items()][len(INPUTS):])
+        return bind(function, INPUTS, INPUTS).settings
 
     table = getattr(module, "LOSS_TYPES", {})
     known = settings(getattr(module, function_name))
@@ -168,11 +180,21 @@ def refuse_other(name, value, choices):
         raise ValueError(f"{name}={value}: must be one of {', '.join(choices)}")
 
 
-def tried(loss, name):
+def arguments_of(binding):
+    """Say which parameter of a loss gets what. -> str"""
+    found = ", ".join(f"{binding.names[name]} = {what}" for name, what in INPUTS.items()
+                      if name in binding.names)
+    return f"its parameters: {found}{' (by their position)' if binding.by_position else ''}"
+
+
+def tried(binding, settings, name):
     """Try a loss on two outputs of three tokens, one with A = 1 and one with A = -1. ValueError if
     it does not return a finite L_t with finite gradients, or makes the worse output more likely.
     -> function with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
+
+    def loss(*given):
+        return binding.call(dict(zip(INPUTS, given)), **settings)
 
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]

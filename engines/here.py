@@ -35,7 +35,7 @@ def main(argv=None):
             record.refuse_other(cfg.resume_from_checkpoint, ran)
     except ValueError as error:
         common.fail(f"--loss {cfg.loss}: {error}")
-    print(record.line(ran))
+    print(record.line(ran), loss.arguments, sep="\n")
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
     with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:

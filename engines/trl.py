@@ -71,7 +71,7 @@ class Trainer(trl.GRPOTrainer):
         if args.should_save:                        # one process; before a model is loaded
             with plumbing.writing(args.output_dir):
                 record.write(args.output_dir, self.record, files)
-            print(record.line(self.record), flush=True)
+            print(record.line(self.record), self.token_loss.arguments, sep="\n", flush=True)
         args = copy.copy(args)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
         self.is_checked = False

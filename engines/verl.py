@@ -24,7 +24,7 @@ from vectors.names import AVERAGES
 
 TEXT = " ".join(os.environ.get("LOSS", "").split())
 LOSS, HOW = engines.required(*AVERAGES)
-print(record.line(record.of_run(TEXT, HOW)[0]), flush=True)
+print(record.line(record.of_run(TEXT, HOW)[0]), LOSS.arguments, sep="\n", flush=True)
 
 
 def find_advantages(text):

@@ -42,6 +42,18 @@ def not_a_number(logps, old_logps, advantages, mask):
 def no_slope(logps, old_logps, advantages, mask):
     return -(logps - old_logps).abs().sqrt() * advantages       # whose slope at 0 is infinite
 
+def in_verls_order(old_log_prob, log_prob, advantages, response_mask, scale=1.0):
+    return -scale * (log_prob - old_log_prob).exp() * advantages * response_mask
+
+def without_names(x, y, z, w, scale=1.0):
+    return -scale * (x - y).exp() * z * w
+
+def half_named(x, y, advantages, mask):
+    return -(x - y).exp() * advantages
+
+def without_old(mask, adv, log_probs):
+    return -log_probs * adv
+
 def averaged(logps, old_logps, advantages, mask):
     return (logps * advantages).mean()
 
@@ -109,6 +121,20 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     assert engines.load()[1] == "token_mean"
 
 
+@pytest.mark.parametrize("name, arguments", [
+    ("my_loss", "logps = log pi, old_logps = log pi_old, advantages = A, mask = mask"),
+    ("in_verls_order", "log_prob = log pi, old_log_prob = log pi_old, advantages = A, "
+                       "response_mask = mask"),
+    ("without_old", "log_probs = log pi, adv = A, mask = mask"),
+    ("without_names", "x = log pi, y = log pi_old, z = A, w = mask (by their position)")])
+def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, arguments, mine):
+    logps, old_logps, A, mask = batch()
+    loss, _ = engines.load(f"mine.py:{name}")
+    assert loss.arguments == f"its parameters: {arguments}"
+    expected = (logps if name == "without_old" else (logps - old_logps).exp()) * A[:, None] * mask
+    same(loss(logps, old_logps, A, mask), -expected)
+
+
 @pytest.mark.parametrize("text, words", [
     ("", "LOSS: is empty"),
     ("grop", "grop: must be grpo, gspo, ppo, zoo, or a file"),
@@ -145,7 +171,8 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("mine.py:blind", "mine.py:blind: the gradient is -3 for an output with A = 1 and -3"),
     ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite: [[nan"),
     ("mine.py:no_slope", "mine.py:no_slope: its gradient of a token is not finite"),
-    ("mine.py:strict", "mine.py:strict: TypeError: "),
+    ("mine.py:strict", "mine.py: strict needs bound, but a trainer gives it logps, old_logps, "),
+    ("mine.py:half_named", "mine.py: half_named needs x, y, but a trainer gives it logps"),
     ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):

@@ -153,7 +153,7 @@ def test_the_accuracy_counts_the_groups_that_dynamic_sampling_left_out(train):
 
 
 @every_script
-def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio_and_the_largest(script, scene, watch):
+def test_metrics_are_means_over_the_optimizer_steps_but_for_two_ratios(script, scene, watch):
     scene = scene(num_iterations=2, num_mini_batches=3)
     histories = watch(common, "mean_metrics", lambda history: history)
     metrics = scene.update()

@@ -1,0 +1,139 @@
+"""Bind the arguments of anybody's function to our names: the vectors and engines/ do it alike.
+
+  binding = bind(loss, ("logps", "old_logps", "advantages", "mask"))
+  binding.names                                   # {"logps": "log_prob", "mask": "response_mask"}
+  binding.call({"logps": x, "mask": m}, clip=0.2)
+
+A parameter is found by its name, or by the words that its name consists of. If no name is known,
+arguments are bound by their position.
+"""
+import inspect
+import re
+from typing import NamedTuple
+
+# Words of names, in lower case -> one word for each meaning. A name with any other word is unknown.
+WORDS = {word: meaning for meaning, words in {
+    "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta",
+    "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
+    "sampler": "sampling vllm inference", "student": "", "teacher": "",
+    "advantage": "advantages adv advs", "reward": "rewards r score scores",
+    "mask": "masks", "chosen": "w win winner preferred",
+    "rejected": "l lose loser", "value": "values vpred vpreds",
+    "return": "returns ret rets", "logits": "", "entropy": "entropies ent", "id": "ids tokens",
+    "clip": "epsilon eps cliprange ratio range", "low": "lower min", "high": "upper higher max",
+    "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
+    "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
+    "length": "len lengths", "temperature": "temp",
+    "": "per token level batch minibatch mb b response completion action loss actions all "
+        "generate"
+    }.items() for word in (meaning, *words.split()) if word}
+# The words of a name -> our names, of which the first that is known is meant.
+NAMES = {frozenset(form.split()): names.split() for names, forms in {
+    "logps": "logp, new logp", "old_logps": "old logp", "ref_logps": "ref logp",
+    "sampler_logps old_logps": "sampler logp",
+    "advantages": "advantage", "token_advantages advantages": "token advantage",
+    "rewards": "reward", "mask": "mask", "entropy": "entropy",
+    "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
+    "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
+    "delta": "clip c",
+    "num_generations": "group, group size",
+    "entropy_coef": "entropy coef", "max_length": "high length, high id",
+    "chosen": "chosen, chosen logp, new chosen, new chosen logp",
+    "rejected": "rejected, rejected logp, new rejected, new rejected logp",
+    "ref_chosen": "ref chosen, ref chosen logp", "ref_rejected": "ref rejected, ref rejected logp",
+    "mask_chosen": "chosen mask", "mask_rejected": "rejected mask",
+    "values": "value, new value", "old_values": "old value", "returns": "return",
+    "logits": "logits, student logits, new logits", "teacher_logits": "teacher logits, ref logits",
+    "tokens": "id", "lam": "lam", "lengths": "length", "temperature": "temperature",
+    }.items() for form in forms.split(", ")}
+LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
+
+
+class Binding(NamedTuple):
+    names: dict         # our name -> the name of the parameter that gets it
+    settings: dict      # the other parameters: {name: inspect.Parameter}
+    function: object
+    by_position: bool   # whether no name is known
+
+    def needed(self):
+        """List the other parameters without a default."""
+        return [name for name, one in self.settings.items() if one.default is one.empty
+                and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+
+    def also(self, names):
+        """Bind more of our names. -> Binding"""
+        rest = {name: one for name, one in self.settings.items() if name not in names.values()}
+        return self._replace(names=self.names | names, settings=rest)
+
+    def call(self, given, **settings):
+        """Call the function with those arguments of {our name: value} that it takes, and with
+        settings under its own names."""
+        values = {self.names[name]: x for name, x in given.items() if name in self.names} | settings
+        places = [one for one in parameters_of(self.function).values()
+                  if one.kind is one.POSITIONAL_ONLY]
+        while places and places[-1].name not in values:
+            places.pop()                        # they have defaults, as all that precede them
+        first = [values.pop(one.name, one.default) for one in places]
+        return self.function(*first, **values)
+
+
+def parameters_of(function):
+    """List the parameters of a function, also of one that torch.jit has compiled. ValueError if
+    Python does not know them. -> {name: inspect.Parameter}"""
+    if not hasattr(function, "schema"):
+        return dict(inspect.signature(function).parameters)
+    return {one.name: inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY if one.kwarg_only
+        else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=one.default_value if one.has_default_value() else inspect.Parameter.empty)
+        for one in function.schema.arguments if one.name != "self"}
+
+
+def words_of(name):
+    """Take a name apart, which may be written likeThis; pi_old is old. -> set of words, empty if
+    one is unknown"""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    name = re.sub(r"^(new|old|ref)(?=log|val)", r"\1_", name)
+    words = [WORDS.get(word) for word in LOG_P.sub("logp", name).strip("_").split("_")]
+    if "old" in words or "ref" in words:
+        words = [word for word in words if word != "new"]
+    return frozenset() if None in words else frozenset(words) - {""}
+
+
+def meaning(name, known):
+    """Find the name of `known` that a parameter stands for. -> our name, or None"""
+    if name in known:
+        return name
+    if name in ("a", "A"):
+        return "advantages" if "advantages" in known else None
+    return next((one for one in NAMES.get(words_of(name), ()) if one in known), None)
+
+
+def bind(function, known, order=()):
+    """Find which parameters of a function get which of our names. known: our names; order: those
+    that are bound by their position if the function names none of them. Of `new_logprobs` and
+    `logprobs`, the plain one is old. ValueError if Python does not know the parameters. -> Binding
+    """
+    parameters = parameters_of(function)
+    named = [one.name for one in parameters.values()
+             if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    names = {}
+    for name in sorted(named, key=lambda name: name not in known):      # our own names first
+        ours = meaning(name, known)
+        if ours and ours not in names:
+            names[ours] = name
+    for plain in ("logps", "values"):
+        both = [name for name in named if meaning(name, known) == plain]
+        new = [name for name in both if "new" in words_of(name)]
+        if len(both) == 2 and len(new) == 1 and f"old_{plain}" in {*known} - names.keys():
+            both.remove(*new)
+            names |= {plain: new[0], f"old_{plain}": both[0]}
+    free = [name for name in named if name not in names.values()
+            and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
+    by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free)
+    if by_position:
+        names |= dict(zip(order, free))
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        names |= {name: name for name in known if name not in names}
+    settings = {name: one for name, one in parameters.items() if name not in names.values()}
+    return Binding(names, settings, function, by_position)
