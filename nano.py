@@ -156,7 +156,7 @@ def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
 def descend(policy, optimizer, loss, learning_rate):
     optimizer.zero_grad()
     loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(policy.parameters(), 1.0, error_if_nonfinite=True)
     optimizer.param_groups[0]["lr"] = learning_rate
     optimizer.step()
 

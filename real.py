@@ -12,17 +12,21 @@ Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat th
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
 of rows in a shape, and pi_old sampled the outputs. The training step is nano.py's, line by line.
-The model is saved in `trained`, or trained-2 ... For an adapter (LoRA), RATE = 3e-5; after load
+The model is saved in `trained`, or trained-2 ...; until it is trained, in `trained-unfinished`,
+which you can train further as MODEL. For an adapter (LoRA), RATE = 3e-5; after load
     from peft import LoraConfig, get_peft_model
     policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
 engines/ takes a loss of yours to TRL and verl, which have flags, vLLM, tools and many GPUs.
 """
 import copy
+import glob
 import importlib.util
+import inspect
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import time
@@ -31,13 +35,14 @@ from decimal import Decimal
 if __name__ == "__main__":      # a folder kernels/ next to this file would hide the package of
     sys.path.append(sys.path.pop(0))    # that name, which transformers imports if it is installed
 if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
-    sys.exit("real.py needs two packages: pip install torch transformers")
+    sys.exit('real.py needs two packages: pip install torch "transformers<6"')
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
+from transformers.generation import GenerationMixin
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 P = 32              # questions in a step
@@ -48,6 +53,7 @@ M = max(1, int(torch.cuda.mem_get_info()[0] / 5e9)) if DEVICE == "cuda" else 4
 N = 16 * M          # outputs to sample at a time; M are scored at a time: both need free memory
 TEMPERATURE = 1.0
 STEPS = 100         # of P * G outputs, with two updates each
+SAVE_STEPS = 10     # steps after which the model is saved
 SEED = 0            # of the problems and the samples
 RATE = 1e-6         # learning rate in the first step, from which it falls to 0
 HELD_OUT = 100      # questions in an evaluation, at most a tenth of all
@@ -59,6 +65,8 @@ SIGNALS = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM"
 PROBLEMS = []                           # to train on
 UNUSED = []                             # those of PROBLEMS that are left over in this pass
 IS_FIXED = True                         # the cache has a fixed size, which some models break
+PARAMETERS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in PARAMETERS else "past_key_values"     # before transformers 5.24
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
 def make_up_problem(rng):
@@ -74,7 +82,7 @@ def read_problems(file):
         with open(file, encoding="utf-8-sig") as lines:
             for line in lines:
                 if line.strip():
-                    row = json.loads(line)
+                    row = json.loads(line, parse_float=Decimal)         # with all digits
                     if not isinstance(row["prompt"], str):
                         raise TypeError("the prompt has to be a text")
                     yield row["prompt"], row["answer"]
@@ -151,8 +159,8 @@ def logits_after(policy, tokens, n, cache=None, at=slice(None)):
     positions = (is_token.cumsum(1) - 1).clamp(min=0)                       # (B, L)
     return policy(                              # earlier columns are in the cache
         input_ids=tokens[:, at].clamp(min=0), position_ids=positions[:, at],
-        attention_mask=is_token.long(), past_key_values=cache, use_cache=cache is not None,
-        logits_to_keep=n).logits.float() / TEMPERATURE
+        attention_mask=is_token.long(), use_cache=cache is not None,
+        logits_to_keep=n, **{CACHE: cache}).logits.float() / TEMPERATURE
 
 @torch.autocast(DEVICE, DTYPE, enabled=DEVICE == "cuda")
 def logprobs_of_few(policy, tokens):
@@ -254,7 +262,7 @@ def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
 def descend(policy, optimizer, loss, learning_rate):
     optimizer.zero_grad()
     loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(policy.parameters(), 1.0, error_if_nonfinite=True)
     optimizer.param_groups[0]["lr"] = learning_rate
     optimizer.step()
 
@@ -265,10 +273,19 @@ def evaluate(policy, problems):
     return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
 
 def save(policy, folder):
-    policy.save_pretrained(folder)          # weights that only you may read
-    TOKENIZER.save_pretrained(folder)
-    for name in os.listdir(folder):
-        os.chmod(f"{folder}/{name}", os.stat(f"{folder}/tokenizer_config.json").st_mode)
+    """Replace a folder by the model: all of it or, on a full disk, nothing."""
+    new, old = folder + ".new", folder + ".old"
+    try:
+        policy.save_pretrained(new)             # weights that only you may read
+        TOKENIZER.save_pretrained(new)
+        for name in os.listdir(new):
+            os.chmod(f"{new}/{name}", os.stat(f"{new}/tokenizer_config.json").st_mode)
+        os.rename(folder, old)
+        os.rename(new, folder)
+    except Exception as error:                  # OSError, or what safetensors makes of it
+        shutil.rmtree(new, ignore_errors=True)
+        sys.exit(f"{folder}: the model cannot be saved: {error}")
+    shutil.rmtree(old)
 
 def train(policy, rng, steps):
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
@@ -286,6 +303,7 @@ def train(policy, rng, steps):
             loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
             descend(policy, optimizer, loss, RATE * (1 - step / steps))
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
+        yield step + 1
 
 def main(model, file=None, seed=SEED, steps=STEPS):
     torch.manual_seed(seed)
@@ -302,18 +320,31 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     UNUSED.clear()
     for _, answer in problems:
         verify(answer, "")                  # an answer that it cannot read ends the run now
+    if not os.access(".", os.W_OK):
+        sys.exit(f"{os.getcwd()}: nothing can be saved in this folder")
     policy = load(model)
     encode([question for question, _ in problems], W)           # each question has to fit
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
-    folder = os.path.abspath(next(name for name in names if not os.path.exists(name)))
-    os.mkdir(folder)                        # now, so that no other run takes it
-    save(policy, folder)                    # before the first step, because it may fail
+    folder = os.path.abspath(next(
+        name for name in names if not glob.glob(name) + glob.glob(f"{name}-unfinished*")))
+    unfinished = f"{folder}-unfinished"
+    os.mkdir(unfinished)                    # now, so that no other run takes it
+    save(policy, unfinished)                # before the first step, because it may fail
     print("held-out questions, before:", evaluate(policy, held_out), flush=True)
+    done = 0
     try:
-        train(policy, rng, steps)
+        for done in train(policy, rng, steps):
+            if done % SAVE_STEPS == 0:
+                save(policy, unfinished)
+    except RuntimeError as error:
+        if "is non-finite" not in str(error):
+            raise
+        sys.exit(f"step {done}: the gradient is not finite")
     finally:                                # also after Ctrl-C, SIGTERM or an error
-        save(policy, folder)
-        print(f"the trained model is in {folder}", flush=True)
+        save(policy, unfinished)
+        if done > 0:
+            os.rename(unfinished, folder)
+            print(f"the trained model is in {folder}", flush=True)
     print("held-out questions, after: ", evaluate(policy, held_out))
 
 def stop(number, _):

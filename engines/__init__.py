@@ -6,14 +6,15 @@ A loss is described by a text: its function, its settings, and the average of it
   zoo:policy_loss loss_type=gmpo gmpo_epsilon=0.3       of examples/zoo.py, with its flags
   mine.py:my_loss bound=2 how=token_mean                of a file of yours
 
-The function gets log pi, log pi_old, A and mask, (B, T) each, and returns the loss L_t (B, T) of
-each token. `how` is the average over the tokens of an optimizer step: sequence_mean (the default),
-token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
+The function gets log pi, log pi_old, A and mask, (B, T) each, by the names of its parameters, such
+as logps or log_prob, or by their position if it has none of these names. It returns the loss L_t
+(B, T) of each token. `how` is the average over the tokens of an optimizer step: sequence_mean (the
+default), token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
 """
 import ast
-import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -22,24 +23,25 @@ HERE = Path(__file__).resolve().parent.parent
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
-INPUTS = ("logps", "old_logps", "advantages", "mask")
+INPUTS = {"logps": "log pi", "old_logps": "log pi_old", "advantages": "A", "mask": "mask"}
 
 
 def load(text=None):
     """Read a loss from a text, or from the environment variable LOSS. ValueError, with one line, if
     there is no such loss. -> function of log pi, log pi_old (B, T), A (B,) or (B, T), and mask
-    (B, T), which returns L_t (B, T); name of the average"""
+    (B, T), which returns L_t (B, T), and whose text `arguments` says which parameter gets what;
+    name of the average"""
     from vectors.names import AVERAGES  # here, because an engine first moves this checkout
-    words = (os.environ.get("LOSS", "") if text is None else text).split()
-    if not words:
-        raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
-    settings = dict(map(read_setting, words[1:]))
+    text = os.environ.get("LOSS", "") if text is None else text
+    name, function_name, words = parts_of(text)
+    settings = dict(map(read_setting, words))
     how = settings.pop("how", None)
-    name, _, function_name = words[0].partition(":")
-    loss, average = of_module(name, function_name or "policy_loss", settings)
+    binding, settings, average = of_module(name, function_name, settings)
     how = how or average
     refuse_other("how", how, AVERAGES)
-    return tried(loss, words[0]), how
+    loss = tried(binding, settings, text.split()[0])
+    loss.arguments = arguments_of(binding)
+    return loss, how
 
 
 def required(*averages):
@@ -56,16 +58,44 @@ def required(*averages):
     return loss, how
 
 
+def parts_of(text):
+    """Split the text of a loss. -> name of its module or file, name of its function, settings"""
+    words = text.split()
+    if not words:
+        raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
+    name, function_name = split_name(words[0])
+    return name, function_name or "policy_loss", words[1:]
+
+
+def file_of(name):
+    """Find the file of a loss. -> Path"""
+    if name == "zoo":
+        return HERE / "examples/zoo.py"
+    return Path(name) if name.endswith(".py") else HERE / f"{name}.py"
+
+
+def split_name(word):
+    """Split FILE:FUNCTION; the colon of a drive, as in C:\\mine.py, belongs to the file.
+    -> file, function, "" if none is named"""
+    file, _, function = word.rpartition(":")
+    return (file, function) if len(file) > 1 else (word, "")
+
+
 def read_setting(word):
-    """Read NAME=VALUE, whose value is a number, True or False, or else a text. -> name, value"""
+    """Split NAME=VALUE. -> name, text of the value"""
     name, equals, text = word.partition("=")
     if not equals:
         raise ValueError(f"{word}: must be a setting, such as epsilon_high=0.28")
+    return name, text
+
+
+def read_value(text):
+    """Read a number, True, False or None; anything else stays a text. -> value"""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError):
-        return name, text
-    return name, value if isinstance(value, (int, float)) else text
+        return text
+    return value if value is None or isinstance(value, (int, float)) else text
 
 
 def import_module(name):
@@ -82,18 +112,25 @@ def import_module(name):
 
 
 def of_module(name, function_name, settings):
-    """Find a loss of a script, of the zoo or of a Python file. -> function, name of its average"""
+    """Find a loss of a script, of the zoo or of a Python file. ValueError if it needs more than a
+    trainer gives. -> Binding of its parameters, settings, name of its average"""
+    from vectors.binding import bind  # here, because an engine first moves this checkout
     module = import_module(name)
     loss = getattr(module, function_name, None)
     if not callable(loss):
         raise ValueError(f"{name}: has no function {function_name}")
     known, average = parameters_of(module, function_name, settings.get("loss_type"))
-    refuse_unknown(settings, known, name)
-    return functools.partial(loss, **settings), "token_mean" if name == "ppo" else average
+    settings = read_settings(settings, known, name)
+    binding = bind(loss, INPUTS, INPUTS)
+    if missing := [one for one in binding.needed() if one not in settings]:
+        raise ValueError(f"{name}: {function_name} needs {', '.join(missing)}, but a trainer gives "
+                         f"it {', '.join(INPUTS)}; rename its parameters, or write a setting")
+    return binding, settings, "token_mean" if name == "ppo" else average
 
 
 def parameters_of(module, function_name, loss_type=None):
-    """Look up the settings of a loss, which are its parameters besides INPUTS, and its average.
+    """Look up the settings of a loss, which are its parameters that no input is bound to, and its
+    average.
     loss_type: a row of the module's LOSS_TYPES; by default the loss's own. ValueError if there is
     no such row. -> {name: inspect.Parameter}, name of the average"""
     from vectors.binding import bind  # here, because an engine first moves this checkout
@@ -114,18 +151,28 @@ def parameters_of(module, function_name, loss_type=None):
     return known, average
 
 
-def refuse_unknown(settings, known, name):
-    """Raise a ValueError for a setting that a loss does not have, or whose value is a text although
-    its default is a number."""
+def read_settings(texts, known, name):
+    """Read the settings of a loss, {name: text}, as the defaults of its parameters show. ValueError
+    for a setting that the loss does not have, or whose value has another type than its default; a
+    setting whose default is None takes no text. -> {name: value}"""
     takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    for key, value in settings.items():
+    settings = {}
+    for key, text in texts.items():
         if key not in known and not takes_any:
             raise ValueError(f"{key}: is not a setting of {name}; it has "
                              f"{', '.join(known) or 'none'}, and how")
-        default = known[key].default if key in known else None
-        if isinstance(value, str) and isinstance(default, (int, float)):
-            kind = "True or False" if isinstance(default, bool) else "a number"
-            raise ValueError(f"{key}={value}: must be {kind}")
+        default = known[key].default if key in known else inspect.Parameter.empty
+        value = settings[key] = text if isinstance(default, str) else read_value(text)
+        if isinstance(default, bool):
+            kind, is_good = "True or False", isinstance(value, bool)
+        elif isinstance(default, (int, float)):
+            kind, is_good = "a number", type(value) in (int, float)
+        else:
+            kind = "a number, True, False or None"
+            is_good = default is not None or not isinstance(value, str)
+        if not is_good:
+            raise ValueError(f"{key}={text}: must be {kind}")
+    return settings
 
 
 def refuse_other(name, value, choices):
@@ -133,28 +180,30 @@ def refuse_other(name, value, choices):
         raise ValueError(f"{name}={value}: must be one of {', '.join(choices)}")
 
 
-def tried(loss, name):
-    """Try a loss on two outputs of three tokens. ValueError if it does not return L_t. -> function
-    with the arguments of `load`, which gives the loss A as (B, T)"""
+def arguments_of(binding):
+    """Say which parameter of a loss gets what. -> str"""
+    found = ", ".join(f"{binding.names[name]} = {what}" for name, what in INPUTS.items()
+                      if name in binding.names)
+    return f"its parameters: {found}{' (by their position)' if binding.by_position else ''}"
+
+
+def tried(binding, settings, name):
+    """Try a loss on two outputs of three tokens, one with A = 1 and one with A = -1. ValueError if
+    it does not return a finite L_t with finite gradients, or makes the worse output more likely.
+    -> function with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
 
-    from vectors.binding import bind
-    binding = bind(loss, INPUTS, INPUTS)
-    if binding.needed():
-        raise ValueError(f"{name}: also needs {', '.join(binding.needed())}; it gets "
-                         f"{', '.join(INPUTS)}, also by usual other names, and its settings")
-
-    def run(*inputs):
-        return binding.call(dict(zip(INPUTS, inputs, strict=True)))
+    def loss(*given):
+        return binding.call(dict(zip(INPUTS, given)), **settings)
 
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
-        return torch.where(mask > 0, run(logps, old_logps, A.expand_as(mask), mask), 0.0)
+        return torch.where(mask > 0, loss(logps, old_logps, A.expand_as(mask), mask), 0.0)
 
-    logps = torch.full((2, 3), -1.0, requires_grad=True)
+    logps = torch.full((2, 3), -1.0, requires_grad=True)        # pi_old is pi, as in a first update
     A = torch.tensor([1.0, -1.0])[:, None].expand(2, 3)
     try:
-        found = run(logps, torch.full((2, 3), -1.1), A, torch.ones(2, 3))
+        found = loss(logps, logps.detach(), A, torch.ones(2, 3))
     except Exception as error:              # the function may be anybody's
         raise ValueError(f"{name}: {one_line(error)}") from error
     shape = tuple(getattr(found, "shape", ()))
@@ -163,6 +212,15 @@ def tried(loss, name):
                          "return the loss of each token, which the trainer averages")
     if not found.requires_grad:
         raise ValueError(f"{name}: the loss does not depend on log pi, so nothing can be learned")
+    [slope] = torch.autograd.grad(found.sum(), logps)                       # (2, 3)
+    for what, values in (("the loss", found), ("its gradient", slope)):
+        if not values.isfinite().all():
+            raise ValueError(f"{name}: {what} of a token is not finite: {values.detach().tolist()}")
+    better, worse = slope.sum(1).tolist()
+    if not better < worse:                  # a step against the gradient makes `worse` more likely
+        raise ValueError(f"{name}: the gradient is {better:.2g} for an output with A = 1 and "
+                         f"{worse:.2g} for one with A = -1, so the better output does not become "
+                         "more likely; the sign is wrong, or the order of the arguments")
     return token_loss
 
 
@@ -180,6 +238,11 @@ def read_file(path):
     except Exception as error:
         raise ValueError(f"{path}: cannot be imported: {one_line(error)}") from error
     return module
+
+
+def message_of(error):
+    """Write the message of an error on one line. -> str"""
+    return " ".join(str(error).split())[:500]
 
 
 def one_line(error):

@@ -11,6 +11,7 @@ import common
 import engines
 import grpo
 import plumbing
+from engines import record
 from examples import zoo
 
 
@@ -29,12 +30,17 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     try:
         loss, how = engines.load(cfg.loss)
+        ran, files = record.of_run(cfg.loss, how)
+        if cfg.resume_from_checkpoint:
+            record.refuse_other(cfg.resume_from_checkpoint, ran)
     except ValueError as error:
-        common.fail(f"--loss {error}")
+        common.fail(f"--loss {cfg.loss}: {error}")
+    print(record.line(ran), loss.arguments, sep="\n")
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
     with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:
         reference = run.begin()
+        record.write(run.folder, ran, files)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
         run.start(grpo.evaluate, policy=policy, optimizer=optimizer)

@@ -75,11 +75,12 @@ def own_loss_of_trl(name, c):
         return {}
 
 
-def of_verl(c, how):
-    """Translate the flags that verl has, too. -> {key of its configuration: value}"""
+def of_verl(c, how, text):
+    """Translate the flags that verl has, too, and name the loss. -> {key of its configuration:
+    value}"""
     parts, _, size = sizes(c)
     actor = {
-        "policy_loss.loss_mode": "ours", "loss_agg_mode": names.AVERAGES[how],
+        "policy_loss.loss_mode": f"'{text}'", "loss_agg_mode": names.AVERAGES[how],
         "loss_scale_factor": c["max_completion_length"] if how == "constant" else "null",
         "ppo_mini_batch_size": c["num_prompts"] // parts, "ppo_micro_batch_size_per_gpu": size,
         "ppo_epochs": c["num_iterations"], "optim.lr": c["learning_rate"],
@@ -152,7 +153,7 @@ def report(name, script, c, folder):
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
     lost = differences(script, c, used, NOT_IN_VERL) + batch
     yield f"\n# in verl; differences: {', '.join(lost) or 'none'}"
-    keys = shlex.join(f"{key}={value}" for key, value in of_verl(c, how).items())
+    keys = shlex.join(f"{key}={value}" for key, value in of_verl(c, how, text).items())
     yield (f"VERL_USE_EXTERNAL_MODULES=engines.verl LOSS={shlex.quote(text)} "
            f"python -m verl.trainer.main_ppo {keys} actor_rollout_ref.model.path=MODEL "
            "data.train_files=train.parquet data.val_files=test.parquet")

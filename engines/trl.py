@@ -7,8 +7,12 @@
 First comes the loss with its settings, then TRL's own flags: those of GRPOConfig and ModelConfig,
 and --dataset_name, a file of lines or a name on the Hub. So vLLM, adapters, quantization, FSDP,
 DeepSpeed and several machines work as in TRL. --reward_funcs names files with functions in TRL's
-form, rewards.py or rewards.py:one_of_them; without it, real.py's `verify` compares the last number
+form, rewards.py or rewards.py:two,of_them; without it, real.py's `verify` compares the last number
 of a completion with the column `answer`.
+
+The first line that is printed names the loss and the rewards, and so do loss.json in the output
+folder, each checkpoint and the trackers' config, under loss_type. Ctrl-C, SIGTERM and SIGHUP save a
+checkpoint after the current step, and print the command that continues the run.
 
 TRL computes everything but the policy's loss: samples, rewards, advantages, the KL, the entropy
 bonus, the weights for vLLM. Flags that choose or change TRL's own loss are refused.
@@ -17,19 +21,26 @@ if __package__ != "engines":
     raise SystemExit("error: start it in the checkout as a module: python -m engines.trl")
 import engines.behind  # isort: split
 
+import contextlib
 import copy
 import dataclasses
-import inspect
 import itertools
+import math
+import shlex
+import shutil
+import signal
 import sys
 from pathlib import Path
 
 import datasets
 import torch
+import transformers
 import trl
 
 import common
 import grpo
+import plumbing
+from engines import data, record
 from vectors import names
 
 # TRL's losses with these averages
@@ -52,11 +63,30 @@ class Trainer(trl.GRPOTrainer):
     def __init__(self, model, reward_funcs, args, *more, loss, **named):
         refuse_replaced(args)
         self.token_loss, self.how = engines.load(loss)
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        self.record, files = record.of_run(loss, self.how, rewards)
+        if args.resume_from_checkpoint:
+            record.refuse_incomplete(args.resume_from_checkpoint)
+            record.refuse_other(args.resume_from_checkpoint, self.record)
+        if args.should_save:                        # one process; before a model is loaded
+            with plumbing.writing(args.output_dir):
+                record.write(args.output_dir, self.record, files)
+            print(record.line(self.record), self.token_loss.arguments, sep="\n", flush=True)
         args = copy.copy(args)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
         self.is_checked = False
         self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
+        self.token_counts = torch.zeros(2, device=self.accelerator.device)      # see log_tokens
+        # TRL has read these; trackers and training_args.bin get what runs
+        self.args.loss_type = record.line(self.record)
+        self.args.epsilon = self.args.epsilon_high = None
+
+    def train(self, resume_from_checkpoint=None, **named):
+        """Train as TRL does. ValueError if a checkpoint was trained on something else."""
+        if isinstance(resume_from_checkpoint, (str, Path)):
+            record.refuse_other(resume_from_checkpoint, self.record)
+        return super().train(resume_from_checkpoint, **named)
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
         """Keep the log-probabilities that TRL's loss is computed from. It gets no infinities of
@@ -112,8 +142,19 @@ class Trainer(trl.GRPOTrainer):
                 token_loss[mask > 0].sum(), logps, retain_graph=True)           # (b, T)
             counts = (A if A.dim() == 2 else A[:, None]).ne(0) * mask           # (b, T)
             sums = torch.stack([((slope == 0) * counts).sum(), counts.sum()])
-            without, total = self.accelerator.reduce(sums, reduction="sum")
-            metrics["no_gradient"].append((without / total.clamp(min=1)).item())
+            self.token_counts = self.token_counts + self.accelerator.reduce(sums, reduction="sum")
+
+    def log(self, logs, start_time=None):
+        """Log as TRL does, which averages over all parts since the last line: instead, keep the
+        largest of the maxima, and count tokens."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        if "max_log_ratio" in metrics:
+            metrics["max_log_ratio"] = [max(metrics["max_log_ratio"])]
+        without, total = self.token_counts.tolist()
+        if total > 0:
+            metrics["no_gradient"] = [without / total]
+        self.token_counts = torch.zeros(2, device=self.accelerator.device)
+        super().log(logs, start_time)
 
     def check_sampler(self, inputs, old_logps, mask):
         """After the first samples, compare vLLM's log-probabilities with the trainer's. Exits with
@@ -131,6 +172,66 @@ class Trainer(trl.GRPOTrainer):
                         "try --use_vllm False", code=1)
 
 
+    # ---- what ends a run ----
+
+    def _get_grad_norm(self, *args, **named):
+        """Compute the norm as TRL does. Before the optimizer step, a gradient that is not finite
+        ends the run; in float16, TRL scales the loss, and skips such a step."""
+        norm = super()._get_grad_norm(*args, **named)
+        if norm is not None and not math.isfinite(norm) and not self.args.fp16:
+            largest = max(self._metrics["train"]["max_log_ratio"], default=0.0)
+            self.end(f"the gradient is not finite: {float(norm)}; the largest |log rho_t| is "
+                     f"{largest:.3g}", is_saved=not self.is_deepspeed_enabled)
+        return norm
+
+    def _calculate_rewards(self, *args):
+        """Compute the rewards as TRL does. One that fails, is infinite, or rewards nothing at all
+        ends the run."""
+        try:
+            rewards = super()._calculate_rewards(*args)                 # (B, functions)
+        except (Exception, SystemExit) as error:                        # of a user's function
+            is_alone = self.accelerator.num_processes == 1      # others wait for their rewards
+            self.end(f"a reward fails: {engines.one_line(error)}", is_saved=is_alone)
+        if rewards.isinf().any():
+            self.end(f"a reward is infinite, of {', '.join(self.reward_func_names)}")
+        if rewards.isnan().all():
+            self.end(f"all rewards are None or nan: {', '.join(self.reward_func_names)}")
+        return rewards
+
+    def end(self, message, is_saved=True):
+        """Save a checkpoint after the last step, print one line, and exit with 1."""
+        step = self.state.global_step
+        folder = Path(self.args.output_dir, f"checkpoint-{step}")
+        if is_saved and step and not record.is_complete(folder):
+            self._save_checkpoint(self.model, trial=None)
+        if self.accelerator.is_main_process or not is_saved:
+            common.fail(f"step {step + 1}: {message}; {self.kept()}", code=1)
+        raise SystemExit(1)
+
+    def kept(self):
+        """Name the last checkpoint in the output folder. -> str"""
+        found = record.complete(self.args.output_dir)
+        return f"the last checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+
+    def _save_checkpoint(self, model, trial):
+        """Save a checkpoint as TRL does, with the record."""
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        with self.saving(folder):
+            if self.args.should_save:
+                record.write(folder, self.record)
+            super()._save_checkpoint(model, trial)
+
+    @contextlib.contextmanager
+    def saving(self, folder):
+        """Exit with one line if a checkpoint cannot be saved, and remove its half."""
+        try:
+            yield
+        except Exception as error:          # OSError, or what torch and safetensors make of it
+            if not record.is_complete(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            common.fail(f"{folder}: cannot be saved: {engines.one_line(error)}; {self.kept()}", 1)
+
+
 def refuse_replaced(args, words=()):
     """Raise a ValueError if a flag that our loss replaces is in `words`, or is not its default."""
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words
@@ -142,57 +243,30 @@ def refuse_replaced(args, words=()):
                              "it as a setting of your loss, if it has one of this kind")
 
 
-# ---- 2. rewards and data ---------------------------------------------------------------------
+# ---- 2. signals ------------------------------------------------------------------------------
 
-def last_number(completions, answer, **columns):
-    """Reward with 1.0 if the last number of a completion is the answer, as real.py does, else 0.0.
-    TRL passes texts, or lists of messages. -> list of floats"""
-    import real  # here, because it measures the memory of a GPU
-    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
-    return [real.verify(right, text) for right, text in zip(answer, texts)]
+class Stop(transformers.TrainerCallback):
+    """After Ctrl-C, SIGTERM or SIGHUP in any process, ends the training of all processes when the
+    current step has ended, with a checkpoint. TRL's own --enable_jit_checkpoint hears only SIGTERM,
+    and each process decides alone at which step."""
 
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.heard = 0                                  # number of a signal that came here
+        self.number = 0                                 # number on which all processes agree
+        numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
+        self.handlers = plumbing.handle({               # nohup ignores SIGHUP
+            number: self.hear for number in numbers if signal.getsignal(number) != signal.SIG_IGN})
 
-def read_rewards(names):
-    """Read the functions that --reward_funcs names: FILE.py, or FILE.py:FUNCTION. Without names,
-    it is real.py's `verify`. -> list of functions"""
-    functions = []
-    for name in names or []:
-        file, _, wanted = name.partition(":")
-        if not file.endswith(".py"):
-            raise ValueError(f"--reward_funcs {name}: must be a Python file, such as rewards.py")
-        module = engines.read_file(file)
-        found = [value for key, value in vars(module).items() if inspect.isfunction(value)
-                 and value.__module__ == module.__name__ and not key.startswith("_")
-                 and wanted in ("", key)]
-        if not found:
-            raise ValueError(f"--reward_funcs {name}: has no function {wanted or 'of its own'}")
-        functions += found
-    return functions or [last_number]
+    def hear(self, number, _):
+        self.heard = number
 
-
-def read_data(flags, has_eval):
-    """Load a file of lines, a folder of files, or a data set of the Hub. -> list: the data to train
-    on and, with has_eval, the data to evaluate on"""
-    datasets.disable_progress_bars()
-    name = flags.dataset_name or ""
-    kind = Path(name).suffix[1:].replace("jsonl", "json")
-    try:
-        if kind in ("json", "csv", "parquet"):
-            data = datasets.load_dataset(kind, data_files={flags.dataset_train_split: name})
-        else:
-            data = datasets.load_dataset(
-                name, name=flags.dataset_config, streaming=flags.dataset_streaming)
-    except Exception as error:              # the package raises nearly anything
-        cause = engines.one_line(error.__cause__ or error)
-        raise ValueError(f"--dataset_name {name}: cannot be read: {cause}") from None
-    splits = [flags.dataset_train_split]
-    if has_eval:
-        splits.append(flags.dataset_test_split)
-    for split in splits:
-        if split not in data:
-            raise ValueError(f"--dataset_name {name}: has no split {split}; to evaluate on files, "
-                             "name a folder with train.jsonl and test.jsonl")
-    return [data[split] for split in splits]
+    def on_step_end(self, args, state, control, **_):
+        accelerator = self.trainer.accelerator
+        heard = torch.tensor([self.heard], device=accelerator.device)
+        self.number = accelerator.gather(heard).max().item()
+        if self.number:
+            control.should_save = control.should_training_stop = True
 
 
 # ---- 3. the command --------------------------------------------------------------------------
@@ -200,37 +274,109 @@ def read_data(flags, has_eval):
 @dataclasses.dataclass
 class Flags(trl.ScriptArguments):
     reward_funcs: list[str] = dataclasses.field(default=None, metadata={
-        "help": "Python files with rewards in TRL's form; without it, verify of real.py"})
+        "help": "Python files with rewards in TRL's form, FILE.py or FILE.py:a,b; without it, "
+                "verify of real.py"})
+    try_rewards: bool = dataclasses.field(default=True, metadata={
+        "help": "call each reward for each problem before the training, to find bad answers"})
+
+
+def check_model(name):
+    """Raise a ValueError if no model is named, or a folder that does not exist."""
+    if not name:
+        raise ValueError("--model_name_or_path: is missing; name a folder, or a model of the Hub")
+    path = Path(name)
+    is_of_hub = len(path.parts) == 1 or len(path.parts) == 2 and not path.parent.exists()
+    if not path.is_dir() and (not is_of_hub or name.startswith((".", "~")) or "\\" in name):
+        raise ValueError(f"--model_name_or_path {name}: there is no such folder")
+
+
+def check_prompts(model, problems, most_tokens, name):
+    """Raise a ValueError if a long prompt leaves no room for a completion in the model's context.
+    The 20 problems with most characters are measured, of a stream none. OSError if there is no such
+    model."""
+    config = transformers.AutoConfig.from_pretrained(
+        model.model_name_or_path, revision=model.model_revision)
+    context = getattr(config, "max_position_embeddings", None)
+    if context is None or not isinstance(problems, datasets.Dataset):
+        return
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        model.model_name_or_path, revision=model.model_revision)
+    prompts = problems["prompt"]
+    for row in sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))[:20]:
+        if isinstance(prompts[row], str):
+            ids = tokenizer(prompts[row])["input_ids"]
+        else:
+            ids = tokenizer.apply_chat_template(
+                prompts[row], add_generation_prompt=True, return_dict=False)
+        if len(ids) + most_tokens > context:
+            raise ValueError(f"{name}, row {row + 1}: the prompt has {len(ids)} tokens, and with "
+                             f"--max_completion_length {most_tokens} it does not fit in the "
+                             f"model's context of {context}")
+
+
+def prepare(text, words):
+    """Read the flags, the rewards and the data, and load the model. ValueError or OSError, with one
+    line, if something does not fit. -> trainer"""
+    parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig), allow_abbrev=False)
+    parser.error = common.fail                  # without a list of all flags
+    flags, args, model = parser.parse_args_and_config(words)
+    refuse_replaced(args, words)
+    engines.load(text)                          # before anything is loaded
+    check_model(model.model_name_or_path)
+    rewards = data.read_rewards(flags.reward_funcs)
+    splits = data.read(flags, has_eval=args.eval_strategy != "no")
+    name = f"--dataset_name {flags.dataset_name}"
+    for problems in splits:
+        if flags.try_rewards:
+            data.try_rewards(rewards, problems, name)
+        check_prompts(model, problems, args.max_completion_length, name)
+    args.model_init_kwargs = {
+        "revision": model.model_revision, "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype} | (args.model_init_kwargs or {})
+    return Trainer(
+        model.model_name_or_path, rewards, args, *splits, loss=text,
+        quantization_config=trl.get_quantization_config(model),
+        peft_config=trl.get_peft_config(model))
+
+
+def command(text, words, checkpoint, num_processes):
+    """Write the command that continues a run. -> str"""
+    words = [*words, "--resume_from_checkpoint", str(checkpoint)]       # the last one counts
+    start = ["python", "-m"]
+    if num_processes > 1:
+        start = ["accelerate", "launch", "--num_processes", str(num_processes), "-m"]
+    return shlex.join([*start, "engines.trl", *text.split(), *words])
 
 
 def main(argv=None):
     words = sys.argv[1:] if argv is None else list(argv)
-    text = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    text = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if not text:
         print(__doc__)
         return None
-    words = words[len(text):]
-    loss = " ".join(text)
-    parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig))
-    flags, args, model = parser.parse_args_and_config(words)
+    words = words[len(text.split()):]
     try:
-        refuse_replaced(args, words)
-        engines.load(loss)        # before anything is loaded
-        rewards = read_rewards(flags.reward_funcs)
-        splits = read_data(flags, has_eval=args.eval_strategy != "no")
-    except ValueError as error:
-        common.fail(error)
-    args.model_init_kwargs = {
-        "revision": model.model_revision, "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype} | (args.model_init_kwargs or {})
-    trainer = Trainer(
-        model.model_name_or_path, rewards, args, *splits, loss=loss,
-        quantization_config=trl.get_quantization_config(model),
-        peft_config=trl.get_peft_config(model))
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    trainer.save_model(args.output_dir)
-    trainer.accelerator.print(f"the trained model is in {args.output_dir}")
-    trainer.accelerator.end_training()
+        trainer = prepare(text, words)
+    except (ValueError, OSError) as error:
+        common.fail(engines.message_of(error))
+    stop = Stop(trainer)
+    trainer.add_callback(stop)
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    accelerator = trainer.accelerator
+    if stop.number:
+        folder = record.complete(trainer.args.output_dir)[-1]
+        accelerator.print(f"stopped by {signal.Signals(stop.number).name}; to continue: "
+                          f"{command(text, words, folder, accelerator.num_processes)}")
+    else:
+        folder = trainer.args.output_dir
+        with trainer.saving(Path(folder, "model.safetensors")):
+            trainer.save_model(folder)
+            trainer.save_state()            # the log, for report.check and report.page
+        accelerator.print(f"the trained model is in {folder}")
+    accelerator.end_training()
+    plumbing.handle(stop.handlers)
+    if stop.number:
+        raise SystemExit(128 + stop.number)
     return trainer
 
 

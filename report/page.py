@@ -8,6 +8,9 @@ their seed form a group, which has one color: the page shows their mean and rang
 network. Every run makes its own report.html at its end, from config.json, metrics.jsonl,
 samples.jsonl, evaluation.jsonl and summary.json. All of these but config.json may be missing, for
 example because the run was killed.
+
+RUN may also be the output folder of a run of TRL with --log_completions True, or the folder that
+verl calls trainer.rollout_data_dir.
 """
 import dataclasses
 import importlib
@@ -19,7 +22,7 @@ from statistics import fmean
 
 import common
 import plumbing
-from report import parser, start
+from report import parser, start, trainers
 from report.check import column
 from report.logs import read_log, read_summary, thinned
 
@@ -70,6 +73,11 @@ def command(name, flags):
 def read_run(folder):
     """Collect what the report shows of a run. Exits with one line if there is none. -> dict"""
     folder = Path(folder)
+    if trainers.has_completions(folder):
+        return trainers.read_completions(folder, MOST_SAMPLES)
+    if trainers.history_of(folder):
+        common.fail(f"{folder}: has no completions of TRL; train with --log_completions True, or "
+                    f"read its metrics: python -m report.check {folder}")
     script, flags = plumbing.read_config(folder)
     text = folder / Path(str(script)).name
     checksum = f"{zlib.crc32(text.read_bytes()):08x}" if text.is_file() else None

@@ -3,6 +3,9 @@ a batch is split."""
 import inspect
 import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 
@@ -14,11 +17,15 @@ from small_vectors import losses_of
 from torch.testing import assert_close as same
 
 import vectors
+from engines import record
+from report import page
 from vectors import names
 
 trl = pytest.importorskip("trl", reason=NEEDS)
 datasets = pytest.importorskip("datasets", reason=NEEDS)
 ours = pytest.importorskip("engines.trl")
+data = pytest.importorskip("engines.data")
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 FLAGS = {"per_device_train_batch_size": 8, "num_generations": 4, "gradient_accumulation_steps": 2,
          "steps_per_generation": 4, "max_completion_length": 24, "max_steps": 4, "logging_steps": 1,
@@ -95,14 +102,20 @@ os._exit(0)                 # or a thread of gloo may abort the process while Py
 """
 
 
+def launched(folder, *words, **variables):
+    """Run program.py of a folder in two processes. -> subprocess.CompletedProcess"""
+    variables |= {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+                  "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+         "program.py", *words], cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | variables)
+
+
 def test_two_processes_have_the_numbers_of_trl(small_llama, tmp_path):
     """The batch of an optimizer step is divided, and the gradients are averaged."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-         "program.py", small_llama], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+    done = launched(tmp_path, small_llama)
     assert done.returncode == 0, done.stderr
 
 
@@ -173,14 +186,30 @@ def test_tokens_without_a_gradient_are_counted(small_llama):
     trainer = made(small_llama, "grpo epsilon=0.1 epsilon_high=0.1")
     batch = inputs_of(trainer)
     batch["advantages"][0] = 0
+    trainer.token_counts.zero_()
     gradient(trainer, batch, parts=1)
     log_rho = (trainer.logps - batch["old_per_token_logps"]).detach()
     A, mask = batch["advantages"][:, None], batch["completion_mask"]
     counts = (A != 0) * mask
     clipped = torch.where(A > 0, log_rho.exp() > 1.1, log_rho.exp() < 0.9) * counts
-    metrics = trainer._metrics["train"]
-    assert metrics["no_gradient"][-1] == pytest.approx(clipped.sum().item() / counts.sum().item())
-    assert metrics["max_log_ratio"][-1] == pytest.approx((log_rho * mask).abs().max().item())
+    assert trainer._metrics["train"]["max_log_ratio"][-1] == pytest.approx(
+        (log_rho * mask).abs().max().item())
+    assert trainer.token_counts[0] > 0
+    same(trainer.token_counts, torch.stack([clipped.sum(), counts.sum()]).float())
+
+
+def test_a_line_of_the_log_has_the_largest_of_the_maxima_and_counts_tokens(small_llama):
+    trainer = made(small_llama, "grpo")
+    trainer.model.train()
+    trainer._metrics["train"]["max_log_ratio"] += [0.5, 4.0, 1.0]
+    trainer._metrics["train"]["entropy"] += [0.5, 4.0, 1.5]
+    for counts in ([0, 10], [30, 30]):          # 0% of 10 tokens and 100% of 30
+        trainer.token_counts += torch.tensor(counts)
+    trainer.log({})
+    trainer.log({})
+    first, second = trainer.state.log_history
+    assert (first["max_log_ratio"], first["no_gradient"], first["entropy"]) == (4, 0.75, 2)
+    assert "no_gradient" not in second and "max_log_ratio" not in second
 
 
 def test_tokens_of_a_tool_do_not_count(small_llama):
@@ -264,24 +293,77 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
 # ---- the command -----------------------------------------------------------------------------
 
 MINE = """
-from json import dumps
+import os
+import signal
+import torch
 
-def my_loss(logps, old_logps, advantages, mask):
-    return -(logps - old_logps).exp() * advantages
+CALLS = []
 
-def _helper():
+def my_loss(logps, old_logps, advantages, mask, bad_call=0):
+    CALLS.append(1)
+    return -(logps - old_logps).exp() * advantages * (float("nan") if len(CALLS) == bad_call else 1)
+
+def stopped(completions, trainer_state, **columns):
+    if trainer_state.global_step == 2:
+        os.kill(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGTERM")))
+    return digits(completions)
+
+def nothing(completions, trainer_state, **columns):
+    return [None if trainer_state.global_step else 0.5] * len(completions)
+
+def infinite(completions, trainer_state, **columns):
+    return [float("inf") if trainer_state.global_step else 0.5] * len(completions)
+
+def failing(completions, trainer_state, **columns):
+    return [1 / (1 - trainer_state.global_step)] * len(completions)
+
+def number(completions, **columns):
+    return 1.0
+
+def judged(completions, answer, **columns):
+    return [float(one) for one in answer]
+
+def no_columns(completions):
+    return [1.0] * len(completions)
+
+def _helper(completions, **columns):
     pass
 
 """ + inspect.getsource(digits)
+HELPED = """
+def extract(completions, **columns):
+    return [text[-1:] for text in completions]
+
+def text_of(completion):
+    return completion
+
+def right(completions, answer, **columns):
+    return [float(one == other) for one, other in zip(extract(completions), answer)]
+"""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder of the test, with problems, and a file that has a loss and a reward."""
+    """The folder of the test, with problems, and a file that has a loss and rewards."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "helped.py").write_text(HELPED)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "other.jsonl").write_text('{"question": "1+1=", "answer": 2}\n')
+    (tmp_path / "bad.jsonl").write_text("".join(
+        json.dumps({"prompt": f"{n}+1=", "answer": "12 km" if n == 69 else n + 1}) + "\n"
+        for n in range(80)))
+    (tmp_path / "runs").mkdir()
     return tmp_path
+
+
+def words_of(model, *words, **flags):
+    """Write the words of a command. -> list of str"""
+    flags = FLAGS | {"output_dir": "out", "dataset_name": "data.jsonl", "steps_per_generation": 2,
+                     "num_iterations": 1, "reward_funcs": "mine.py:digits",
+                     "model_name_or_path": model} | flags
+    return [*words, *(word for name, x in flags.items() for word in (f"--{name}", str(x)))]
 
 
 @pytest.mark.parametrize("words, message", [
@@ -289,34 +371,259 @@ def folder(tmp_path, monkeypatch):
     ("grpo --loss-type=grpo", "--loss_type: belongs to TRL's own loss"),
     ("grpo --use_liger_kernel", "--use_liger_kernel: belongs to TRL's own loss"),
     ("grpo eps=3", "eps: is not a setting of grpo"),
-    ("grpo --run_name delta", "--dataset_name : cannot be read"),
-    ("grpo --dataset_name none.jsonl", "--dataset_name none.jsonl: cannot be read"),
-    ("grpo --dataset_name data.jsonl --eval_strategy steps",
+    ("grpo --learning_rat 3", "Some specified arguments are not used by the HfArgumentParser: "
+                              "['--learning_rat', '3']"),
+    ("grpo --learning_rate high", "argument --learning_rate/--learning-rate: invalid float value"),
+    ("grpo --per_device_train_batch_size 3 --num_generations 4", "generation_batch_size (3) must"),
+    ("grpo --config none.yaml", "[Errno 2] No such file or directory: 'none.yaml'"),
+    ("grpo --model_name_or_path", "argument --model_name_or_path"),
+    ("grpo -", "--model_name_or_path: is missing; name a folder"),
+    ("grpo --model_name_or_path runs/none", "--model_name_or_path runs/none: there is no such"),
+    ("grpo --model_name_or_path ./none", "--model_name_or_path ./none: there is no such folder"),
+    ("grpo --model_name_or_path a/b/c", "--model_name_or_path a/b/c: there is no such folder"),
+    ("grpo M --run_name delta", "--dataset_name : cannot be read"),
+    ("grpo M --dataset_name none.jsonl", "--dataset_name none.jsonl: cannot be read: FileNotFound"),
+    ("grpo M --dataset_name empty.jsonl", "--dataset_name empty.jsonl: has no rows"),
+    ("grpo M --dataset_name mine.py/data.csv", "--dataset_name mine.py/data.csv: cannot be read"),
+    ("grpo M --dataset_name other.jsonl",
+     "--dataset_name other.jsonl: has no column prompt, but question, answer"),
+    ("grpo M --dataset_name data.jsonl --eval_strategy steps",
      "--dataset_name data.jsonl: has no split test; to evaluate on files, name a folder"),
-    ("grpo --reward_funcs none", "--reward_funcs none: must be a Python file"),
-    ("grpo --reward_funcs none.py", "none.py: there is no such file"),
-    ("grpo --reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no function none")])
-def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused):
-    refused(message, ours.main, f"{words} --output_dir out --use_cpu --bf16 False".split())
+    ("grpo M --dataset_name runs", "--dataset_name runs: has no split train"),
+    ("grpo M --dataset_name bad.jsonl", "--dataset_name bad.jsonl, row 70: the reward last_number "
+     "fails for the answer '12 km': SystemExit: the answer '12 km' is not a number"),
+    ("grpo M --dataset_name bad.jsonl --reward_funcs mine.py:judged",
+     "--dataset_name bad.jsonl, row 70: the reward judged fails for the answer '12 km': ValueErr"),
+    ("grpo M --dataset_name data.jsonl --reward_funcs mine.py:number",
+     "--dataset_name data.jsonl, row 1: the reward number fails for the answer '2': ValueError: "
+     "returned 1.0 for 1 completions; it must return a list"),
+    ("grpo M --reward_funcs none", "--reward_funcs none: must be a Python file"),
+    ("grpo M --reward_funcs none.py", "none.py: there is no such file"),
+    ("grpo M --reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no function none"),
+    ("grpo M --reward_funcs mine.py:no_columns", "--reward_funcs mine.py:no_columns: no_columns "
+     "must take completions and **columns"),
+    ("grpo M --reward_funcs mine.py:digits helped.py mine.py:digits",
+     "--reward_funcs: has two rewards that are called digits"),
+    ("grpo M --dataset_name data.jsonl --resume_from_checkpoint runs/checkpoint-3",
+     "--resume_from_checkpoint runs/checkpoint-3: is no complete checkpoint; there is none near"),
+    ("grpo M --dataset_name data.jsonl --output_dir mine.py/out",
+     "mine.py/out: cannot be written (Not a directory)"),
+    ("grpo M --dataset_name data.jsonl --max_completion_length 2048",
+     "--dataset_name data.jsonl, row 1: the prompt has 6 tokens, and with "
+     "--max_completion_length 2048 it does not fit in the model's context of 2048")])
+def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused, small_llama):
+    words = words.replace("- ", "").removesuffix(" -").replace(
+        " M ", f" --model_name_or_path {small_llama} ")
+    out = () if "--output_dir" in words else ("--output_dir", "out")
+    refused(message, ours.main, [*words.split(), *out, "--use_cpu", "--bf16", "False"])
 
 
-def test_rewards_are_the_functions_of_files_or_the_last_number(folder):
-    names = [one.__name__ for one in ours.read_rewards(["mine.py", "mine.py:digits"])]
-    assert names == ["my_loss", "digits", "digits"]
-    [default] = ours.read_rewards(None)
+def test_rewards_are_the_functions_with_the_signature_of_a_reward_that_no_other_one_calls(folder):
+    def named(*words):
+        return [one.__name__ for one in data.read_rewards(words)]
+    assert named("helped.py") == ["right"]
+    assert named("helped.py:extract,right") == ["extract", "right"]
+    assert named("mine.py", "helped.py") == [
+        "stopped", "nothing", "infinite", "failing", "number", "judged", "right"]
+    [default] = data.read_rewards(None)
     right, wrong = ({"role": "assistant", "content": f"3 + 4 = {x}"} for x in (7, 8))
     completions = [[right], "so 8", "no number", [wrong, right], [right, wrong]]
     assert default(completions=completions, answer=["7", "7", 7, 7, 7], prompts=[]) == [
         1.0, 0.0, 0.0, 1.0, 0.0]
 
 
+ANSWERS = ["007", "None", "NA", "2026-11-28", "2026-11-28T10:00:00", "9007199254740993", "1e-5",
+           "true"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "folder"])
+def test_answers_are_the_texts_of_the_file(name, folder):
+    path = folder / name
+    if name == "folder":
+        path = folder / "folder/train-0.jsonl"
+        path.parent.mkdir()
+    for order in (1, -1):
+        rows = [{"prompt": f"{answer}?", "answer": answer} for answer in ANSWERS[::order]]
+        if path.suffix == ".csv":
+            path.write_text("prompt,answer\n" + "".join("{prompt},{answer}\n".format(**row)
+                                                        for row in rows))
+        elif path.suffix == ".parquet":
+            datasets.Dataset.from_list(rows).to_parquet(path)
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(rows))
+        else:
+            path.write_text("\n\n".join(map(json.dumps, rows)))
+        os.utime(path, (1, 1))                  # a changed file with an old date is read again
+        [found] = data.read(ours.Flags(dataset_name=str(folder / name)), has_eval=False)
+        assert list(found["answer"]) == ANSWERS[::order]
+
+
+def test_numbers_become_texts_with_all_their_digits(folder):
+    path = folder / "numbers.jsonl"
+    path.write_text('{"prompt": "a", "answer": 0.12345678901234567890, "level": 0.5}\n'
+                    '{"prompt": "b", "answer": 9007199254740993}\n{"prompt": "c", "answer": "7"}')
+    [found] = data.read(ours.Flags(dataset_name=str(path)), has_eval=False)
+    assert list(found["answer"]) == ["0.12345678901234567890", "9007199254740993", "7"]
+    assert list(found["level"]) == [0.5, None, None]
+    table = folder / "numbers.parquet"
+    datasets.Dataset.from_dict({"prompt": ["a"], "answer": [2**53 + 1]}).to_parquet(table)
+    [found] = data.read(ours.Flags(dataset_name=str(table)), has_eval=False)
+    assert list(found["answer"]) == ["9007199254740993"]
+
+
+def test_a_line_that_is_damaged_is_named(folder, refused, small_llama):
+    (folder / "half.jsonl").write_text('{"prompt": "a", "answer": 1}\n\n{"prompt": "b"')
+    refused("--dataset_name half.jsonl: cannot be read: ValueError: line 3: Expecting", ours.main,
+            words_of(small_llama, "grpo", dataset_name="half.jsonl"))
+
+
+# ---- what is left of a run -------------------------------------------------------------------
+
+def test_the_record_names_the_loss_and_the_rewards_and_a_resume_with_others_is_refused(
+        small_llama, folder, refused, capsys):
+    few = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = ours.main(words_of(small_llama, "mine.py:my_loss", "how=token_mean", **few))
+    [line, *_] = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"loss mine.py:my_loss how=token_mean \(\w{8}\); "
+                        r"rewards mine.py:digits \(\w{8}\)", line)
+    shown = json.loads(trainer.args.to_json_string())           # what trackers get
+    assert shown["loss_type"] == line and shown["epsilon"] is None
+    checkpoint = folder / "out/checkpoint-2"
+    for place in (folder / "out", checkpoint):
+        assert json.loads((place / "loss.json").read_text())["loss"].startswith("mine.py:my_loss")
+    [copy] = (folder / "out/source").iterdir()          # one file has the loss and the reward
+    assert copy.read_text() == MINE
+    resumed = {"max_steps": 3, "resume_from_checkpoint": checkpoint}
+    for words, flags in ((["grpo"], {}), (["mine.py:my_loss"], {}),
+                         (["mine.py:my_loss", "how=token_mean", "bad_call=9"], {}),
+                         (["mine.py:my_loss", "how=token_mean"], {"reward_funcs": "helped.py"})):
+        refused(f"--resume_from_checkpoint {checkpoint}: was trained on {line}, but now",
+                ours.main, words_of(small_llama, *words, **FLAGS | resumed | flags))
+    (folder / "mine.py").write_text(MINE + "\n# changed\n")
+    refused(f"--resume_from_checkpoint {checkpoint}: was trained on", ours.main,
+            words_of(small_llama, "mine.py:my_loss", "how=token_mean", **resumed))
+    again = ours.main(words_of(small_llama, f"{copy}:my_loss", "how=token_mean", **resumed,
+                               reward_funcs=f"{copy}:digits"))
+    assert again.state.global_step == 3
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(
+        name, small_llama, folder, monkeypatch, capsys):
+    monkeypatch.setenv("SIGNAL", name)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stop:
+        ours.main(words_of(small_llama, "mine.py:my_loss", reward_funcs="mine.py:stopped"))
+    assert stop.value.code == 128 + getattr(signal, name)
+    assert signal.getsignal(signal.SIGTERM) == before
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"stopped by {name}; to continue: python -m engines.trl mine.py:my_loss")
+    words = shlex.split(last)
+    assert words[-2:] == ["--resume_from_checkpoint", "out/checkpoint-3"]
+    assert not (folder / "out/model.safetensors").exists()
+    trainer = ours.main(words[words.index("engines.trl") + 1:])
+    assert trainer.state.global_step == 4 and (folder / "out/model.safetensors").exists()
+
+
+STOPPED = """
+import engines.behind
+import os
+import sys
+import engines.trl
+try:
+    engines.trl.main(sys.argv[1:])
+except SystemExit as stop:
+    assert stop.code == 128 + 1 and os.environ["WORLD_SIZE"] == "2"
+    os._exit(0)             # or a thread of gloo may abort the process while Python shuts down
+"""
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(small_llama, folder):
+    (folder / "program.py").write_text(STOPPED)
+    (folder / "mine.py").write_text(MINE.replace("== 2:", "== 2 and os.environ['RANK'] == '1':"))
+    done = launched(folder, *words_of(small_llama, "grpo", reward_funcs="mine.py:stopped"),
+                    SIGNAL="SIGHUP")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("stopped by SIGHUP; to continue: accelerate launch --num_processes 2 "
+                             "-m engines.trl grpo ") == 1
+    assert record.is_complete(folder / "out/checkpoint-3")
+
+
+@pytest.fixture
+def ends(capsys):
+    """ends(words): checks that a run fails, with 1. -> its last line, below bars of progress"""
+    def check(words):
+        with pytest.raises(SystemExit) as stop:
+            ours.main(words)
+        assert stop.value.code == 1
+        return capsys.readouterr().err.splitlines()[-1]
+    return check
+
+
+@pytest.mark.parametrize("words, flags, message", [
+    ("mine.py:my_loss bad_call=7", {}, "step 3: the gradient is not finite: nan; the largest "),
+    ("grpo", {"reward_funcs": "mine.py:nothing"}, "step 2: all rewards are None or nan: nothing"),
+    ("grpo", {"reward_funcs": "mine.py:infinite"}, "step 2: a reward is infinite, of infinite"),
+    ("grpo", {"reward_funcs": "mine.py:failing"},
+     "step 2: a reward fails: ZeroDivisionError: division by zero")])
+def test_what_is_not_finite_or_fails_ends_a_run_with_a_good_checkpoint(
+        words, flags, message, small_llama, folder, ends):
+    step = int(message[5]) - 1
+    error = ends(words_of(small_llama, *words.split(), **flags))
+    assert error.startswith(f"error: {message}")
+    assert error.endswith(f"; the last checkpoint is out/checkpoint-{step}")
+    weights = load_file(folder / f"out/checkpoint-{step}/model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_a_full_disk_leaves_no_half_checkpoint(small_llama, folder, ends, monkeypatch):
+    save = trl.GRPOTrainer._save_checkpoint
+
+    def full(trainer, model, trial):
+        save(trainer, model, trial)
+        if trainer.state.global_step == 4:
+            os.truncate(folder / "out/checkpoint-4/trainer_state.json", 0)
+            raise OSError(28, "No space left on device")
+    monkeypatch.setattr(trl.GRPOTrainer, "_save_checkpoint", full)
+    error = ends(words_of(small_llama, "grpo", save_strategy="steps", save_steps=2))
+    assert error == ("error: out/checkpoint-4: cannot be saved: OSError: [Errno 28] No space left "
+                     "on device; the last checkpoint is out/checkpoint-2")
+    assert not (folder / "out/checkpoint-4").exists()
+
+
+def test_the_page_shows_the_completions_and_the_answers_of_a_run(small_llama, folder):
+    """TRL writes the completions of an evaluation, behind the last ones of training, into one
+    file."""
+    (folder / "data").mkdir()
+    held_out = [row | {"answer": "0"} for row in ROWS[-4:]]
+    for name, rows in (("train", ROWS[:-4]), ("test", held_out)):
+        (folder / f"data/{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ours.main(words_of(
+        small_llama, "grpo", dataset_name="data", log_completions=True, eval_strategy="steps",
+        eval_steps=2, per_device_eval_batch_size=4, num_generations_eval=2, max_steps=4))
+    page.main(["out"])
+    run = page.read_run("out")
+    assert [one["step"] for one in run["metrics"] if "reward" in one] == [1, 2, 3, 4]
+    assert [one["step"] for one in run["metrics"] if "eval_reward" in one] == [2, 4]
+    questions = {row["prompt"][0]["content"] for row in held_out}
+    assert {one["prompt"] for one in run["evaluation"]} == questions
+    assert "evaluation at step 2, reward 0." in run["evaluation"][0]["base"]["label"]
+    assert "evaluation at step 4, reward 0." in run["evaluation"][0]["trained"]["label"]
+    assert not questions & {one["prompt"] for one in run["samples"]}
+    for group in run["samples"]:
+        mean = sum(one["reward"] for one in group["completions"]) / len(group["completions"])
+        for one in group["completions"]:        # one reward, digits, centred on its group's mean
+            assert one["reward"] == pytest.approx(digits([[{"content": one["text"]}]])[0])
+            assert (one["advantage"] > 0) == (one["reward"] > mean) or abs(
+                one["reward"] - mean) < 1e-6
+    assert run["config"]["loss"] == "grpo:policy_loss how=sequence_mean"
+    assert "In 4 steps (" in page.sum_up([run]) and "the mean reward" in page.sum_up([run])
+
+
 def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):
     pytest.importorskip("peft", reason=NEEDS)
-    flags = FLAGS | {"max_steps": 2, "output_dir": "out", "dataset_name": "data.jsonl",
-                     "reward_funcs": "mine.py:digits", "model_name_or_path": small_llama,
-                     "use_peft": True, "lora_r": 4}
-    words = [word for name, x in flags.items() for word in (f"--{name}", str(x))]
-    trainer = ours.main(["mine.py:my_loss", "how=token_mean", *words])
+    trainer = ours.main(words_of(small_llama, "mine.py:my_loss", "how=token_mean", max_steps=2,
+                                 use_peft=True, lora_r=4))
     assert trainer.how == "token_mean" and trainer.state.global_step == 2
     assert (folder / "out/adapter_model.safetensors").exists()
     learned = {name: x for name, x in trainer.model.named_parameters() if x.requires_grad}

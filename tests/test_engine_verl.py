@@ -33,7 +33,7 @@ def test_the_vectors_are_right_inside_verl(case, monkeypatch):
         x, _ = theirs.parted(mask, logps=logps, old_logps=old_logps)
         scale = {"loss_scale_factor": max_length} if max_length else {}
         parts = 1 if case["parameters"]["method"] in ("clip_cov", "kl_cov") else len(mask)
-        return theirs.policy_update(x, advantages, parts, loss_mode="ours",
+        return theirs.policy_update(x, advantages, parts, loss_mode=ours.TEXT,
                                     loss_agg_mode=names.AVERAGES[how], **scale)
 
     for loss in losses_of(case):
@@ -55,6 +55,13 @@ def test_an_average_that_contradicts_the_loss_is_refused():
     with pytest.raises(ValueError, match="loss_agg_mode=token-mean: the loss has the average "
                                          "sequence_mean, so write seq-mean-token-mean"):
         ours.policy_loss(*torch.zeros(4, 1, 1))
+
+
+def test_a_loss_that_is_not_finite_ends_a_step():
+    """verl itself would leave out the step, with a warning."""
+    logps = torch.full((1, 2), float("nan"))
+    with pytest.raises(ValueError, match="grpo:policy_loss: the loss of a token is not finite"):
+        ours.policy_loss(-torch.ones(1, 2), logps, *torch.ones(2, 1, 2), "seq-mean-token-mean")
 
 
 def test_the_weights_for_the_sampler_multiply_the_loss():
@@ -89,10 +96,12 @@ def test_the_advantages_of_a_loss_are_its_neighbours(tmp_path):
 
 
 def test_verl_itself_imports_it():
+    text = "gspo:policy_loss epsilon=3e-4"
     code = ("import verl\nfrom verl.trainer.ppo import core_algos\n"
-            "print(core_algos.get_policy_loss_fn('ours').__module__,"
+            f"print(core_algos.get_policy_loss_fn('{text}').__module__,"
             " core_algos.get_adv_estimator_fn('ours').__module__)")
-    variables = {"VERL_USE_EXTERNAL_MODULES": "engines.verl", "LOSS": "gspo:policy_loss"}
+    variables = {"VERL_USE_EXTERNAL_MODULES": "engines.verl", "LOSS": text}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
                           check=True, env=os.environ | variables)
     assert done.stdout.endswith("engines.verl engines.verl\n")
+    assert f"loss {text} how=sequence_mean (" in done.stdout

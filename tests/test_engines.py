@@ -1,4 +1,5 @@
 """engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+import json
 import os
 import subprocess
 import sys
@@ -24,9 +25,34 @@ pytestmark = pytest.mark.quick
 MINE = """
 import torch
 
-def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both", is_on=True):
+def my_loss(logps, old_logps, advantages, mask, bound=2.0, kind="both", is_on=True, cap=None):
+    assert isinstance(kind, str)
     ratio = (logps - old_logps).exp().clamp(max=bound)
     return -ratio * advantages
+
+def wrong_sign(logps, old_logps, advantages, mask):
+    return logps * advantages
+
+def blind(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).exp()
+
+def not_a_number(logps, old_logps, advantages, mask):
+    return -logps * advantages * float("nan")
+
+def no_slope(logps, old_logps, advantages, mask):
+    return -(logps - old_logps).abs().sqrt() * advantages       # whose slope at 0 is infinite
+
+def in_verls_order(old_log_prob, log_prob, advantages, response_mask, scale=1.0):
+    return -scale * (log_prob - old_log_prob).exp() * advantages * response_mask
+
+def without_names(x, y, z, w, scale=1.0):
+    return -scale * (x - y).exp() * z * w
+
+def half_named(x, y, advantages, mask):
+    return -(x - y).exp() * advantages
+
+def without_old(mask, adv, log_probs):
+    return -log_probs * adv
 
 def averaged(logps, old_logps, advantages, mask):
     return (logps * advantages).mean()
@@ -90,8 +116,23 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
          -(logps - old_logps).exp().clamp(max=1.1) * A[:, None] * mask)
     assert how == "constant" and engines.load("mine.py:my_loss")[1] == "sequence_mean"
     assert engines.load("mine.py:free scale=2")
+    assert engines.load("mine.py:my_loss kind=2 cap=None")      # kind is a text, so "2", not 2
     monkeypatch.setenv("LOSS", "mine.py:my_loss how=token_mean")
     assert engines.load()[1] == "token_mean"
+
+
+@pytest.mark.parametrize("name, arguments", [
+    ("my_loss", "logps = log pi, old_logps = log pi_old, advantages = A, mask = mask"),
+    ("in_verls_order", "log_prob = log pi, old_log_prob = log pi_old, advantages = A, "
+                       "response_mask = mask"),
+    ("without_old", "log_probs = log pi, adv = A, mask = mask"),
+    ("without_names", "x = log pi, y = log pi_old, z = A, w = mask (by their position)")])
+def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, arguments, mine):
+    logps, old_logps, A, mask = batch()
+    loss, _ = engines.load(f"mine.py:{name}")
+    assert loss.arguments == f"its parameters: {arguments}"
+    expected = (logps if name == "without_old" else (logps - old_logps).exp()) * A[:, None] * mask
+    same(loss(logps, old_logps, A, mask), -expected)
 
 
 @pytest.mark.parametrize("text, words", [
@@ -116,11 +157,22 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("none.py:my_loss", "none.py: there is no such file"),
     ("bad.py:my_loss", "bad.py: cannot be imported: NameError: name 'bound' is not defined"),
     ("mine.py:your_loss", "mine.py: has no function your_loss"),
-    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, is_on"),
+    ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, is_on, cap"),
+    (r"C:\Users\none.py:my_loss", r"C:\Users\none.py: there is no such file"),
     ("mine.py:my_loss bound=high", "bound=high: must be a number"),
     ("mine.py:free bound=high", "bound=high: must be a number"),
     ("mine.py:my_loss is_on=no", "is_on=no: must be True or False"),
-    ("mine.py:strict", "mine.py:strict: also needs bound; it gets logps, "),
+    ("mine.py:my_loss is_on=false", "is_on=false: must be True or False"),
+    ("mine.py:my_loss is_on=None", "is_on=None: must be True or False"),
+    ("mine.py:my_loss is_on=2", "is_on=2: must be True or False"),
+    ("mine.py:my_loss bound=True", "bound=True: must be a number"),
+    ("mine.py:my_loss cap=off", "cap=off: must be a number, True, False or None"),
+    ("mine.py:wrong_sign", "mine.py:wrong_sign: the gradient is 3 for an output with A = 1 and -3"),
+    ("mine.py:blind", "mine.py:blind: the gradient is -3 for an output with A = 1 and -3"),
+    ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite: [[nan"),
+    ("mine.py:no_slope", "mine.py:no_slope: its gradient of a token is not finite"),
+    ("mine.py:strict", "mine.py: strict needs bound, but a trainer gives it logps, old_logps, "),
+    ("mine.py:half_named", "mine.py: half_named needs x, y, but a trainer gives it logps"),
     ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
@@ -218,7 +270,7 @@ def test_real_py_hides_no_package_either(site):
 
 # ---- a run here ------------------------------------------------------------------------------
 
-def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
+def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     # lengths differ, so each group has signal, whatever the base has learned
     small = arguments(SMALL | {"max_steps": 2, "reward": "accuracy+length"})
     grpo.main([*small, "--output_dir", "own"])
@@ -230,12 +282,20 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys):
             one[name] for name in ("loss", "grad_norm", "reward")]
         assert one.keys() - other.keys() == {"clip_ratio/region_mean"}      # of grpo.py's own loss
     assert sums[0]["grad_norm"] > 2 * own[0]["grad_norm"]       # the mean has 1/|o|
-    assert "report.ask" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "report.ask" in printed and "\nloss mine.py:my_loss how=sequence_sum (" in printed
+    found = json.loads(Path("sums/loss.json").read_text())
+    assert found["loss"] == "mine.py:my_loss how=sequence_sum" and found["rewards"] == {}
+    assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
+    Path("mine.py").write_text(MINE + "\n# changed\n")
+    refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
+            "on loss mine.py:my_loss how=sequence_sum (", here.main,
+            ["--resume_from_checkpoint", "sums"])
     ask.main(["here", "(3+4)="])
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--loss", "grop"], "--loss grop: must be grpo, gspo, ppo, zoo"),
+    (["--loss", "grop"], "--loss grop: grop: must be grpo, gspo, ppo, zoo"),
     (["--epsilon", "0.1"], "--epsilon: belongs to grpo.py's own loss; write it into --loss")])
 def test_a_run_here_needs_a_loss_and_no_flag_of_another(flags, message, mine, refused):
     refused(message, here.main, flags)

@@ -52,6 +52,43 @@ def run(tmp_path):
     return make
 
 
+@pytest.mark.parametrize("kind", ["verl", "TRL"])
+def test_completions_of_other_trainers_are_shown_without_a_log(kind, tmp_path):
+    """verl logs scores and no advantages; TRL's log may be missing, because nothing was saved."""
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    for step in (1, 2, 10):
+        rows = [{"prompt": f"{HOSTILE}{n // 2}", "completion": f"text {n}", "right": n % 2 * 1.0,
+                 "advantage": n % 2 - 0.5} for n in range(12)]
+        if kind == "verl":
+            rows = [{"input": row["prompt"], "output": row["completion"], "score": row["right"],
+                     "gts": "2", "step": step} for row in rows]
+            write_log(folder, str(step), *rows)
+        else:
+            pyarrow = pytest.importorskip("pyarrow", reason="needs engines/requirements.txt")
+            parquet = pytest.importorskip("pyarrow.parquet")
+            chats = [row | {"step": step, "prompt": [{"role": "user", "content": "a"}],
+                            "completion": [{"role": "assistant", "content": row["completion"]}]}
+                     for row in rows[:2]]
+            parquet.write_table(pyarrow.Table.from_pylist(chats),
+                                folder / f"completions_{step:05}.parquet")
+    run = folder if kind == "verl" else tmp_path
+    data = json.loads(data_of(run))["runs"][0]
+    assert data["metrics"] == [{"step": step, "reward": 0.5} for step in (1, 2, 10)]
+    assert data["config"] == {"script": kind} and "There is no log" in data["note"]
+    assert [one["step"] for one in data["samples"]] == ([1] * 4 + [2] * 4 + [10] * 4
+                                                        if kind == "verl" else [1, 2, 10])
+    [_, second] = data["samples"][0]["completions"]
+    assert second == {"text": "text 1", "reward": 1.0, "advantage": None if kind == "verl" else 0.5}
+
+
+def test_a_run_of_trl_without_completions_names_the_flag(tmp_path, refused):
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2/trainer_state.json").write_text(
+        json.dumps({"log_history": [{"step": 1, "reward": 0.5}]}))
+    refused("has no completions of TRL; train with --log_completions True", main, [str(tmp_path)])
+
+
 def data_of(*folders):
     """Write a report. -> the data that is embedded in it, as text"""
     return re.search('json">(.*)</script>', write_report(*folders).read_text("utf-8"))[1]
