@@ -96,9 +96,10 @@ class Contexts:
         self.files = {test.partition("::")[0] for test in self.seconds}
 
     def of(self, mutation, texts):
-        """Find the tests that run the statement of a mutation; if no test does, or for defaults, all
-        that run its function, and for a statement outside functions, or a function that no test runs, those of
-        the functions in which its name occurs. texts: {(file, function): text}. -> set"""
+        """Find the tests that run the statement of a mutation; if no test does, or for defaults,
+        all that run its function; and for a statement outside functions, or a function that no test
+        runs, those of the functions in which its name occurs. texts: {(file, function): text}.
+        -> set"""
         owners = [(edit[0], mutation.function) for edit in mutation.edits]
         found = {test for owner in owners for test, lines in self.ran[owner].items()
                  if mutation.statement in lines and mutation.statement > 0}
