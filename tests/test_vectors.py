@@ -288,6 +288,62 @@ def test_a_file_is_imported_even_if_a_module_of_python_has_its_name(tmp_path, mo
     assert module.__file__ == str(tmp_path / "colorsys.py") and [*found] == ["mine"]
 
 
+@pytest.mark.parametrize("value, words", [
+    ('{"ratio": 1.0, "clip_frac": 7.0}', "there is no loss in what it returned: the keys ratio, c"),
+    ("()", "there is no loss in what it returned: 0 values"),
+    ("None", "there is no loss in what it returned: None"),
+    ('{"policy_loss": torch.tensor(123.0), "loss_std": 0}', "loss is 123, should be"),
+    ('{"kl_loss": torch.tensor(0.5)}', "there is no loss in what it returned: the keys kl_loss")])
+def test_a_loss_that_is_not_returned_is_wrong(value, words, answer):
+    code, text = answer(TRL.replace("return ", f"return {value}\n    "), "grpo_loss",
+                        "--recipe", "dapo")
+    assert code == 1 and words in text and "policy_loss: right: 0 of 5" in text
+
+
+def test_results_that_are_not_returned_are_listed(answer):
+    source = ("import torch\ndef completion_mask(tokens, eos):\n    end = torch.isin(tokens, eos)\n"
+              "    return {'mask': end.cumsum(1) - end.int() < 1}")
+    code, text = answer(source, "completion_mask", "--tolerance", "0")
+    assert code == 0 and "not returned, so not checked: truncated: one end, two ends" in text
+
+
+COLUMNS = TRL.replace(".unsqueeze(1)", "")
+
+
+def test_the_first_line_tells_which_shape_is_right_and_what_happens_with_the_other(answer):
+    for words in (("--recipe", "dapo"), ("policy_loss", "method=clip", "how=token_mean")):
+        code, text = answer(COLUMNS, "grpo_loss", *words)
+        assert code == 0 and text.startswith(
+            "more cases are right with advantages of the shape (B, 1); with the shape (B,), "
+            "RuntimeError: The size of tensor a (5) must match the size of tensor b (4)")
+        assert text.partition("\n")[0].endswith("and if B = T, it is wrong without an error")
+    guarded = COLUMNS.replace("    A =", "    assert advantages.ndim == 2\n    A =")
+    code, text = answer(guarded, "grpo_loss", "--recipe", "dapo")
+    assert code == 0 and "with the shape (B,), AssertionError: assert 1 == 2\n" in text
+    wrong = COLUMNS.replace("torch.min", "torch.max")
+    code, text = answer(wrong, "grpo_loss", "--recipe", "dapo")
+    assert code == 1 and text.startswith("more cases") and "likely: the clip takes the max" in text
+    code, text = answer(COLUMNS.replace("return -", "return 0.5 + -"), "grpo_loss", "id=clip",
+                        "--recipe", "dapo")
+    assert code == 1 and not text.startswith("more cases")
+
+
+def test_a_loss_that_is_right_in_float32_alone_passes_with_a_line(answer):
+    rounded = TRL.replace("1 + epsilon_high", "torch.tensor(1 + epsilon_high).to(logps)")
+    code, text = answer(rounded, "grpo_loss", "--recipe", "dapo")
+    assert code == 0 and "right in float32, but not in float64: clip, clip, second, clip-h" in text
+    assert answer(rounded, "grpo_loss", "--recipe", "dapo", "--tolerance", "1e-12")[0] == 1
+    code, text = answer(TRL.replace("return -", "return 1e-4 + -"), "grpo_loss", "--recipe", "dapo")
+    assert code == 1 and "right in float32" not in text
+
+
+def test_a_bare_notimplementederror_skips_a_case(answer):
+    lacks = TRL.replace("    A =", "    if epsilon_low == epsilon_high:\n"
+                        "        raise NotImplementedError\n    A =")
+    code, text = answer(lacks, "grpo_loss", "--recipe", "dapo")
+    assert code == 0 and "  7 skipped: not implemented" in text
+
+
 # ---- what strangers write --------------------------------------------------------------------
 
 LOSSES = [name for name, one in vars(strangers).items() if hasattr(one, "recipe")]

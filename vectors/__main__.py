@@ -49,7 +49,7 @@ EMPTY = {"mask_inverted", "mask_shifted", "mask_shifted_back", "no_eos"}
 # An answer is that of a mistake if it differs from it by less than this part of the way from the
 # right answer to the mistake's, and by what is lost in the six digits that the files store.
 NEAR = 1e-4
-ROUNDED = 1e-6
+ROUNDED = 1e-5
 
 
 def fail(message):

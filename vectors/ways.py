@@ -64,11 +64,12 @@ def is_silent(function, content, case, way, options):
 def told_way(function, content, way, first, decides, options):
     """Write which way to call a function is right, and what happens in the first way. -> line"""
     wrong = [one for one in first if one.errors and decides(one.case)]
+    error = wrong[0].errors[0].partition("\n")[0]
     line = f"more cases are right with {way}"
     shape = way.removesuffix(" and a boolean mask")
     if shape not in SHAPES or not shape:
-        return f"{line}; with a mask of numbers, {wrong[0].errors[0]}"
-    line += f"; with the shape (B,), {wrong[0].errors[0]}"
+        return f"{line}; with a mask of numbers, {error}"
+    line += f"; with the shape (B,), {error}"
     if is_silent(function, content, wrong[0].case, way, options):
         line += "; and if B = T, it is wrong without an error"
     return line
