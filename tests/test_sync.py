@@ -34,12 +34,12 @@ MOST = {
     "kernels": {".py": 730},
     "examples": {".py": 1340},
     "vectors": {".py": 1600, ".txt": 780, ".json": 820},
-    "report": {".py": 1230, ".html": 780},
+    "report": {".py": 1950, ".html": 780},
     "engines": {".py": 960, ".txt": 20},
     "measuring": {".py": 160},
     "learn": {".py": 3480, ".txt": 4080, ".js": 2700, ".css": 630, ".html": 280},
     "lab": {".py": 3650, ".txt": 72, ".json": 28},
-    "tests": {".py": 12760, ".txt": 4710, ".json": 290}}
+    "tests": {".py": 12760, ".txt": 4710, ".json": 360}}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
