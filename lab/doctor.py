@@ -89,7 +89,7 @@ def examine(command, seed, old, new, program):
         with contextlib.suppress(SystemExit):           # of a run whose numbers are not finite
             script.main(words)
     return measuring.run(main, [*flags, "--seed", f"{seed}"], lambda folder: (
-        parts(check(*read(folder))), bool(program) and warns(program, folder)))
+        parts(check(read(folder))), bool(program) and warns(program, folder)))
 
 
 def measure(program, case, seed):

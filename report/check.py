@@ -1,73 +1,67 @@
 """Name what is wrong in a run, with the part of docs/why.md that explains it.
 
   python -m report.check runs/grpo-arithmetic-s0        a run of ours
-  python -m report.check output                         a run of TRL, with its trainer_state.json
+  python -m report.check output                         a run of TRL or ms-swift
   python -m report.check log.jsonl                      of verl's file logger, or other JSON lines
   python -m report.check log.csv                        as W&B exports it; or TensorBoard's folder
+  python -m report.check log.csv --run NAME             one of several runs in a file or a folder
   python -m report.check runs/a --fail-on any           ends with 1 if anything is found
   python -m report.check runs/a --fail-on groups,rate   if one of these is found
 
-A correct run gets one line, which says what was looked at. docs/why.md shows on which runs the
-limits were fixed and tried.
+It prints what was read, what is wrong, and whether the reward rises, as far as its noise allows to
+decide that. docs/why.md shows on which runs the limits were fixed and tried.
 """
+import math
 import re
 import statistics
+from typing import NamedTuple
 
 from common import fail
 from report import parser, start
-from report.formats import read
+from report.formats import Run, read
 
 WINDOW = 5              # number of the first and of the last steps that are averaged
 NOTHING = 1e-7          # a gradient or a KL below this is 0 but for rounding
 FALL = 0.25             # the reward has collapsed if it loses this part of what it was
-FLAT = 20               # steps after which a reward should have risen
-SURE = 5.0              # standard errors of a difference that noise does not explain
-SPIKE = 10.0            # a gradient spikes if it is this many times as long as the first ones
+FEW = 20                # with fewer steps, nobody can say that the reward does not rise
+NOISE = 2.0             # standard errors that noise explains
+SURE = 5.0              # standard errors of the largest of many differences
+RISE = 0.1              # a rise of a reward between 0 and 1 that a run should show
+SOLVED, RIGHT = 0.8, 0.9        # accuracies from which on the reward may stay, and the entropy be 0
+SPIKE, EXPLOSION = 10.0, 1000.0     # times the usual length of a gradient: often; ever
+STEADY = (1e-4, 0.01)   # relative spread of a gradient's length that no batch has: noise is added
+FAR = 5.0               # nats per token that no policy should be away from its reference
+MOST = 0.65             # of the groups are without signal, so that little is learned
+SHRUNK = 10.0           # times shorter than they were: completions that end at once
 SURPRISE = 0.1          # largest difference between the samples' surprise and the entropy, relative
 LOSS = 0.1              # held-out accuracy that a run may lose after its best evaluation
-PARTS = ("flat", "groups", "held-out", "no-gradient", "rate", "rounding", "stale", "temperature",
-         "turns", "unused")             # of docs/why.md, to which a finding can send
+BELOW = 0.05            # held-out accuracy that a run may lose against its first evaluation
+PARTS = ("flat", "groups", "held-out", "no-gradient", "not-finite", "rate", "rounding", "stale",
+         "temperature", "turns", "unused")      # of docs/why.md, to which a finding can send
 LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
-             "completions/clipped_ratio", "sampling/surprise",
-             "sampling/sampling_logp_difference/mean", "eval/greedy", "eval_reward")
+             "completions/clipped_ratio", "completions/mean_length", "sampling/surprise")
+DIFFERENCES = {         # of sampler and trainer, and how much of each rounding explains
+    "sampling/sampling_logp_difference/mean": (0.1, "nats per token"),
+    "probability_difference": (0.02, "in probability"), "sampler_kl": (0.05, "nats of KL")}
+SETTINGS = {            # what a trainer calls a setting; others get the description
+    "ours": {"the learning rate": "--learning_rate", "completions per group": "--num_generations",
+             "the length limit": "--max_completion_length", "the weight of the KL": "--beta"},
+    "TRL": {"the learning rate": "learning_rate", "completions per group": "num_generations",
+            "the length limit": "max_completion_length", "the weight of the KL": "beta"},
+    "verl": {"the learning rate": "actor_rollout_ref.actor.optim.lr",
+             "completions per group": "actor_rollout_ref.rollout.n",
+             "the length limit": "data.max_response_length",
+             "the weight of the KL": "actor_rollout_ref.actor.kl_loss_coef"}}
+SETTINGS["ms-swift"] = SETTINGS["TRL"]
+MAY_BE_0 = ("OpenRLHF", "SkyRL")        # log a KL of 0 if they have no reference
 
 
-def warnings(metrics, cfg):
-    """Yield a warning for each metric of a step that shows why learning cannot work."""
-    # a teacher rewards each token, so it needs no group with signal
-    has_no_signal = metrics.get("frac_reward_zero_std", 0) == 1 and "teacher_kl" not in metrics
-    if has_no_signal and metrics.get("accuracy", 0) < 0.5:
-        why = "all answers are wrong" if "accuracy" in metrics else "all its rewards are equal"
-        yield (f"no group has signal, because {why}: raise --num_generations, or use a better base "
-               "(#groups)")
-    if metrics.get("completions/clipped_ratio", 0) > 0.5:
-        yield "most completions are truncated: raise --max_completion_length (#groups)"
-    if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
-        yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef (#rate)"
-    is_corrected = (getattr(cfg, "importance_sampling_correction", "") != "none"
-                    and "sampling/importance_sampling_ratio/mean" in metrics)
-    is_old = getattr(cfg, "sampler_lag", 0) > 0         # older weights sample on purpose
-    difference = metrics.get("sampling/sampling_logp_difference/mean", 0)
-    rounding = 0.02 if hasattr(cfg, "num_prompts") else 0.1     # TRL may compute in bfloat16
-    if is_corrected and difference > rounding and not is_old:
-        yield (f"sampler and trainer differ by {difference:.2g} nats per token, more than rounding "
-               "explains: does the sampler have the trainer's weights? (#rounding)")
-    elif difference > 0.01 and not is_corrected:
-        yield "sampler and trainer differ: try --importance_sampling_correction truncate (#stale)"
-    elif metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3 and not is_corrected:
-        yield "the first ratio is not 1: try --kernel torch (#rounding)"
-
-
-# ---- what several steps show -----------------------------------------------------------------
+# ---- the table of quantities -----------------------------------------------------------------
 
 def column(records, name):
-    """List a metric of the records that have it. -> list of numbers"""
-    return [one[name] for one in records if isinstance(one.get(name), (int, float))]
-
-
-def mean(records, name):
-    """Average a metric over the records that have it. -> float, 0 if none has it"""
-    return statistics.fmean(column(records, name) or [0.0])
+    """List the finite values of a metric in the records that have it. -> list of numbers"""
+    return [one[name] for one in records
+            if isinstance(one.get(name), (int, float)) and math.isfinite(one[name])]
 
 
 def error(values, n):
@@ -77,100 +71,409 @@ def error(values, n):
     return (2 * statistics.fmean(squares or [0.0]) / n) ** 0.5
 
 
-def size(steps):
-    """Measure what counts as much for the rewards of a run, also for negative ones. -> float"""
-    return max(abs(mean(steps, "reward")), mean(steps, "reward_std"))
+class Trend(NamedTuple):
+    """How a quantity changes from the first third of the steps to the last one."""
+    first: float
+    last: float
+    noise: float        # standard error of the difference
+    n: int              # steps
+
+    @property
+    def rises(self):
+        return self.last - self.first > NOISE * self.noise
+
+    @property
+    def falls(self):
+        return self.first - self.last > NOISE * self.noise
 
 
-def rise(steps, n=WINDOW):
-    """Compare the mean reward of the first and the last n steps, or of both halves of a shorter
-    run. -> first, last, standard error of the difference"""
-    n = max(1, min(n, len(steps) // 2))
-    first, last = (mean(part, "reward") for part in (steps[:n], steps[-n:]))
-    return first, last, error(column(steps, "reward"), n)
+def trend(values):
+    """Compare the first and the last third of some values. -> Trend"""
+    part = max(1, len(values) // 3)
+    first, last = (statistics.fmean(some or [0.0]) for some in (values[:part], values[-part:]))
+    return Trend(first, last, error(values, part), len(values))
 
 
-def has_risen(steps):
-    first, last, noise = rise(steps)
-    return last - first > 2 * noise
+class Table:
+    """The quantities of a run, and what they are evidence for."""
+
+    def __init__(self, run):
+        self.run, self.flags = run, run.flags
+        goal = "reward" if "reward" in run.names else "rewards/accuracies"
+        self.is_filtered = "filtered" in run.names or getattr(run.flags, "dynamic_sampling", 0) > 0
+        if self.is_filtered and "accuracy" in run.names:
+            goal = "accuracy"           # of everything that was sampled
+        self.goal = goal                # what should rise
+        self.steps = [one for one in run.records if goal in one]
+        self.rewards = self[goal]
+        self.trend = trend(self.rewards)
+
+    def __getitem__(self, name):
+        return column(self.steps, name)
+
+    def __contains__(self, name):
+        return bool(self[name])
+
+    def first(self, name):
+        """The mean of the first values. -> float, 0 if there are none"""
+        return statistics.fmean(self[name][:WINDOW] or [0.0])
+
+    def last(self, name):
+        return statistics.fmean(self[name][-WINDOW:] or [0.0])
+
+    def setting(self, description):
+        return SETTINGS.get(self.run.trainer, {}).get(description, description)
+
+    @property
+    def is_unit(self):
+        """Whether all rewards are between 0 and 1, so that they may be accuracies."""
+        return all(0 <= x <= 1 for x in self.rewards)
+
+    def is_solved(self, mean, most=SOLVED):
+        """Whether most answers are right, at the end (mean: self.last) or at first."""
+        if "accuracy" in self:
+            return mean("accuracy") >= most
+        return all(abs(x) <= 1 for x in self.rewards) and mean(self.goal) >= most
+
+    @property
+    def enough(self):
+        """A rise that a run should show. -> float"""
+        if self.is_unit:
+            return RISE
+        return 0.25 * statistics.fmean(self["reward_std"] or [4 * RISE * max(map(
+            abs, self.rewards), default=1.0)])
+
+    def no_signal(self, mean):
+        """The fraction of groups that give no gradient. -> float, None without evidence"""
+        if any(name in self and abs(mean(name)) < NOTHING for name in ("signal", "reward_std")):
+            return 1.0
+        if "frac_reward_zero_std" in self:
+            return mean("frac_reward_zero_std")
+        return 0.0 if "signal" in self else None    # reward_std may be that of all groups together
+
+    @property
+    def groups_differ(self):
+        """Whether the log has evidence that groups differ at the end."""
+        share = self.no_signal(self.last)
+        return share is not None and share < 1
+
+    @property
+    def live(self):
+        """The steps after the first one in which groups differ, as far as the log shows."""
+        return [one for one in self.steps[1:] if one.get("frac_reward_zero_std", 0) < 1 and all(
+            abs(one.get(name, 1)) > NOTHING for name in ("signal", "reward_std"))]
+
+    @property
+    def is_long_enough(self):
+        """Whether a rise that a run should show would be visible in so many steps of this noise."""
+        now = self.trend
+        return now.n >= FEW and now.last - now.first + NOISE * now.noise < self.enough
+
+    @property
+    def is_decided(self):
+        """Whether the log shows if the reward rises, falls or stays."""
+        return self.trend.n > 2 and (
+            self.trend.rises or self.trend.falls or self.is_long_enough)
+
+    @property
+    def has_rewards(self):
+        """Whether rewards are what is learned: not those of a teacher, nor DPO's pairs."""
+        names = {name for one in self.steps for name in one}
+        return not names & {"teacher_kl", "rewards/margins"}
+
+    @property
+    def has_gradient(self):
+        """Whether steps in which groups differ have a gradient, and several updates of a batch
+        change the ratios."""
+        norms, ratios = (column(self.live, name) for name in ("grad_norm", "max_log_ratio"))
+        updates = (getattr(self.flags, "num_iterations", 1)
+                   * getattr(self.flags, "num_mini_batches", 1))
+        is_constant = updates > 1 and ratios and max(ratios) == 0 and not self.trend.rises
+        return not is_constant and (
+            not norms or max(norms[-max(WINDOW, len(norms) // 3):]) >= NOTHING)
 
 
-def reward_trends(steps, has_gradient):
-    """Yield what the rewards of all steps show: a fall, or no rise although groups differ."""
-    n = min(WINDOW, max(1, len(steps) // 2))
-    means = [(mean(steps[i:i + n], "reward"), i) for i in range(len(steps) - n + 1)]
-    peak, place = max(means)
-    last, noise = means[-1][0], error(column(steps, "reward"), n)
-    if peak - last > max(FALL * size(steps[place:place + n]), SURE * noise):
-        fall = f"from {peak:.2g} to {last:.2g}"
-        if place < n:
-            yield (f"the reward falls from the first steps on, {fall}: the grouping or the sign is "
-                   "wrong, or --learning_rate is too high; compare your loss (#flat)")
-        else:
-            yield f"the reward falls {fall}: try a lower --learning_rate (#rate)"
+# ---- the rules: each yields texts, with the part of docs/why.md ------------------------------
+
+def not_finite(table):
+    """nan and inf never get better."""
+    watched = [*table.run.names, *table.run.sets]
+    found = []
+    for place, one in enumerate(table.run.records):
+        bad = [name for name in watched if not math.isfinite(one.get(name) or 0.0)]
+        if bad:
+            found.append((f"{one.get('step', place):g}", bad, one[bad[0]]))
+    if found:
+        step, bad, value = found[0]
+        names = ", ".join(table.run.names.get(name, name) for name in bad)
+        yield (f"{names}: {value} in step {step}, the first of {len(found)} such steps; what is "
+               f"learned after it is lost: lower {table.setting('the learning rate')}, and look "
+               "for a division by 0 or a logarithm of 0 (#not-finite)")
+
+
+def vanished(table):
+    """Some programs leave out what is not finite."""
+    n = len(table.steps)
+    for name in ("loss", "grad_norm", "entropy", "kl"):
+        known = [i for i, one in enumerate(table.steps) if name in one]
+        if known and known[-1] + 1 == len(known) and n / 4 < len(known) < n - WINDOW:
+            step = table.steps[known[-1]].get("step", known[-1])
+            yield (f"{table.run.names[name]} is missing after step {step:g}, as if it were nan "
+                   "(#not-finite)")
+
+
+def groups_without_signal(table):
+    """Equal rewards in a group give no gradient, unless a teacher rewards each token."""
+    if "teacher_kl" in table:
         return
-    first, last, noise = rise(steps, len(steps) // 3)
-    has_groups = mean(steps, "frac_reward_zero_std") < 0.5 and mean(steps, "accuracy") < 0.8
-    is_flat = last - first < max(2 * noise, 0.1 * size(steps))
-    has_rewards = not {"teacher_kl", "rewards/margins"} & {name for one in steps for name in one}
-    if len(steps) >= FLAT and has_groups and has_gradient and has_rewards and is_flat:
-        yield ("groups differ and the gradient is not 0, but the reward does not rise "
-               f"({first:.2g}, then {last:.2g}): the mask, the grouping or the sign is wrong, or "
-               "the rate is too low; compare your loss (#flat)")
+    for mean in (table.first, table.last):
+        may_learn = table.is_solved(mean) or "accuracy" not in table and table.trend.rises
+        if table.no_signal(mean) == 1 and not may_learn:
+            why = "all its rewards are equal"
+            if "accuracy" in table and mean("accuracy") < 0.5:
+                why = "all answers are wrong"
+            yield (f"no group has signal, because {why}: raise "
+                   f"{table.setting('completions per group')}, look at the reward function, or use "
+                   "a better base (#groups)")
+            return
 
 
-def trends(cfg, steps, records):
-    """Yield what only several steps together show."""
-    live = [one for one in steps[1:] if one.get("frac_reward_zero_std", 0) < 1]
-    norms, ratios, kls = (column(live, name) for name in ("grad_norm", "max_log_ratio", "kl"))
-    is_learning = has_risen(steps)
-    num_updates = getattr(cfg, "num_iterations", 1) * getattr(cfg, "num_mini_batches", 1)
-    is_constant = num_updates > 1 and ratios and max(ratios) == 0 and not is_learning
-    if norms and max(norms) < NOTHING or is_constant:
-        yield "groups differ, but the policy gets no gradient (#no-gradient)"
-    elif kls and max(map(abs, kls)) < NOTHING:
-        yield "the KL stays 0: is the reference the policy itself? (#unused)"
+def few_groups(table):
+    """Most groups are all wrong, and it does not get better."""
+    now, share = table.trend, table.no_signal(table.last) or 0.0
+    is_better = now.rises and now.last > 1.5 * now.first
+    if MOST < share < 1 and now.n >= FEW and table.is_unit and now.last < 0.5 and not is_better:
+        yield (f"{share:.0%} of the groups have no signal, and the reward stays near "
+               f"{now.last:.2g}: are the answers right, and does the policy see the whole "
+               "question? Otherwise use a better base (#groups)")
+
+
+def truncated(table):
+    first, last = (mean("completions/clipped_ratio") for mean in (table.first, table.last))
+    if last > 0.5 and last > first - 0.1:
+        yield (f"most completions are truncated ({last:.0%}): raise "
+               f"{table.setting('the length limit')} (#groups)")
+
+
+def no_gradient(table):
+    """The loss or the learning rate is constant."""
+    rates = table["learning_rate"]
+    if not table.has_gradient and (table.groups_differ or not table.is_solved(table.last)):
+        differ = "groups differ, but " if table.groups_differ else ""
+        yield f"{differ}the policy gets no gradient (#no-gradient)"
+    if rates and max(rates) == 0:
+        yield "the learning rate is 0 in all steps (#no-gradient)"
+
+
+def unused(table):
+    kls = column(table.live, "kl")
+    if kls and max(map(abs, kls)) < NOTHING and table.has_gradient and (
+            table.run.trainer not in MAY_BE_0):
+        yield ("the KL stays 0: is the reference the policy itself, or the learning rate nearly 0? "
+               "(#unused)")
+
+
+def collapse(values, size=0.0):
+    """Find whether a quantity has lost a large part of its peak, or of `size`, which noise doesn't
+    explain. -> its mean at the peak, at the end, and whether it fell from the start; or None"""
+    n = min(WINDOW, max(1, len(values) // 2))
+    means = [(statistics.fmean(values[i:i + n]), i) for i in range(len(values) - n + 1)]
+    if not means:
+        return None
+    peak, place = max(means)
+    last = means[-1][0]
+    is_large = peak - last > max(FALL * max(abs(peak), size), SURE * error(values, n))
+    return (peak, last, place < n) if is_large else None
+
+
+def falls(table):
+    """The reward has lost a part of what it was."""
+    spread = statistics.fmean(table["reward_std"] or [0.0])
+    if (found := collapse(table.rewards, spread)) is None:
+        return
+    peak, last, is_at_once = found
+    rate = table.setting("the learning rate")
+    if is_at_once:
+        yield (f"the {table.goal} falls from {peak:.2g} to {last:.2g}, from the first steps on: "
+               f"the grouping or the sign is wrong, or {rate} is too high; compare your loss "
+               "(#flat)")
     else:
-        yield from reward_trends(steps, has_gradient=bool(norms))
-    usual = statistics.median(column(steps[:WINDOW], "grad_norm") or [0.0])
+        yield f"the {table.goal} falls from {peak:.2g} to {last:.2g}: lower {rate} (#rate)"
+
+
+def flat(table):
+    """The reward does not rise, although its noise is small enough to show a rise."""
+    is_moot = (table.is_filtered and table.goal == "reward") or not table.has_rewards
+    is_harder = not table.trend.falls and any(scores[-1] > scores[0] + RISE for scores in (
+        column(table.run.records, name) for name in table.run.sets) if scores)
+    if (is_moot or is_harder or not table.is_long_enough or table.trend.rises
+            or table.no_signal(table.last) == 1 or any(falls(table))
+            or table.is_solved(table.first) or not table.has_gradient):
+        return
+    evidence = ["groups differ"] if table.groups_differ else []
+    evidence += ["the gradient is not 0"] if "grad_norm" in table else []
+    but = f"{' and '.join(evidence)}, but " if evidence else ""
+    yield (f"{but}the {table.goal} does not rise ({table.trend.first:.2g}, then "
+           f"{table.trend.last:.2g}): the mask, the grouping or the sign is wrong, or "
+           f"{table.setting('the learning rate')} is too low; compare your loss (#flat)")
+
+
+def gradient_grows(table):
+    usual = statistics.median(column(table.steps[:WINDOW], "grad_norm") or [0.0])
+    norms = table["grad_norm"]
     spikes = [norm for norm in norms if norm > SPIKE * usual > 0]
-    if 8 * len(spikes) > len(steps) and not is_learning:
-        yield f"grad_norm goes up from {usual:.2g} to {max(spikes):.2g} again and again (#rate)"
-    before, after = mean(steps[:WINDOW], "entropy"), mean(steps[-WINDOW:], "entropy")
-    if after > 2 * before > 0 and not is_learning:
-        yield f"the entropy grows from {before:.2g} to {after:.2g} (#rate)"
-    both = [one for one in steps if {"sampling/surprise", "entropy"} <= one.keys()]
-    surprise, entropy = mean(both, "sampling/surprise"), mean(both, "entropy")
+    if spikes and (max(spikes) > EXPLOSION * usual
+                   or 8 * len(spikes) > len(norms) and not table.trend.rises):
+        yield (f"grad_norm goes up from {usual:.2g} to {max(spikes):.2g}: lower "
+               f"{table.setting('the learning rate')}, or clip the gradient (#rate)")
+    spread = statistics.pstdev(norms) / statistics.fmean(norms) if any(norms) else 0.0
+    if len(norms) > 2 * WINDOW and STEADY[0] < spread < STEADY[1]:
+        yield (f"grad_norm is {statistics.fmean(norms):.3g} in each step, although batches differ: "
+               "something else than the loss is in the gradient (#flat)")
+
+
+def far_from_reference(table):
+    usual = statistics.median(table["kl"][-WINDOW:] or [0.0])       # k3 has outliers
+    if usual > FAR:
+        yield (f"the KL to the reference grows to {usual:.2g} nats per token: the "
+               f"policy has left it; lower {table.setting('the learning rate')}, or raise "
+               f"{table.setting('the weight of the KL')} (#rate)")
+
+
+def length_collapses(table):
+    name = "completions/mean_length"
+    before, after = table.first(name), table.last(name)
+    if before > SHRUNK * after > 0:
+        yield (f"completions shrink from {before:.3g} tokens to {after:.2g}: the policy ends at "
+               "once; read samples, and lower "
+               f"{table.setting('the learning rate')} (#rate)")
+
+
+def entropy_changes(table):
+    if "entropy" not in table:
+        return
+    before, after = table["entropy"][0], table.last("entropy")      # one step may destroy a policy
+    rate = table.setting("the learning rate")
+    if after > 2 * before > 0 and not table.trend.rises:
+        yield f"the entropy grows from {before:.2g} to {after:.2g}: lower {rate} (#rate)"
+    half = table.rewards[len(table.rewards) // 2:]
+    has_stopped = len(half) > WINDOW and not trend(half).rises
+    has_stopped |= (table.no_signal(table.last) or 0.0) > MOST
+    has_stopped |= "accuracy" in table and after < 0.005
+    is_solved = table.is_solved(table.last, RIGHT)
+    if after < max(0.005, 0.05 * before) and has_stopped and not is_solved:
+        bonus = ", or raise --entropy_coef" if table.run.trainer == "ours" else ""
+        yield f"entropy has collapsed to {after:.2g}: lower {rate}{bonus} (#rate)"
+
+
+def other_distribution(table):
+    both = [one for one in table.steps if {"sampling/surprise", "entropy"} <= one.keys()]
+    if not both:
+        return
+    surprise, entropy = (
+        statistics.fmean(column(both, name)) for name in ("sampling/surprise", "entropy"))
     if surprise > 0 and abs(surprise - entropy) > SURPRISE * max(entropy, 0.05):
         yield (f"the surprise is {surprise:.2g}, but the entropy is {entropy:.2g}: samples come "
                "from another distribution (#temperature)")
-    chosen = mean(steps[-WINDOW:], "rewards/chosen")
-    first, last, noise = rise(steps)
-    if chosen < 0 and "rewards/chosen" in steps[-1] and last < first - 2 * noise:
-        yield ("chosen answers become less likely, and fewer are right: try a lower "
-               "--learning_rate (#rate)")
-    scores = column(records, "eval/greedy") or column(records, "eval_reward") or [0.0]
-    floor = 2 * getattr(cfg, "num_eval_problems", 512) ** -0.5
-    if is_learning and scores[-1] < max(scores) - max(LOSS, floor):
-        yield (f"the reward rises, but held-out falls from {max(scores):.2g} to {scores[-1]:.2g} "
-               "(#held-out)")
 
 
-def check(cfg, records, samples=()):
-    """List what the steps of a run show, and the masks of its samples. -> list of texts"""
-    steps = [one for one in records if isinstance(one.get("reward"), (int, float))]
-    found = [*trends(cfg, steps, records)] if steps else []
-    for part in (steps[:WINDOW], steps[-WINDOW:]):
-        metrics = {name: mean(part, name) for one in part for name in one}
-        if has_risen(steps):
-            metrics.setdefault("accuracy", 1.0)         # groups without signal are all right
-        found += warnings(metrics, cfg)
-    completions = [one for group in samples for one in group["completions"] if one["tokens"]]
+def sampler_differs(table):
+    """Sampler and trainer compute different probabilities for the same tokens."""
+    is_ours = table.run.trainer == "ours"
+    is_corrected = not is_ours or (
+        getattr(table.flags, "importance_sampling_correction", "") != "none"
+        and "sampling/importance_sampling_ratio/mean" in table)
+    if is_corrected and getattr(table.flags, "sampler_lag", 0) > 0:
+        return                          # older weights sample on purpose
+    for name, (limit, unit) in DIFFERENCES.items():
+        worst = max(table.first(name), table.last(name))
+        limit = 0.02 if is_ours else limit              # others may compute in bfloat16
+        if is_corrected and worst > limit:
+            yield (f"sampler and trainer differ by {worst:.2g} {unit}, more than rounding "
+                   "explains: does the sampler have the trainer's weights, and the same "
+                   "temperature? (#rounding)")
+        elif worst > 0.01 and not is_corrected:
+            yield ("sampler and trainer differ: try --importance_sampling_correction truncate "
+                   "(#stale)")
+    largest = "sampling/sampling_logp_difference/max"
+    worst = max(table.first(largest), table.last(largest))
+    is_unseen = table.last("sampling/sampling_logp_difference/mean") <= 0.01
+    if is_ours and not is_corrected and is_unseen and worst > 1:
+        yield (f"a token's first ratio is off by {worst:.2g} nats: the text that is trained is not "
+               "the one that was sampled (#rounding)")
+    elif is_ours and not is_corrected and is_unseen and worst > 1e-3:
+        yield "the first ratio is not 1: try --kernel torch (#rounding)"
+
+
+def pairs(table):
+    """DPO learns to order pairs, which shows in margins, not in rewards."""
+    margins, chosen = table["rewards/margins"], table.last("rewards/chosen")
+    greedy = column(table.run.records, "eval/greedy")
+    if greedy and trend(margins).rises and greedy[-1] < min(SOLVED, greedy[0] + BELOW):
+        yield ("the margins grow, but held-out answers do not get better: are chosen and rejected "
+               "answers swapped? (#flat)")
+    if "reward" in table.run.names and chosen < 0 and "rewards/chosen" in table and (
+            table.trend.falls):
+        yield ("chosen answers become less likely, and fewer are right: lower "
+               f"{table.setting('the learning rate')} (#rate)")
+    if len(margins) >= FEW and not trend(margins).rises:
+        yield ("the margins between chosen and rejected answers do not grow: are the pairs, the "
+               "mask or the sign wrong? (#flat)")
+
+
+def held_out(table):
+    """A score falls below the base's, or far below the best one; or the reward rises, and fewer
+    answers are right."""
+    problems = getattr(table.flags, "num_eval_problems", math.inf)
+    for name in table.run.sets:
+        scores = column(table.run.records, name) or [0.0]
+        last = scores[-1]
+        bends = [abs(a - 2 * b + c) for a, b, c in zip(scores, scores[1:], scores[2:])]
+        noise = 0.85 * statistics.median(bends or [0.0]) if problems == math.inf else 0.0
+        scale = max([1.0, *map(abs, scores)])
+        fallen = []
+        for best, limit, margin in ((scores[0], BELOW, NOISE), (max(scores), LOSS, SURE)):
+            p = min(1.0, max(0.0, (best + last) / 2))
+            chance = (2 * p * (1 - p) / problems) ** 0.5            # of so many problems
+            if best - last > max(limit * scale, margin * (noise + chance)):
+                fallen.append(best)
+        if fallen:
+            yield f"held-out falls: {name} from {max(fallen):.2g} to {last:.2g} (#held-out)"
+    found = collapse(table["accuracy"])
+    if found and table.trend.rises and table.goal == "reward":
+        yield (f"the reward rises, but right answers fall from {found[0]:.2g} to {found[1]:.2g}: "
+               "it pays for something else (#held-out)")
+
+
+def masks(table):
+    """What the masks of samples leave out, or do not."""
+    completions = [one for group in table.run.samples for one in group["completions"]
+                   if one["tokens"]]
     if any(one["tokens"][-1] == "<|eos|>" and one["mask"][-1] == 0 for one in completions):
-        found.append("the token that ends a completion is not learned (#rounding)")
-    if mean(steps, "tools/call_frequency") > 0 and all(all(one["mask"]) for one in completions):
-        found.append("what a tool says is learned, too (#turns)")
-    return list(dict.fromkeys(found))
+        yield "the token that ends a completion is not learned (#rounding)"
+    calls = statistics.fmean(table["tools/call_frequency"] or [0.0])
+    if calls > 0 and all(all(one["mask"]) for one in completions):
+        yield "what a tool says is learned, too (#turns)"
+
+
+AT_ONCE = (groups_without_signal, truncated, entropy_changes, sampler_differs)
+RULES = (not_finite, vanished, no_gradient, groups_without_signal, few_groups, truncated, unused,
+         gradient_grows, far_from_reference, length_collapses, entropy_changes, other_distribution,
+         sampler_differs, masks, held_out, pairs, falls, flat)
+
+
+def warnings(metrics, cfg):
+    """Yield a warning for each metric of a step that shows why learning cannot work."""
+    run = Run("ours", cfg, [metrics], {name: name for name in metrics}, [], [], "")
+    table = Table(run)
+    for rule in AT_ONCE:
+        yield from rule(table)
+
+
+def check(run):
+    """List what the steps of a run show, and the masks of its samples. -> list of texts"""
+    table = Table(run)
+    return list(dict.fromkeys(text for rule in RULES for text in rule(table)))
 
 
 def parts(found):
@@ -178,28 +481,55 @@ def parts(found):
     return {re.search(r"\(#([\w-]+)\)", text)[1] for text in found}
 
 
-def summary(records):
+# ---- what was read, and what it can decide ---------------------------------------------------
+
+def described(run):
+    """Say what was read. -> str"""
+    table = Table(run)
+    steps = column(table.steps, "step")
+    span = f" from {steps[0]:g} to {steps[-1]:g}" if steps else ""
+    text = f"read {run.source}: names of {run.trainer}, {len(table.steps)} steps{span}"
+    used = [name if name == theirs else f"{name} = {theirs}" for name, theirs in run.names.items()]
+    return "\n  ".join([text, ", ".join(used), *(f"held out: {name}" for name in run.sets)])
+
+
+def decided(run):
+    """Say what the rewards can decide. -> str"""
+    table = Table(run)
+    now = table.trend
+    if table.is_filtered and table.goal == "reward":
+        return "the rewards are of groups that differ only, so they need not rise"
+    if now.n < 3:
+        return f"too short to judge: one step decides nothing, and this log has {now.n}"
+    if not table.is_decided:
+        return (f"too short to judge: a rise below {NOISE * now.noise:.2g} would not show in "
+                f"{now.n} steps of this noise")
+    course = "rises" if now.rises else "falls" if now.falls else "stays"
+    return f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}"
+
+
+def summary(run):
     """Say what was looked at in a run without findings. -> str"""
-    steps = column(records, "reward")
-    known = [name for name in LOOKED_AT if column(records, name)]
-    lacking = [name for name in LOOKED_AT[:7] if name not in known]
-    text = f"steps: {len(steps)}; nothing found; looked at {', '.join(known)}"
-    if lacking:
-        text += f"; the log lacks {', '.join(lacking)}"
-    return text
+    table = Table(run)
+    known = [name for name in LOOKED_AT if name in table] + run.sets
+    lacking = [name for name in LOOKED_AT if name not in known]
+    found = "nothing found; " if table.is_decided else ""
+    text = f"{found}looked at {', '.join(known)}"
+    return text + (f"; the log lacks {', '.join(lacking)}" if lacking else "")
 
 
 def main():
     words = parser(__doc__)
-    words.add_argument("run")
+    words.add_argument("path")
+    words.add_argument("--run", metavar="NAME", help="which one, of several runs")
     words.add_argument("--fail-on", metavar="NAMES", default="", help="any, or parts of why.md")
     args = words.parse_args()
     wanted = {*filter(None, args.fail_on.split(","))}
     if unknown := wanted - {"any", *PARTS}:
         fail(f"--fail-on {unknown.pop()}: has to be any, or some of {','.join(PARTS)}")
-    cfg, records, samples = read(args.run)
-    found = check(cfg, records, samples)
-    for text in found or [summary(records)]:
+    run = read(args.path, args.run)
+    found = check(run)
+    for text in (described(run), *(found or [summary(run)]), decided(run)):
         print(text.replace("(#", "(docs/why.md#"))
     named = parts(found)
     if "any" in wanted and named or named & wanted:

@@ -1,115 +1,382 @@
-"""Read the log of any trainer: a folder of ours, TRL's trainer_state.json, verl's file logger, JSON
-lines, CSV as W&B exports it, and TensorBoard's event files."""
-import contextlib
+"""Read the log of any trainer into one shape, a Run: a folder of ours, TRL's trainer_state.json,
+the JSON lines of verl, ms-swift, prime-rl and others, CSV as W&B exports it, and TensorBoard's
+event files. docs/why.md says which names are read."""
 import csv
+import json
+import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import common
 from plumbing import read_config
-from report.logs import finite, loads, read_log, records
-
-# What verl calls the metrics for which the scripts have TRL's names. The first name that a record
-# has is taken, and validation scores are recognized by how they begin.
-OF_VERL = {
-    "reward": ("critic/score/mean", "critic/rewards/mean"), "grad_norm": ("actor/grad_norm",),
-    "entropy": ("actor/entropy", "actor/entropy_loss"), "kl": ("actor/kl_loss", "actor/ppo_kl"),
-    "completions/mean_length": ("response_length/mean",),
-    "completions/clipped_ratio": ("response_length/clip_ratio",), "loss": ("actor/pg_loss",),
-    "step": ("training/global_step", "trainer/global_step", "global_step", "Step", "_step")}
-VALIDATION = ("val-core/", "val/test_score/")
+from report.logs import read_log, records
 
 
-def read(path):
-    """Read a run. -> flags of ours (empty for others), records of steps and evaluations, samples.
-    Exits with one line if there is no log, or none that can be read"""
-    path = Path(path)
-    if (path / "metrics.jsonl").is_file():
-        flags = SimpleNamespace(**read_config(path)[1])
-        return flags, read_log(path, "metrics", "step"), read_log(path, "samples", "completions")
-    if path.is_dir():
-        path = log_in(path)
-    if not path.exists():
-        common.fail(f"{path}: does not exist")
-    try:
-        found = [renamed(one) for one in content_of(path) if isinstance(one, dict)]
-    except (OSError, TypeError, ValueError, csv.Error) as error:
-        common.fail(f"{path}: is not a log that can be read: {str(error)[:100]!r}")
-    if not any(isinstance(one.get("reward"), (int, float)) for one in found):
-        common.fail(f"{path}: no line has a reward, under its name in TRL or verl")
-    return SimpleNamespace(), merged(found), []
+class Run(NamedTuple):
+    trainer: str            # "ours", or whose names the log has
+    flags: SimpleNamespace  # of a run of ours, otherwise empty
+    records: list           # a dict for each step, in order: quantity or evaluation -> number
+    names: dict             # quantity -> its name in the log
+    sets: list              # the names of the evaluations
+    samples: list           # of a run of ours
+    source: str             # the file or folder, and the run in it that was chosen
 
 
-def log_in(folder):
-    """Find the log in a folder of TRL's trainer, of its newest checkpoint, or of TensorBoard.
-    -> Path"""
-    states = sorted(folder.glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
-    events = sorted(folder.glob("**/events.out.tfevents*"))
-    if not states and not events:
-        common.fail(f"{folder}: has no metrics.jsonl, trainer_state.json or event file")
-    return states[-1] if states else events[-1].parent
+# ---- names -----------------------------------------------------------------------------------
+
+# What trainers call the quantities, which have TRL's names here. The first name that the log has is
+# used; names joined by " + " are added. Prefixes "train/" are removed before. Quantities without a
+# name in TRL:
+#   old_kl        KL between the policy and the one whose ratio it is, 0 with one update per batch
+#   sampler_kl    KL between the sampler and the trainer, as they compute the same policy
+#   probability_difference     mean difference of the probabilities of sampler and trainer
+#   signal        how much the completions of a group differ: an advantage, or the std in groups
+#   filtered      is logged if groups without signal are replaced, so the reward is of the others
+AGENT = "[^/]+"         # of prime-rl, which logs all its samples, and those that it trains on
+NAMES = {
+    "TRL": {name: (name,) for name in (
+        "reward", "reward_std", "frac_reward_zero_std", "accuracy", "loss", "grad_norm",
+        "learning_rate", "entropy", "kl", "completions/mean_length", "completions/clipped_ratio",
+        "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max",
+        "sampling/importance_sampling_ratio/mean", "rewards/chosen", "rewards/margins",
+        "rewards/accuracies", "teacher_kl")} | {
+            "reward": ("reward", "objective/scores"), "entropy": ("entropy", "policy/entropy_avg"),
+            "old_kl": ("policy/approxkl_avg",), "learning_rate": ("learning_rate", "lr")},
+    "verl": {
+        "reward": ("critic/score/mean", "critic/rewards/mean"), "loss": ("actor/pg_loss",),
+        "signal": ("critic/advantages/max",), "grad_norm": ("actor/grad_norm",),
+        "learning_rate": ("actor/lr",), "entropy": ("actor/entropy", "actor/entropy_loss"),
+        "kl": ("actor/kl_loss", "actor/reward_kl_penalty"), "old_kl": ("actor/ppo_kl",),
+        "completions/mean_length": ("response_length/mean",),
+        "completions/clipped_ratio": ("response_length/clip_ratio",),
+        "probability_difference": ("training/rollout_probs_diff_mean",),
+        "sampler_kl": ("rollout_corr/k3_kl", "rollout_corr/kl"),
+        "filtered": ("train/num_gen_batches", "training/filter_groups/evicted_samples")},
+    "OpenRLHF": {
+        "reward": ("reward",), "signal": ("group_reward_std",), "loss": ("policy_loss",),
+        "grad_norm": ("actor_grad_norm",), "learning_rate": ("actor_lr",),
+        "entropy": ("entropy_loss",), "kl": ("kl",), "old_kl": ("ppo_kl",),
+        "sampler_kl": ("vllm_kl",), "completions/mean_length": ("response_length",),
+        "completions/clipped_ratio": ("truncated", "response_clip_ratio"),
+        "filtered": ("dynamic_filtering_pass_rate",)},
+    "SkyRL": {
+        "reward": ("reward/avg_raw_reward", "loss/avg_final_rewards"),
+        "loss": ("policy/policy_loss", "policy/final_loss"),
+        "signal": ("loss/avg_raw_advantages_abs",),
+        "grad_norm": ("policy/grad_norm", "policy/raw_grad_norm"),
+        "learning_rate": ("policy/policy_lr",), "entropy": ("policy/policy_entropy",),
+        "kl": ("policy/policy_kl", "loss/avg_kl"),
+        "completions/mean_length": ("generate/avg_num_tokens",),
+        "sampling/sampling_logp_difference/mean": (
+            "policy/rollout_train_logprobs_abs_diff_mean",)},
+    "prime-rl": {
+        "reward": (f"agg/all/{AGENT}/reward/mean", "reward/mean", "reward/reward"),
+        "frac_reward_zero_std": (f"agg/all/{AGENT}/solved_none + agg/all/{AGENT}/solved_all",
+                                 "reward/solve_none + reward/solve_all"),
+        "completions/clipped_ratio": (f"agg/all/{AGENT}/is_truncated/mean", "is_truncated/mean"),
+        "completions/mean_length": (f"agg/all/{AGENT}/num_output_tokens/mean",),
+        "loss": ("loss/mean",), "grad_norm": ("optim/grad_norm",), "learning_rate": ("optim/lr",),
+        "entropy": ("entropy/all/mean", "entropy/mean"),
+        "sampler_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean")}}
+NAMES["ms-swift"] = NAMES["TRL"] | {"entropy": ("entropy/mean", "entropy")}
+STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
+        "global_step", "Step", "_step")
+WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
+WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
+# Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
+HELD_OUT = re.compile("(?:eval|val|val-core|validation|test)[/_].+")
+NO_SCORE = re.compile(
+    r"loss|length|time|second|std|entropy|(?<![a-z])kl(?![a-z])|token|num_|sampl|logp|logit|clip|"
+    r"complet|truncat|positive|epoch|step|turns|error|grad|rewards/(?!accuracies|margins)|"
+    r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
+OURS = re.compile("eval/greedy(?:_return)?(?:/.*)?")
 
 
-def content_of(path):
-    """List what a log contains. Its name shows the format. The lines of verl are {"step": 1,
-    "data": {...}}. -> list of dicts"""
-    if path.is_dir() or path.name.startswith("events.out.tfevents"):
-        return of_tensorboard(path)
-    if path.suffix == ".csv":
-        with open(path, encoding="utf-8-sig", newline="", errors="replace") as rows:
-            return [of_strings(row) for row in csv.DictReader(rows)]
-    if path.suffix == ".json":
-        content = loads(path.read_text("utf-8-sig"))
-        return content.get("log_history", []) if isinstance(content, dict) else content
-    return [one | one["data"] if isinstance(one.get("data"), dict) else one
-            for one in records(path)]
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def of_strings(row):
-    """Turn the cells of a CSV row into numbers; empty cells and texts are left out. -> dict"""
-    numbers = {}
-    for name, cell in row.items():
-        with contextlib.suppress(TypeError, ValueError):
-            numbers[name] = finite(cell)
-    return numbers
+def matching(pattern, names):
+    """Find the name that fits a pattern of NAMES. -> str or None"""
+    if pattern in names:
+        return pattern
+    fits = re.compile(pattern).fullmatch if AGENT in pattern else lambda name: False
+    return next(filter(fits, names), None)
 
 
-def of_tensorboard(path):
-    """Read event files with TensorBoard, which has to be installed. -> list of dicts"""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        common.fail(f"{path}: event files need a package: pip install tensorboard")
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
-    events.Reload()
-    return [{"step": event.step, name: event.value}
-            for name in events.Tags()["scalars"] for event in events.Scalars(name)]
+def names_in(found, trainer):
+    """Find which names of a trainer a log has. -> {quantity: names that are added}"""
+    seen = dict.fromkeys(name for one in found for name, x in one.items() if is_number(x))
+    used = {}
+    for quantity, patterns in NAMES[trainer].items():
+        for pattern in patterns:
+            names = [matching(part, seen) for part in pattern.split(" + ")]
+            if None not in names:
+                used[quantity] = names
+                break
+    return used
 
 
-def renamed(record):
-    """Give the metrics of a record their names in TRL. W&B writes "RUN - train/reward" in CSV, and
-    adds columns with the smallest and the largest value of an interval. -> dict"""
-    plain = {}
-    for name, value in record.items():
-        short = str(name).rpartition(" - ")[2]
-        if not short.endswith(("__MIN", "__MAX")):
-            plain[short.removeprefix("train/")] = value
-    for name, others in OF_VERL.items():
-        if plain.get(name) is None:
-            plain[name] = next((x for x in map(plain.get, others) if x is not None), None)
-    scores = [value for name, value in plain.items() if name.startswith(VALIDATION)
-              and isinstance(value, (int, float))]
-    if scores:
-        plain.setdefault("eval_reward", scores[0])
+def recognized(found):
+    """Find whose names a log has: those of the trainer with the most names in it, TRL's if there is
+    a tie. -> trainer, {quantity: names}"""
+    used = {trainer: names_in(found, trainer) for trainer in NAMES}
+    if any("global_step/max_steps" in one for one in found):
+        return "ms-swift", used["ms-swift"]
+    trainer = max(used, key=lambda name: len(used[name]))
+    return trainer, used[trainer]
+
+
+def is_score(name, trainer):
+    """Whether a metric is a score on held-out problems."""
+    if trainer == "ours":
+        return OURS.fullmatch(name) is not None
+    return HELD_OUT.fullmatch(name) is not None and NO_SCORE.search(name) is None
+
+
+def quantities(record, used, sets):
+    """Give the metrics of a record the names of their quantities. -> dict"""
+    plain = {name: record[name] for name in sets if is_number(record.get(name))}
+    if (step := step_of(record)) is not None:
+        plain["step"] = step
+    for quantity, names in used.items():
+        values = [record.get(name) for name in names]
+        if all(map(is_number, values)):
+            plain[quantity] = float(sum(values))
     return plain
 
 
+# ---- one reader for each format --------------------------------------------------------------
+
+def of_lines(path):
+    """Read JSON lines. Those of verl are {"step": 1, "data": {...}}. -> {"": dicts}"""
+    return {"": [one | one["data"] if isinstance(one.get("data"), dict) else one
+                 for one in records(path, parse=json.loads)]}
+
+
+def of_json(path):
+    """Read trainer_state.json, or a list of records. -> {"": dicts}"""
+    content = json.loads(path.read_text("utf-8-sig"))
+    if isinstance(content, dict):
+        content = content.get("log_history", [])
+    return {"": [one for one in content if isinstance(one, dict)]}
+
+
+def of_table(path):
+    """Read a table whose cells are separated by commas, semicolons or tabs; numbers may have
+    decimal commas. W&B calls its columns "RUN - METRIC", and adds the smallest and the largest
+    value of an interval. -> {run: dicts}"""
+    with open(path, encoding="utf-8-sig", newline="", errors="replace") as file:
+        head = file.readline()
+        separator = max(",;\t", key=head.count)
+        file.seek(0)
+        rows = [*csv.DictReader(file, delimiter=separator)]
+    runs = {}
+    for row in rows:
+        whose = next((row[name] for name in WHOSE if row.get(name)), "")
+        shared, own = {}, {}
+        for name, cell in row.items():
+            run, _, metric = str(name).rpartition(" - ")
+            if not metric.endswith(("__MIN", "__MAX")) and isinstance(cell, str):
+                cell = re.sub(r"^(-?\d+),(\d+)", r"\1.\2", cell)
+                (own.setdefault(run, {}) if run else shared)[metric] = cell
+        for run, cells in (own or {whose: {}}).items():
+            runs.setdefault(run, []).append(shared | cells)
+    return runs
+
+
+def of_events(files):
+    """Read event files with TensorBoard, which has to be installed, in the order of the times at
+    which the events were written. -> {"": dicts}"""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        common.fail(f"{files[0]}: event files need a package: pip install tensorboard")
+    found = []
+    for file in files:
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0},
+                                  purge_orphaned_data=False)
+        events.Reload()
+        found += [(event.wall_time, {"step": event.step, name: event.value})
+                  for name in events.Tags()["scalars"] for event in events.Scalars(name)]
+    return {"": [one for _, one in sorted(found, key=lambda pair: pair[0])]}
+
+
+def content_of(files):
+    """Read a file, or the event files of a run. The name shows the format. -> {run: dicts}"""
+    path = files[0]
+    if path.name.startswith("events.out.tfevents"):
+        return of_events(files)
+    if path.suffix in (".csv", ".tsv"):
+        return of_table(path)
+    return of_json(path) if path.suffix == ".json" else of_lines(path)
+
+
+def logs_in(folder):
+    """Find the logs in a folder. Of a run with several, the one with all steps counts: TRL also
+    writes events, ms-swift also trainer_state.json. -> {folder of a run, relative: files}"""
+    logs = {}
+    for path in sorted(folder.rglob("events.out.tfevents*")):
+        home = path.parent
+        if home.parent.name == "runs" and folder in home.parents[1:]:   # output/runs/DATE_HOST
+            home = home.parents[1]
+        logs.setdefault(home, []).append(path)
+    for path in sorted(folder.rglob("trainer_state.json"), key=checkpoint):
+        is_checkpoint = path.parent.name.startswith("checkpoint-") and path.parent != folder
+        logs[path.parents[1] if is_checkpoint else path.parent] = [path]
+    for name in ("logging.jsonl", "metrics.jsonl"):
+        logs |= {path.parent: [path] for path in folder.rglob(name)}
+    if not logs:
+        logs = {path: [path] for ending in ("jsonl", "csv", "tsv")
+                for path in folder.rglob(f"*.{ending}")}
+    return {home.relative_to(folder).as_posix(): files for home, files in sorted(logs.items())}
+
+
+def checkpoint(path):
+    """The step of a trainer_state.json's checkpoint; the one at the end of the run comes last."""
+    number = re.fullmatch(r"checkpoint-(\d+)", path.parent.name)
+    return int(number[1]) if number else math.inf
+
+
+# ---- from the content to a run ---------------------------------------------------------------
+
+def number(value):
+    """Convert a cell or a value. nan and inf are numbers, whatever a format calls them. The step of
+    ms-swift is "12/60". -> float, or the value itself"""
+    if isinstance(value, str):
+        value = value.partition("/")[0] if re.fullmatch(r"\d+/\d+", value) else value
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def tidy(record):
+    """Remove the prefix train/, and convert what is a number. -> dict"""
+    return {str(name).removeprefix("train/"): number(value) for name, value in record.items()}
+
+
+def step_of(record):
+    return next((record[name] for name in STEP
+                 if is_number(record.get(name)) and record[name] == record[name]), None)
+
+
+def separated(found, names):
+    """Separate the runs that follow one another in a log. If the steps of the rewards, which have
+    these names, go back to the first one, another run begins; if they go back less, the run was
+    resumed, or the log is in another order. -> list of lists of dicts"""
+    parts, seen = [[]], []
+    for record in found:
+        step = step_of(record)
+        if step is not None and any(is_number(record.get(name)) for name in names):
+            if len(seen) > 1 and step <= seen[0] < seen[1]:
+                parts.append([])
+                seen = []
+            seen.append(step)
+        parts[-1].append(record)
+    return parts
+
+
 def merged(found):
-    """Join records of the same step, which TensorBoard and some programs write one by one. Records
-    without a step stay as they are. -> list of dicts, in the order of the steps"""
-    by_step = {}
-    for place, record in enumerate(found):
-        step = record["step"] if isinstance(record.get("step"), (int, float)) else (place,)
-        by_step.setdefault(step, {}).update(
-            {name: value for name, value in record.items() if value is not None})
-    return [*by_step.values()]
+    """Join the records of a step, which some programs write in parts; what was written later
+    counts. Records without a step stay as they are. -> list of dicts, in the order of the steps"""
+    by_step, before = {}, float("-inf")
+    for place, record in enumerate(found, start=1):
+        step = step_of(record)
+        before = before if step is None else step
+        by_step.setdefault((before, place if step is None else 0), {}).update(
+            {name: value for name, value in record.items() if value not in (None, "")})
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def chosen(runs, name, where):
+    """Choose the run with a name. Exits with one line if there are several and none is named, or if
+    there is no such run. -> name, run"""
+    if name is None and len(runs) == 1:
+        return next(iter(runs.items()))
+    if name not in runs:
+        several = ", ".join(list(runs)[:9]) + (", ..." if len(runs) > 9 else "")
+        common.fail(f"{where}: contains {len(runs)} runs; choose one with --run: {several}")
+    return name, runs[name]
+
+
+def runs_of(content):
+    """List the runs in what a reader returns: those with rewards. -> {name: dicts}"""
+    runs = {}
+    for name, found in content.items():
+        found = [tidy(one) for one in found]
+        for when in WHEN:
+            if all(is_number(one.get(when)) for one in found):
+                found.sort(key=lambda one: one[when])
+        parts = separated(found, rewards_of(recognized(found)[1]))
+        for i, part in enumerate(parts, start=1):
+            if rewards_of(recognized(part)[1]):
+                runs[name if len(parts) == 1 else f"{name} {i}".strip()] = part
+    return runs
+
+
+def rewards_of(used):
+    """The names of the rewards of a log, or of what DPO logs instead. -> list, empty without any"""
+    return used.get("reward") or used.get("rewards/margins") or []
+
+
+def is_ours(path):
+    """Whether a folder, or its metrics.jsonl, is a run of one of our scripts."""
+    folder = path if path.is_dir() else path.parent
+    return folder / "metrics.jsonl" in (path, *folder.glob("metrics.jsonl")) and (
+        folder / "config.json").is_file()
+
+
+def of_ours(path):
+    """Read a run of one of our scripts. -> Run"""
+    folder = path if path.is_dir() else path.parent
+    flags = SimpleNamespace(**read_config(folder)[1])
+    found = [*records(folder / "metrics.jsonl", "step", parse=json.loads)]
+    names = {name for one in found for name, value in one.items() if is_number(value)}
+    return Run("ours", flags, found, {name: name for name in NAMES["TRL"] if name in names},
+               sorted(name for name in names if is_score(name, "ours")),
+               read_log(folder, "samples", "completions"), str(path))
+
+
+def located(path, run):
+    """Find the files of a run in a folder, which may contain several. -> files, name or None"""
+    if path.is_dir() and (path / "metrics.jsonl").is_file():
+        return [path / "metrics.jsonl"], None
+    logs = logs_in(path) if path.is_dir() else {".": [path]}
+    if not logs:
+        common.fail(f"{path}: has no metrics.jsonl, trainer_state.json or event file")
+    if len(logs) == 1:
+        return next(iter(logs.values())), None
+    name, files = chosen(logs, run, path)
+    return files, name
+
+
+def read(path, run=None):
+    """Read a run. run: which one, if there are several. -> Run. Exits with one line if there is no
+    log, none that can be read, or several runs of which none was chosen"""
+    path = Path(path)
+    if is_ours(path):
+        return of_ours(path)
+    files, name = located(path, run)
+    where = str(path) if name is None else f"{path}, run {name}"
+    if is_ours(files[0]):
+        return of_ours(files[0])
+    if not files[0].exists():
+        common.fail(f"{path}: does not exist")
+    try:
+        runs = runs_of(content_of(files))
+    except (AttributeError, OSError, TypeError, ValueError, csv.Error) as error:
+        common.fail(f"{where}: is not a log that can be read: {str(error)[:100]!r}")
+    if not runs:
+        common.fail(f"{where}: no line has a reward, under a name that docs/why.md lists")
+    name, found = chosen(runs, run if name is None else None, where)
+    trainer, used = recognized(found)
+    found = merged(found)
+    sets = sorted({name for one in found for name, value in one.items()
+                   if is_number(value) and is_score(name, trainer)})
+    return Run(trainer, SimpleNamespace(), [quantities(one, used, sets) for one in found],
+               {quantity: " + ".join(names) for quantity, names in used.items()}, sets, [],
+               f"{where}, run {name}" if name else where)

@@ -26,16 +26,16 @@ def read_log(folder, name, *keys):
     return [*records(Path(folder, f"{name}.jsonl"), *keys)]
 
 
-def records(path, *keys):
+def records(path, *keys, parse=None):
     """Yield the records of a log that have these keys, without reading the whole log at once. Lines
     that aren't JSON objects are skipped: a killed run may end in half a line. If a step is among
-    the keys, it has to be a number."""
+    the keys, it has to be a number. parse: json.loads keeps nan and inf, loads does not."""
     if not path.exists():
         return
     with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as lines:
         for line in lines:
             with contextlib.suppress(ValueError):
-                record = loads(line)
+                record = (parse or loads)(line)
                 if (isinstance(record, dict) and record.keys() >= set(keys)
                         and ("step" not in keys or isinstance(record["step"], (int, float)))):
                     yield record

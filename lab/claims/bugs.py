@@ -46,7 +46,7 @@ def measure(case, seed):
     if case == CONTROL:
         seed += 100
     log, found = run_text("grpo.py", text_with(case), f"{FLAGS} --seed {seed}", base,
-                          lambda folder: (metrics_of(folder), parts(check(*read(folder)))))
+                          lambda folder: (metrics_of(folder), parts(check(read(folder)))))
     names = set.intersection(*map(set, log)) - {"step", "step_time"}
     return ({name: [line[name] for line in log] for name in sorted(names)}
             | {f"check {part}": int(part in found) for part in PARTS})
