@@ -104,7 +104,7 @@ class Table:
         if self.is_filtered and "accuracy" in run.names:
             goal = "accuracy"           # of everything that was sampled
         self.goal = goal                # what should rise
-        self.steps = [one for one in run.records if goal in one]
+        self.steps = [one for one in run.records if goal in one] or run.records
         self.rewards = self[goal]
         self.trend = trend(self.rewards)
 

@@ -53,7 +53,7 @@ NAMES = {
         "completions/clipped_ratio": ("response_length/clip_ratio",),
         "probability_difference": ("training/rollout_probs_diff_mean",),
         "sampler_kl": ("rollout_corr/k3_kl", "rollout_corr/kl"),
-        "filtered": ("train/num_gen_batches", "training/filter_groups/evicted_samples")},
+        "filtered": ("num_gen_batches", "training/filter_groups/evicted_samples")},
     "OpenRLHF": {
         "reward": ("reward",), "signal": ("group_reward_std",), "loss": ("policy_loss",),
         "grad_norm": ("actor_grad_norm",), "learning_rate": ("actor_lr",),

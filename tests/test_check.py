@@ -277,6 +277,7 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
     assert {name: run.records[0][name] for name in ("reward", "kl", "old_kl")} == {
         "reward": 2.0, "kl": 0.5, "old_kl": 0.0}
     assert of_lines(tmp_path, verl | {"critic/score/mean": None}).records[0]["reward"] == 3.0
+    assert "filtered" in of_lines(tmp_path, verl | {"train/num_gen_batches": 2}).names
     run = of_lines(tmp_path, {"step": 1, "train/agg/all/solver/reward/mean": 0.5, "optim/lr": 1e-6,
                               "train/agg/all/solver/solved_none": 0.5, "x": 1,
                               "train/agg/all/solver/solved_all": 0.25, "entropy/all/mean": 0.1})
