@@ -23,23 +23,23 @@ SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file. No file has a budget of lines, because
 # budgets that are met exactly fold statements into expressions.
 MOST_STATEMENTS = 25                    # in a function of a lesson
-MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 340, "a rung of real.py": 340}
+MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 365, "a rung of real.py": 375}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of a folder by kind of file, as make sums counts them. There is room for 5% more. If your
 # change needs more, look for what can go, and if nothing can, raise the number here, so that a
 # reader of the change sees what it costs.
 MOST = {
-    ".": {".py": 4290, ".txt": 10},
+    ".": {".py": 4340, ".txt": 10},
     "tasks": {".py": 1540},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
     "vectors": {".py": 1600, ".txt": 780, ".json": 820},
-    "report": {".py": 1230, ".html": 780},
-    "engines": {".py": 960, ".txt": 20},
+    "report": {".py": 1420, ".html": 780},
+    "engines": {".py": 1570, ".txt": 20},
     "measuring": {".py": 160},
     "learn": {".py": 3480, ".txt": 4080, ".js": 2700, ".css": 630, ".html": 280},
     "lab": {".py": 3650, ".txt": 72, ".json": 28},
-    "tests": {".py": 12760, ".txt": 4710, ".json": 290}}
+    "tests": {".py": 13400, ".txt": 5000, ".json": 290}}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
