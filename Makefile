@@ -18,7 +18,8 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds levers \
-        zoo r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot clean
+        zoo r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
+        screenshot-trl clean
 
 ##@ To start
 
@@ -150,6 +151,9 @@ screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png;
 	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report-dark.png $(DARK)
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone.png --force-device-scale-factor=2
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone-dark.png --force-device-scale-factor=2 $(DARK)
+
+screenshot-trl:          ## make screenshot-trl RUN=runs/trl: redraw docs/trl-report.png; needs Chromium
+	$(SHOOT) --window-size=900,1200 --screenshot=docs/trl-report.png
 
 clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv .venv-conform .venv-gemma .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache

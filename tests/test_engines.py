@@ -159,6 +159,7 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("mine.py:your_loss", "mine.py: has no function your_loss"),
     ("mine.py:my_loss size=1", "size: is not a setting of mine.py; it has bound, kind, is_on, cap"),
     (r"C:\Users\none.py:my_loss", r"C:\Users\none.py: there is no such file"),
+    (r"C:\Users\none.py how=constant", r"C:\Users\none.py: there is no such file"),
     ("mine.py:my_loss bound=high", "bound=high: must be a number"),
     ("mine.py:free bound=high", "bound=high: must be a number"),
     ("mine.py:my_loss is_on=no", "is_on=no: must be True or False"),
