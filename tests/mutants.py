@@ -105,10 +105,13 @@ class Contexts:
                  if mutation.statement in lines and mutation.statement > 0}
         found = found or {test for owner in owners for test in self.ran[owner]}
         if not found:
-            names = mutation.names or (mutation.function.rpartition(".")[2],)
-            word = re.compile(rf"\b(?:{'|'.join(names)})\b")
-            found = {test for owner, text in texts.items() if word.search(text)
-                     for test in self.ran[owner]}
+            names = {*mutation.names} or {mutation.function.rpartition(".")[2]}
+            for _ in range(2):          # also under names that statements set to something of it
+                word = re.compile(rf"\b(?:{'|'.join(names)})\b")
+                mentions = [owner for owner, text in texts.items() if word.search(text)]
+                names |= {name for _, function in mentions if function.startswith("=")
+                          for name in function[1:].split()}
+            found = {test for owner in mentions for test in self.ran[owner]}
         return found
 
     def choose(self, tests):

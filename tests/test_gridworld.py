@@ -7,11 +7,21 @@ from update_scenes import made_batch
 import common
 import grpo
 from common import Problem
-from tasks.gridworld import MAPS, MOVES, PRIZES, play, values
+from tasks.gridworld import LIMITS, MAPS, MOVES, PRIZES, STARTS, play, values
 
 TASK = load_named("gridworld")
 verify = TASK.verify
 GOLDEN = Problem("A b3 7", "")
+
+
+def test_there_are_370_prompts_of_which_114_are_held_out_and_half_of_the_maps_are_mirrored():
+    prompts = [Problem(f"{start} {limit}", "") for start in STARTS for limit in LIMITS]
+    assert len({*prompts}) == 370 and sum(map(TASK.is_held_out, prompts)) == 114
+    for name, mirror in zip("ABCDEF", "GHIJKL"):
+        turned = {"edcba"["abcde".index(column)] + rank: mark
+                  for (column, rank), mark in MAPS[name].items()}
+        assert turned == MAPS[mirror]
+        assert sorted(MAPS[name].values()).count("5") == sorted(MAPS[name].values()).count("4") == 1
 
 
 # ---- rewards ---------------------------------------------------------------------------------

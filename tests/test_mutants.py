@@ -127,13 +127,13 @@ def mutation(function, statement=1):
     ("f", 1, {"one", "two"}), ("f", 2, {"two"}), ("g", 1, {"three"}),
     ("f", 9, {"one", "two", "signature"}),
     ("f", 0, {"one", "two", "signature"}),
-    ("=B", 1, {"three"}), ("unused", 1, {"three"})])
+    ("=B", 1, {"three"}), ("unused", 1, {"three"}), ("made", 1, {"three"})])
 def test_tests_run_the_statement_or_the_function_or_what_mentions_the_name(
         function, statement, expected, recorded):
     found = recorded(("one", 1, {"a.py": {"f": [1]}}), ("two", 1, {"a.py": {"f": [1, 2]}}),
                      ("three", 1, {"a.py": {"g": [1]}}), ("signature", 1, {"a.py": {"f": [0]}}))
     texts = {("a.py", "f"): "def f(): ...", ("a.py", "g"): "def g(): unused(B)",
-             ("a.py", "=B"): "B = 1"}
+             ("a.py", "=B"): "B = made()"}
     tests = found.of(mutation(function, statement), texts)
     assert {test.partition("::")[2] for test in tests} == expected
 

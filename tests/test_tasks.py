@@ -239,9 +239,10 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
     refused(f"parrot.py does not define {words}", load, "parrot")
 
 
-def test_a_task_without_variety_is_refused(put, refused):
-    put(TASK + "    held_out_tenths = 0\n")
-    refused("has hardly any test problems", load, "parrot")
+@pytest.mark.parametrize("tenths, split", [(0, "test"), (10, "train")])
+def test_a_task_without_variety_is_refused(put, refused, tenths, split):
+    put(TASK + f"    held_out_tenths = {tenths}\n")
+    refused(f"has hardly any {split} problems", load, "parrot")
 
 
 # ---- several tasks ---------------------------------------------------------------------------
