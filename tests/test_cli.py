@@ -168,7 +168,7 @@ def test_what_cannot_work_is_refused(refused, line, request):
 # The numbers and switches of each script that its parent does not have.
 DEFAULTS = """
     common: hidden_size=64 num_hidden_layers=2 num_attention_heads=4 num_key_value_heads=1
-      intermediate_size=176 base_seed=0 base_steps=1350 base_batch_size=32 textbook_share=0.6
+      intermediate_size=176 base_seed=0 base_steps=900 base_batch_size=32 textbook_share=0.6
       base_learning_rate=0.004 curriculum=False max_steps=60 seed=0 save_steps=1 eval_steps=10
       num_eval_problems=512 num_eval_samples=8 num_generations=8 num_prompts=32
       max_completion_length=48 temperature=1.0 learning_rate=0.0005 max_grad_norm=1.0

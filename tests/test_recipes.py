@@ -17,6 +17,7 @@ from small_models import NEEDS, save_random
 
 pytest.importorskip("trl", reason=NEEDS)
 ours = pytest.importorskip("engines.trl")
+data = pytest.importorskip("engines.data")
 PAGE = (ROOT / "docs/recipes.md").read_text()
 FILES = {name: source for source, name in
          re.findall(r'^```python\n(""".*?(\w+\.py).*?)^```$', PAGE, re.S | re.M)}
@@ -59,7 +60,7 @@ def recipe(tmp_path, small_llama, monkeypatch):
 
 def rated(file, texts, **columns):
     """Rate texts by the functions of a file, also as messages. -> list of lists"""
-    functions = ours.read_rewards([file])
+    functions = data.read_rewards([file])
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     found = [[one(completions=completions, **columns) for one in functions]
              for completions in (texts, messages)]
@@ -127,7 +128,7 @@ def slow(text, answer):
 """)
     Path("limited.py").write_text(FILES["limited.py"].replace(
         "alarm(5)", "setitimer(0, 0.01 if arguments[0] == 'hang' else 60)"))
-    [reward] = ours.read_rewards(["limited.py"])
+    [reward] = data.read_rewards(["limited.py"])
     assert reward(completions=["hang", "no"], answer=[2, 2]) == [0, 2]
     assert signal.setitimer(signal.ITIMER_REAL, 0)[0] == 0      # no alarm would ring later
     monkeypatch.delitem(sys.modules, "mine")

@@ -72,7 +72,8 @@ def symptoms(columns, correct):
 
 def named(columns):
     """List the parts of why.md to which report.check sends with most seeds. -> list of str"""
-    return [part for part in PARTS if columns[f"check {part}"].mean() >= MOST]
+    return [part for part in PARTS
+            if f"check {part}" in columns and columns[f"check {part}"].mean() >= MOST]
 
 
 def page(x):
@@ -82,7 +83,8 @@ def page(x):
     learning = sum(student(rise[name])[0] > RISE for name in MISTAKES)
     unseen = [name for name in MISTAKES if not shows[name]]
     found = [name for name in MISTAKES if named(x[name])]
-    alarms = sum(x[name][f"check {part}"].sum() for name in (CORRECT, CONTROL) for part in PARTS)
+    alarms = sum(values.sum() for name in (CORRECT, CONTROL) for column, values in x[name].items()
+                 if column.startswith("check "))
     yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
                 learning, at_least=6, exact=True, finding="The reward still rises with "
                 f"{learning} of 10 bugs that we planted in grpo.py, one at a time. "
