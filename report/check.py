@@ -17,7 +17,7 @@ import statistics
 from typing import NamedTuple
 
 from common import fail
-from report import parser, start
+from report import parser, start, trainers
 from report.formats import Run, read
 
 WINDOW = 5              # number of the first and of the last steps that are averaged
@@ -531,6 +531,8 @@ def main():
     found = check(run)
     for text in (described(run), *(found or [summary(run)]), decided(run)):
         print(text.replace("(#", "(docs/why.md#"))
+    if trainers.has_completions(args.path):
+        print(f"to read its completions: python -m report.page {args.path}")
     named = parts(found)
     if "any" in wanted and named or named & wanted:
         raise SystemExit(1)

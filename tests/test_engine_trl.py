@@ -18,7 +18,7 @@ from torch.testing import assert_close as same
 
 import vectors
 from engines import record
-from report import page
+from report import check, page
 from vectors import names
 
 trl = pytest.importorskip("trl", reason=NEEDS)
@@ -593,7 +593,8 @@ def test_a_full_disk_leaves_no_half_checkpoint(small_llama, folder, ends, monkey
     assert not (folder / "out/checkpoint-4").exists()
 
 
-def test_the_page_shows_the_completions_and_the_answers_of_a_run(small_llama, folder):
+def test_the_page_shows_the_completions_and_the_answers_of_a_run(
+        small_llama, folder, monkeypatch, capsys):
     """TRL writes the completions of an evaluation, behind the last ones of training, into one
     file."""
     (folder / "data").mkdir()
@@ -619,6 +620,9 @@ def test_the_page_shows_the_completions_and_the_answers_of_a_run(small_llama, fo
             assert (one["advantage"] > 0) == (one["reward"] > mean) or abs(
                 one["reward"] - mean) < 1e-6
     assert run["config"]["loss"] == "grpo:policy_loss how=sequence_mean"
+    monkeypatch.setattr(sys, "argv", ["check", "out"])
+    check.main()
+    assert capsys.readouterr().out.endswith("to read its completions: python -m report.page out\n")
     assert "In 4 steps (" in page.sum_up([run]) and "the mean reward" in page.sum_up([run])
 
 
