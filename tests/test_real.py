@@ -420,7 +420,7 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
 def test_a_killed_run_leaves_its_last_checkpoint_which_is_called_unfinished():
     """No kill finds half a model in the folder, and a run that continues takes another name."""
     folder = random_model()
-    source = small_source(P=2, T=3, STEPS=10_000, SAVE_STEPS=2)
+    source = small_source(P=2, T=3, STEPS=10_000, SAVE_STEPS=3)
     source = source.replace("RATE = 1e-6", "RATE = 1e-2")
     Path("mine.py").write_text(source.replace("numbers != [] and number(numbers[-1]) == right",
                                               "len(text) % 2"))
