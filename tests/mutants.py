@@ -4,7 +4,7 @@
   make mutants A=common.py          those with this word in their file, function or kind
   make mutants A="--sample 400"     some of them, drawn by the date, or as --seed WORD tells
   make changed BASE=main            those in functions that changed since a commit, for 3 minutes
-  make mutants A=practice           the mistakes of learn/practice/mistakes.txt
+  make mutants A=--practice         only the mistakes of learn/practice/mistakes.txt
 
 mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
 the changed text when it imports the file, in a process of its own, while the file stays as it is.
@@ -378,11 +378,13 @@ def main(argv):
     parser.add_argument("--sample", type=int, help="number of mistakes")
     parser.add_argument("--seed", default=str(datetime.date.today()), help="draws the sample")
     parser.add_argument("--changed", action="store_true")
+    parser.add_argument("--practice", action="store_true", help=f"only those of {PRACTICE}")
     parser.add_argument("--show", action="store_true", help="print the mistakes that survive")
     parser.add_argument("--processes", type=int)
     args = parser.parse_args(argv)
     clock = time.monotonic()
-    made = [(folder, one) for folder in mutations.FOLDERS for one in mutations.of_folder(folder)]
+    folders = () if args.practice else mutations.FOLDERS
+    made = [(folder, one) for folder in folders for one in mutations.of_folder(folder)]
     known = equivalent()
     made = [(folder, one) for folder, one in made if str(one) not in known
             and all(word in f"{folder} {one}" for word in args.words)]
