@@ -157,4 +157,6 @@ class Recorder:
 
 
 def pytest_configure(config):
+    # a process without a test of our code has no data
+    config.addinivalue_line("filterwarnings", "ignore::coverage.exceptions.CoverageWarning")
     config.pluginmanager.register(Recorder())
