@@ -54,7 +54,7 @@ help:                    ## this list
 test quick mutants changed equations: export PYTHONUTF8 = 1
 
 test: $(READY)           ## run all tests on all cores
-	$(PY) $(PYTEST)
+	$(PY) $(PYTEST) $(A)
 
 quick: $(READY)          ## run the fast tests: equations, golden numbers, a tiny run of each script
 	$(PY) $(PYTEST) -m quick

@@ -67,13 +67,14 @@ def test_a_function_is_called_whatever_the_kinds_of_its_parameters():
     assert partial.call({"mask": 4}, other=8) == (0, 2, 9, 4, {"other": 8})
 
 
-@torch.jit.script
-def compiled(new_logps: torch.Tensor, old_logps: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+def scaled(new_logps: torch.Tensor, old_logps: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
     return scale * (new_logps - old_logps)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_functions_that_torch_compiled_have_parameters():
     x = torch.ones(2)
+    compiled = torch.jit.script(scaled)
     for function, result in ((compiled, 2), (functools.partial(compiled, scale=3.0), 3)):
         bound = binding.bind(function, KNOWN, INPUTS)
         assert list(bound.settings) == ["scale"] and not bound.needed()
