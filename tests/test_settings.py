@@ -108,6 +108,42 @@ def test_a_loss_or_a_setting_that_is_missing_elsewhere_is_not_translated():
             names.translate(loss, values, "trl")
 
 
+ACTOR = "actor_rollout_ref.actor."
+VALUES_IN_VERL = [
+    ({"learning_rate": 3e-4}, {f"{ACTOR}optim.lr": "0.0003"}),
+    ({"max_grad_norm": 0.0}, {f"{ACTOR}optim.clip_grad": "1000000000.0"}),
+    ({"max_grad_norm": 0.5}, {f"{ACTOR}optim.clip_grad": "0.5"}),
+    ({"num_iterations": 3}, {f"{ACTOR}ppo_epochs": "3"}),
+    ({"num_prompts": 64}, {"data.train_batch_size": "64", f"{ACTOR}ppo_mini_batch_size": "32"}),
+    ({"num_mini_batches": 4}, {f"{ACTOR}ppo_mini_batch_size": "8"}),
+    ({"micro_batch_size": 16}, {f"{ACTOR}ppo_micro_batch_size_per_gpu": "16"}),
+    ({"entropy_coef": 0.25}, {f"{ACTOR}entropy_coeff": "0.25"}),
+    ({"beta": 0.1}, {f"{ACTOR}use_kl_loss": "True", f"{ACTOR}kl_loss_coef": "0.1"}),
+    ({"beta": 0.1, "kl_estimator": "k2"}, {
+        f"{ACTOR}use_kl_loss": "True", f"{ACTOR}kl_loss_coef": "0.1",
+        f"{ACTOR}kl_loss_type": "mse"}),
+    ({"scale_rewards": "none"}, {"algorithm.norm_adv_by_std_in_grpo": "False"}),
+    ({"seed": 7}, {"data.seed": "7"}),
+    ({"max_completion_length": 20}, {"data.max_response_length": "20"}),
+    ({"num_generations": 4}, {"actor_rollout_ref.rollout.n": "4"}),
+    ({"temperature": 0.7}, {"actor_rollout_ref.rollout.temperature": "0.7"}),
+    ({"max_steps": 90}, {"trainer.total_training_steps": "90"}),
+    ({"save_steps": 11}, {"trainer.save_freq": "11"}),
+    ({"loss_type": "dr_grpo"}, {f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm",
+                                f"{ACTOR}loss_scale_factor": "48"}),
+    ({"loss_type": "dapo"}, {f"{ACTOR}loss_agg_mode": "token-mean"})]
+
+
+@pytest.mark.parametrize("flags, values", VALUES_IN_VERL, ids="-".join)
+def test_each_flag_of_a_run_gives_its_values_in_verl_and_no_others(flags, values):
+    def values_of(**flags):
+        *_, line = settings.report("grpo", grpo, vars(grpo.Config(**flags)), "run")
+        return dict(word.split("=", 1) for word in shlex.split(line)
+                    if re.match(r"[a-z_.]+=", word) and "loss_mode" not in word)
+    usual, changed = values_of(), values_of(**flags)
+    assert {key: changed[key] for key in changed if changed[key] != usual[key]} == values
+
+
 def test_verl_has_all_keys_of_the_command(printed):
     pytest.importorskip("verl", reason="needs lab/conform/requirements.txt")
     hydra = pytest.importorskip("hydra")
@@ -143,6 +179,23 @@ def test_trl_accepts_the_flags_of_dpo(printed):
     args, rest = parsed("DPOConfig", [*words[2:], "--output_dir", "out"])
     assert rest.keys() == {"--model_name_or_path", "--dataset_name"}
     assert args.beta == 0.1 and args.max_steps == 60 and args.per_device_train_batch_size == 64
+
+
+@pytest.mark.parametrize("flags, values", [
+    ({"learning_rate": 3e-4}, {"learning_rate": "0.0003"}), ({"seed": 7}, {"seed": "7"}),
+    ({"beta": 0.5}, {"beta": "0.5"}), ({"loss_type": "hinge"}, {"loss_type": "hinge"}),
+    ({"label_smoothing": 0.2}, {"label_smoothing": "0.2"}),
+    ({"max_steps": 5}, {"max_steps": "10"}),
+    ({"num_iterations": 2, "max_steps": 5}, {"max_steps": "20"}),
+    ({"num_prompts": 4, "num_generations": 6}, {"per_device_train_batch_size": "6"}),
+    ({"max_grad_norm": 0.0}, {"max_grad_norm": "1000000000.0"})], ids="-".join)
+def test_each_flag_of_dpo_gives_its_value_in_trl_and_no_other(flags, values):
+    def values_of(**flags):
+        *_, line = settings.report_dpo(dpo, vars(dpo.Config(**flags)))
+        words = shlex.split(line)
+        return dict(zip(words[2::2], words[3::2]))
+    usual, changed = values_of(), values_of(**flags)
+    assert {key[2:]: changed[key] for key in changed if changed[key] != usual[key]} == values
 
 
 def test_a_run_of_another_script_is_refused(tmp_path, refused):
