@@ -122,7 +122,7 @@ def make_searchable(html_pages):
 
 
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html"),
-         Path("vectors/README.md")} - {PATH}
+         Path("vectors/README.md"), Path("tests/logs/README.md")} - {PATH}
 shutil.rmtree(".site", ignore_errors=True)
 shutil.copytree("docs", ".site/docs", ignore=shutil.ignore_patterns("*.json", "*.md", "*.html"))
 for file in ("learn/look.css", "learn/site/site.css", "learn/site/site.js"):
