@@ -19,7 +19,7 @@ import coverage
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / ".cache/contexts"
+FOLDER = ROOT / ".contexts"
 OURS = ("", "tasks", "kernels", "examples", "vectors", "report", "engines", "measuring", "learn",
         "lab")
 
