@@ -49,7 +49,7 @@ def all_planted():
     pairs = [(mutants.mistake_of(one, found, texts), one.edits)
              for folder in mutations.FOLDERS for one in mutations.of_folder(folder)
              if str(one) not in known]
-    return pairs + mutants.of_practice()
+    return pairs + mutants.of_practice(found)
 
 
 def main(names):

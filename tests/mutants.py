@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 import mutations
 import pytest
-from contexts import FOLDER, ROOT, digest
+from contexts import FOLDER, ROOT, digest, owners
 
 # Imported alone: its package would stay imported, and hide that of each copy of the repository.
 sys.path.insert(0, str(ROOT / "vectors"))
@@ -113,6 +113,19 @@ class Contexts:
                           for name in function[1:].split()}
             found = {test for owner in mentions for test in self.ran[owner]}
         return found
+
+    def at(self, places, source):
+        """Find the tests that run the lines of a file at these places: (file, position). -> set"""
+        found = set()
+        for file, position in places:
+            line = source.count("\n", 0, position) + 1
+            function, number = owners(ROOT / file).get(line, ("", 0))
+            found |= {test for test, lines in self.ran[file, function].items() if number in lines}
+        return found
+
+    def within(self, files):
+        """List the tests of some files of tests. -> set"""
+        return {test for test in self.seconds if test.partition("::")[0] in files}
 
     def choose(self, tests):
         """Choose one test of each function of tests, the fast ones first, for half of the BUDGET,
@@ -299,14 +312,19 @@ def run(mistakes, processes=None, seconds=math.inf):
 
 # ---- choosing mistakes -----------------------------------------------------------------------
 
-def of_practice():
-    """Read the mistakes that readers meet. Each names its tests. -> [(Mistake, its edits)]"""
+def of_practice(contexts):
+    """Read the mistakes that readers meet. Each names its tests; of these, the fast ones that run
+    its lines come first. -> [(Mistake, its edits)]"""
     found = []
     for edit in parse((ROOT / PRACTICE).read_text("utf-8")):
         source = (ROOT / edit.file).read_text("utf-8")
-        mistake = Mistake(f"practice {edit.file} {edit.name}", {edit.file: edit.apply(source)},
-                          *edit.tests)
         places = [(edit.file, source.index(old)) for old, _ in edit.hunks]
+        files, words = edit.tests
+        tests = [*files]
+        if not words:
+            tests = contexts.choose(contexts.at(places, source) & contexts.within(files)) + tests
+        mistake = Mistake(f"practice {edit.file} {edit.name}", {edit.file: edit.apply(source)},
+                          tests, words)
         found.append((mistake, places))
     return found
 
@@ -398,10 +416,10 @@ def main(argv):
                 if any((file, one.function) in changed for file, *_ in one.edits)]
     made.sort(key=lambda pair: pair[1].order(args.seed))
     made = made[:args.sample]
-    found = contexts() if made else None
+    found = None if args.changed and not made else contexts()
     mistakes = [mistake_of(one, found, texts) for _, one in made]
     if not args.changed and not args.sample:
-        mistakes += [one for one, _ in of_practice()
+        mistakes += [one for one, _ in of_practice(found)
                      if all(word in one.name for word in args.words)]
     left = CHANGED - (time.monotonic() - clock) if args.changed else math.inf
     results = run(mistakes, args.processes, left)

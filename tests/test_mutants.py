@@ -148,6 +148,17 @@ def test_one_test_of_each_function_comes_first_for_half_of_the_time_and_then_the
     assert found.choose(["tests/test_mutants.py::c"]) == ["tests/test_mutants.py::c"]
 
 
+def test_the_tests_of_places_run_one_of_their_lines(recorded):
+    source = (ROOT / "common.py").read_text("utf-8")
+    line = source.index("raise SystemExit(code)")
+    found = recorded(("one", 1, {"common.py": {"fail": [3]}}),
+                     ("two", 1, {"common.py": {"fail": [2]}}), ("three", 1, {"a.py": {"fail": [3]}}))
+    assert found.at([("common.py", line)], source) == {"tests/test_mutants.py::one"}
+    assert found.at([("common.py", 0)], source) == set()        # outside functions
+    assert found.within(["tests/test_mutants.py"]) == {*found.seconds}
+    assert found.within(["tests/test_other.py"]) == set()
+
+
 def test_what_was_recorded_of_a_changed_file_of_tests_is_left_out(recorded, tmp_path):
     recorded(("one", 1, {}))
     text = (tmp_path / "1.jsonl").read_text()
