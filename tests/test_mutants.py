@@ -144,7 +144,7 @@ def test_one_test_of_each_function_comes_first_for_half_of_the_time_and_then_the
     found = recorded(("a[1]", 2, {}), ("a[2]", 1, {}), ("b", 4, {}), ("c", 90, {}), ("d", 6, {}),
                      ("a[3]", 3, {}), ("b[2]", 8, {}))
     chosen = [test.partition("::")[2] for test in found.choose(found.seconds)]
-    assert chosen == ["a[2]", "b", "a[1]", "a[3]"]      # 1 + 1 + 4, then 2 + 3; d and b[2] do not fit
+    assert chosen == ["a[2]", "b", "a[1]", "a[3]"]      # 1 + 1 + 4 s, then 2 + 3
     assert found.choose(["tests/test_mutants.py::c"]) == ["tests/test_mutants.py::c"]
 
 
@@ -152,7 +152,8 @@ def test_the_tests_of_places_run_one_of_their_lines(recorded):
     source = (ROOT / "common.py").read_text("utf-8")
     line = source.index("raise SystemExit(code)")
     found = recorded(("one", 1, {"common.py": {"fail": [3]}}),
-                     ("two", 1, {"common.py": {"fail": [2]}}), ("three", 1, {"a.py": {"fail": [3]}}))
+                     ("two", 1, {"common.py": {"fail": [2]}}),
+                     ("three", 1, {"a.py": {"fail": [3]}}))
     assert found.at([("common.py", line)], source) == {"tests/test_mutants.py::one"}
     assert found.at([("common.py", 0)], source) == set()        # outside functions
     assert found.within(["tests/test_mutants.py"]) == {*found.seconds}
