@@ -3,6 +3,7 @@ docs/NAME.json, and write tables between their marks into README.md or a page in
 
 An experiment has a function measure, which is called for each job, and a function page, which
 writes its part of a page from the stored numbers."""
+import ast
 import hashlib
 import importlib
 import json
@@ -53,15 +54,34 @@ def run_once(command, seed, metrics=(), scores=()):
 
 # ---- 2. experiments --------------------------------------------------------------------------
 
-def describe(processes):
-    """Describe a measurement that begins now. -> dict"""
-    commit, changes = (subprocess.run(
+def commit():
+    """Name the commit that is measured, and whether files differ from it. -> str; "" without git"""
+    found, changes = (subprocess.run(
         ["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
         for words in (["describe", "--always"], ["status", "--porcelain", "--", ".", ":!docs"]))
-    if changes:
-        commit += "-dirty"
+    return f"{found}-dirty" if changes else found
+
+
+def describe(processes):
+    """Describe a measurement that begins now. -> dict"""
     return {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
-            "commit": commit}
+            "commit": commit()}
+
+
+def syntax(texts):
+    """Hash the syntax of Python texts. Comments, docstrings and the layout do not count. -> str"""
+    trees = [ast.parse(text) for text in texts]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if getattr(node, "body", None) and isinstance(node.body, list) and isinstance(
+                node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+            del node.body[0]
+    return hashlib.sha256("".join(map(ast.dump, trees)).encode()).hexdigest()[:16]
+
+
+def gpu_code(read=lambda file: (ROOT / file).read_text("utf-8")):
+    """Hash the code that runs differently on a GPU, kernels/ and real.py. -> str"""
+    files = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("kernels/*.py"))
+    return syntax(map(read, [*files, "real.py"]))
 
 
 def begin(name, about):
@@ -96,8 +116,8 @@ def load(name, remedy):
 # ---- 3. docs/ --------------------------------------------------------------------------------
 
 def record(name, **content):
-    """Write docs/NAME.json, with the machine on which the numbers were measured."""
-    measuring.write(DOCS / f"{name}.json", {"machine": MACHINE} | content)
+    """Write docs/NAME.json, with the machine and the commit on which the numbers were measured."""
+    measuring.write(DOCS / f"{name}.json", {"machine": MACHINE, "commit": commit()} | content)
 
 
 def table(head, rows):

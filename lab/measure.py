@@ -318,8 +318,8 @@ def tables(name):
     """Write the tables of all devices, from docs/NAME-DEVICE.json. -> str"""
     write = {"bench": kernel_table, "step": step_table, "gpu": report_table}[name]
     stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob(f"{name}-*.json"))]
-    return "\n".join(f"{one['machine']}:\n\n{write(one.get('rows') or one['logits'])}"
-                     for one in stored)
+    return "\n".join(f"{one['machine']}, commit {one['commit'] or 'unknown'}:\n\n"
+                     f"{write(one.get('rows') or one['logits'])}" for one in stored)
 
 
 JOBS = {"seeds": functools.partial(with_seeds, "seeds", "grpo.py", measure_main, main_page),

@@ -172,6 +172,23 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
         assert f"{name} -->\n{table}<!-- end" in page, name
 
 
+def test_the_readme_says_if_code_has_changed_that_ran_on_a_gpu():
+    reports = [json.loads(path.read_text("utf-8")) for path in ROOT.glob("docs/gpu-*.json")]
+    [said] = re.findall("Run on.*?Not run:", " ".join(PAGES["README.md"].split()))
+    for report in reports:
+        assert f"commit {report['commit']} on " in said
+        assert ("changed since" in said) == (report["code"] != docs.gpu_code())
+
+
+def test_comments_and_docstrings_are_no_change_of_code():
+    one = "import torch\n\n\ndef f(x):\n    return x + 1\n\n\nclass A:\n    y = 1\n"
+    same = one.replace("    return", '    """Add."""\n    # one\n    return').replace(
+        "    y", '    """An A."""\n\n    y')
+    assert docs.syntax([one]) == docs.syntax([f'"""Of f."""\n{same}'])
+    assert docs.syntax([one]) != docs.syntax([one.replace("+", "-")])
+    assert docs.syntax([one]) != docs.syntax([one, one])
+
+
 # ---- links -----------------------------------------------------------------------------------
 
 def anchors(path):
