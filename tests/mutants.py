@@ -270,9 +270,10 @@ def plant(mistake):
     happened"""
     tests = [*mistake.tests]
     of_kernels = [test for test in tests if test.startswith(INTERPRETED)]
-    others = [test for test in tests if test not in of_kernels]
+    single = [test for test in tests if "::" in test and test not in of_kernels]
+    files = [test for test in tests if "::" not in test and test not in of_kernels]
     has_run = False
-    for group in filter(None, (others[:FIRST], of_kernels, others[FIRST:])):
+    for group in filter(None, (single[:FIRST], of_kernels, single[FIRST:], files)):
         while group:
             code, failed = ask(group, mistake.words, mistake.texts)
             has_run |= code in (0, 1)
