@@ -62,7 +62,7 @@ ASKED = {
         ("rates", "with eight passes, accuracy ends higher with the clip"),
     "Is GSPO ahead of GRPO?": ("rates", "with its paper's clip range, GSPO"),
     "What do old samples cost?": ("rates", "samples that are 8 batches old"),
-    "Does a critic save samples?": ("methods", "grpo.py needs no more samples than ppo.py"),
+    "Does a critic save samples?": ("methods", "with most seeds, grpo.py needs at most"),
     "Does a KL penalty protect against the mistakes of a reward model?":
         ("rates", "PPO ends with a higher pass@1 if the KL is penalized"),
     "Does DPO gain from fresh pairs?": ("rates", "online DPO ends with a higher pass@1"),
@@ -78,10 +78,10 @@ ASKED = {
 UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NOT_FOUND = "not found here"    # instead of contradicted, because papers speak of large models
-SAME = "the same"               # instead of undecided, if two fractions differ by at most NEAR
+SAME = "the same"               # instead of contradicted, if fractions differ by less than matters
 NO_VERDICT = "no verdict"
+DIFFERING = 0.1                 # of the outputs must be judged differently by two rewards
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
-NEAR = 0.05
 # What an experiment has unless its module says something else
 DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
             "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
@@ -242,6 +242,24 @@ def student(values, comparisons=1):
     return mean - half, mean + half
 
 
+def binomial(n, p):
+    """Compute the probability of each number of successes in n trials. -> (n + 1,)"""
+    return numpy.array([math.comb(n, k) * p**k * (1 - p)**(n - k) for k in range(n + 1)])
+
+
+def clopper_pearson(k, n):
+    """Compute the exact 95% interval of a probability that gave k successes in n trials, by
+    bisection. -> low, high"""
+    def where(too_low):
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if too_low(middle) else (low, middle)
+        return (low + high) / 2
+    return (where(lambda p: binomial(n, p)[k:].sum() < 0.025) if k > 0 else 0.0,
+            where(lambda p: binomial(n, p)[:k + 1].sum() > 0.025) if k < n else 1.0)
+
+
 @dataclass
 class Claim:
     """A sentence, and the numbers that it is judged by. It names the region in which an effect
@@ -250,10 +268,13 @@ class Claim:
     otherwise. The interval is Student's, because other rules find an effect too often with few
     seeds; but it misses the truth more often if a run sometimes collapses.
 
-    The difference of two fractions, such as accuracies, can also be *the same*: if it would be
-    undecided, but the whole interval lies within NEAR of 0. So the region, which was chosen before
-    the run, decides first. Ratios, returns, lengths and counts cannot be the same, and neither can
-    the largest of several differences, because it says nothing about the smallest."""
+    Instead of contradicted, the difference of two fractions, such as accuracies, is *the same* if
+    the whole interval is nearer to 0 than the smallest effect that matters. Ratios, returns,
+    lengths and counts cannot be the same, and neither can the largest of several differences,
+    because it says nothing about the smallest.
+
+    If a run may never arrive, no mean exists. Then the effect is the share of the seeds in which
+    one side comes first, whose interval is that of Clopper and Pearson (1934)."""
     text: str
     source: str                     # a name in papers.json, "after NAME" if the paper does not make
                                     # the claim in this form, or OURS
@@ -262,11 +283,14 @@ class Claim:
     at_least: float = -math.inf
     at_most: float = math.inf
     ratio: bool = False             # the mean of the seeds is the geometric one
+    share: bool = False             # the numbers are 0 or 1, whose mean is the effect
     exact: bool = False             # the numbers are no sample: all must lie in the region
     computed: bool = False          # the numbers do not depend on the seeds of the experiment
     comparisons: int = 1            # number of effects that were compared; this is the largest
     finding: str = ""               # the result, as a sentence
     rates: tuple = ()               # the learning rates of the two sides, if its page shows them
+    differing: float = 1.0          # the share of the base's outputs for which two sides differ, if
+                                    # the claim compares rewards
 
     def __post_init__(self):
         values = self.effect
@@ -278,8 +302,12 @@ class Claim:
             values = numpy.ravel(values).astype(float)
             self.values = numpy.log(values) if self.ratio else values
             self.mean = self.values.mean()
-            self.interval = (self.values.min(), self.values.max()) if self.exact else (
-                student(self.values, self.comparisons))
+            if self.exact:
+                self.interval = self.values.min(), self.values.max()
+            elif self.share:
+                self.interval = clopper_pearson(int(self.values.sum()), len(self.values))
+            else:
+                self.interval = student(self.values, self.comparisons)
 
     @property
     def fractions(self):
@@ -295,6 +323,8 @@ class Claim:
             return f"with {never} of {len(self.values)} seeds, a run never reached the level"
         if math.isclose(*self.interval, abs_tol=1e-9) and not self.exact:
             return "all seeds have the same effect"
+        if self.differing < DIFFERING:
+            return f"both rewards judge {1 - self.differing:.1%} of the base's outputs alike"
         if self.fractions:
             first, second = self.fractions
             is_decided = self.judge(-second, 1 - second) != UNDECIDED   # whatever the first one is
@@ -312,18 +342,25 @@ class Claim:
             return CONTRADICTED
         return UNDECIDED
 
+    @property
+    def smallest(self):
+        """The smallest effect that matters, as the region says; 0 if it does not."""
+        ends = [abs(end) for end in (self.at_least, self.at_most) if math.isfinite(end)]
+        return min(ends, default=0)
+
     def is_same(self, low, high):
         """Check if two fractions are the same, although they are not both so near to 0 or to 1 that
         they could hardly differ."""
+        near = self.smallest
         return (len(self.fractions) == 2 and self.comparisons == 1
-                and -NEAR <= low <= high <= NEAR
-                and max(self.fractions) > NEAR and min(self.fractions) < 1 - NEAR)
+                and -near < low <= high < near
+                and max(self.fractions) > near and min(self.fractions) < 1 - near)
 
     @property
     def verdict(self):
         ends = numpy.exp(self.interval) if self.ratio else self.interval
         verdict = NO_VERDICT if self.reason else self.judge(*ends)
-        if verdict == UNDECIDED and self.is_same(*ends):
+        if verdict == CONTRADICTED and self.is_same(*ends):
             return SAME
         return NOT_FOUND if verdict == CONTRADICTED and self.source != OURS else verdict
 
@@ -423,6 +460,47 @@ def spans(seeds):
                         for start, end in zip(starts, ends))
 
 
+def chosen(name, x):
+    """List the cases by which an experiment is judged: CASES, and each side at its best rate."""
+    one = module(name)
+    return list(dict.fromkeys([*one.CASES, *(tune(name, x, *pair)[1] for pair in one.COMPARED)]))
+
+
+def repetitions():
+    """Load what make replicate measured. -> {name: content of a store}"""
+    path = docs.DOCS / "replication.json"
+    return measuring.read(path, "delete it") if path.exists() else {}
+
+
+def repeated(name, x):
+    """Look up what make replicate measured of an experiment with other seeds, if it measured the
+    cases and rates by which the page is judged. -> {case: {column: rows}}, a dict about the
+    measurement; {}, {} if there is nothing"""
+    content = repetitions().get(name)
+    found = columns(measuring.results_of(content)) if content else {}
+    return (found, content["about"]) if found and {*found} == {*chosen(name, x)} else ({}, {})
+
+
+def joined(name, x, found, keep):
+    """Join repeated measurements, {case: {column: rows}}, with the numbers of a page. The rows of
+    the seeds that chose the rates stay, so each side keeps its rate, and the others stay if `keep`.
+    -> numbers in the form of x"""
+    one = module(name)
+    numbers = dict(x)
+    for case, more in found.items():
+        first = None if keep else 0 if case in one.CASES else len(one.TUNING)
+        numbers[case] = {column: array(unpadded(x[case][column][:first]) + rows)
+                         for column, rows in more.items()}
+    return numbers
+
+
+def unpadded(rows):
+    """Undo `array`. -> list of numbers or lists"""
+    if rows.ndim == 1:
+        return rows.tolist()
+    return [row[:len(row) - int(numpy.isnan(row[::-1]).argmin())].tolist() for row in rows]
+
+
 def judged(name, x):
     """Judge the claims of an experiment by the numbers x. -> claims, the other parts of its page"""
     parts = list(module(name).page(x))
@@ -434,13 +512,16 @@ def page(name):
     """Judge the claims of an experiment. -> claims, function that draws, text of its page"""
     x, about = load(name)
     one = module(name)
-    claims, parts = judged(name, x)
+    found, about_more = repeated(name, x)
+    claims, parts = judged(name, joined(name, x, found, keep=True))
     [draw] = [part for part in parts if callable(part)]
     bases = "all from one base" if one.ONE_BASE else "each with its own base"
     rows = [claim.cells() for claim in claims]
-    for claim, row in zip(claims, rows):
+    for claim, row, before in zip(claims, rows, judged(name, x)[0]):
         if one.ONE_BASE and not claim.computed:
             row[2] += ", one base"
+        if before.verdict != claim.verdict:
+            row[1] += f" ({before.verdict} with the first {len(before.values)} seeds)"
     heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
     if any(claim.rates for claim in claims):
         heads.insert(3, "both sides (best rates)")
@@ -448,6 +529,10 @@ def page(name):
             row.insert(3, claim.sides())
     note = [f"{ONE}\n"] if one.ONE_BASE else []
     before = f" ({about['before']})" if "before" in about else ""
+    more = ""
+    if found:
+        more = (" The verdicts are those of these seeds and of seeds "
+                f"{spans(about_more['seeds'])}, which `make replicate` added.")
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
         f"Held equal: {one.EQUAL}. Tuned: {one.TUNED}. {READ}\n",
@@ -455,7 +540,7 @@ def page(name):
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
         f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
-        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{before}.\n"])
+        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{before}.{more}\n"])
 
 
 def link_to(name):
@@ -485,7 +570,12 @@ def overview():
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}"
                        for word in (SHOWN, CONTRADICTED, NOT_FOUND, SAME, UNDECIDED))
-    tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
+    shown = [(claim, name) for name, each in claims.items() for claim in each
+             if claim.verdict == SHOWN]
+    computed = sum(claim.computed for claim, _ in shown)
+    one_base = sum(module(name).ONE_BASE and not claim.computed for claim, name in shown)
+    tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. Of "
+              f"those shown, {computed} were computed without a run, and {one_base} have one base. "
               f"The tables have the main ones that the ten questions leave out. {SMALL}\n"]
     for question, names in QUESTIONS.items():
         rows = []

@@ -19,44 +19,25 @@ def jobs(name, x, first):
     `first` on. -> pairs of a case and a seed"""
     one = bench.module(name)
     used = {*one.SEEDS, *one.TUNING, *one.OTHER_SEEDS}
-    best = [bench.tune(name, x, *pair)[1] for pair in one.COMPARED]
     found = []
-    for case in dict.fromkeys([*one.CASES, *best]):
+    for case in bench.chosen(name, x):
         unused = (seed for seed in itertools.count(first) if seed not in used)
         number = len(bench.seeds_of(one, case))
         found += [(case, seed) for seed in itertools.islice(unused, number)]
     return found
 
 
-def renewed(name, x, found):
-    """Put repeated measurements, {case: {column: rows}}, in the place of those that the page is
-    judged by. The rows of the seeds that chose the rates stay, so each side keeps its rate.
-    -> numbers in the form of x"""
-    one = bench.module(name)
-    numbers = dict(x)
-    for case, columns in found.items():
-        first = 0 if case in one.CASES else len(one.TUNING)
-        numbers[case] = {column: bench.array(x[case][column][:first].tolist() + rows)
-                         for column, rows in columns.items()}
-    return numbers
-
-
 def replicate(name, first, processes):
     """Measure an experiment with new seeds, and store the results in docs/replication.json."""
     x, _ = bench.load(name)
-    load()                                          # before the measurement, in case it is damaged
+    bench.repetitions()                             # before the measurement, in case it is damaged
     todo = jobs(name, x, first)
     about = docs.describe(processes) | {"seeds": sorted({seed for _, seed in todo})}
     store = docs.measured(f"replicate-{name}", lambda _: todo,
                           functools.partial(bench.perform, name), about, processes)
-    measuring.write(docs.DOCS / "replication.json", load() | {name: store.content()}, levels=3)
+    measuring.write(docs.DOCS / "replication.json",
+                    bench.repetitions() | {name: store.content()}, levels=3)
     store.path.unlink()
-
-
-def load():
-    """Load the repeated measurements. -> {name: content of a store}"""
-    path = docs.DOCS / "replication.json"
-    return measuring.read(path, "delete it") if path.exists() else {}
 
 
 def compared():
@@ -64,14 +45,14 @@ def compared():
     on seeds. -> Markdown"""
     rows, kept = [], 0
     covered = []
-    for name, content in load().items():
-        about = content["about"]
-        found = bench.columns(measuring.results_of(content))
-        x = bench.load(name)[0] if name in bench.NAMES else None
-        if x is None or {case for case, _ in jobs(name, x, 0)} != found.keys():
+    for name in bench.repetitions():
+        x = bench.load(name)[0] if name in bench.NAMES else {}
+        found, about = bench.repeated(name, x) if x else ({}, {})
+        if not found:
             print(f"{name}: left out, because the lab no longer has what was repeated", flush=True)
             continue
-        pairs = zip(*(bench.judged(name, numbers)[0] for numbers in (x, renewed(name, x, found))))
+        alone = bench.joined(name, x, found, keep=False)
+        pairs = zip(*(bench.judged(name, numbers)[0] for numbers in (x, alone)))
         for there, here in pairs:
             if not there.computed:
                 kept += there.verdict == here.verdict

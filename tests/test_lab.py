@@ -78,29 +78,51 @@ def test_there_is_no_verdict_where_the_set_up_decides(effect, region, why):
     assert claim.title == "So: no verdict"
 
 
+NOT_LOWER = {"at_least": -math.inf, "at_most": -0.04}
+
+
 @pytest.mark.parametrize("interval, sides, options, verdict", [
-    ((-0.05, 0.05), (0.5, 0.5), {}, "the same"),
-    ((-0.051, 0.05), (0.5, 0.5), {}, "undecided"),
-    ((-0.05, 0.051), (0.5, 0.5), {}, "undecided"),
-    ((0.02, 0.04), (0.5, 0.5), {}, "shown"),                    # the claimed range decides first
-    ((-0.01, 0.01), (0.5, 0.5), {}, "not found here"),
-    ((-0.01, 0.03), (0.96, 0.97), {}, "undecided"),             # they could hardly differ
-    ((-0.01, 0.03), (0.04, 0.03), {}, "undecided"),
-    ((-0.01, 0.03), (0.94, 0.97), {}, "the same"),
-    ((-0.01, 0.03), (0.5, 0.5), {"comparisons": 7}, "undecided"),
-    ((-0.01, 0.03), (0.5, 0.5), {"ratio": True, "at_least": 1.02}, "undecided")])
+    ((-0.039, 0.039), (0.5, 0.5), {}, "the same"),
+    ((-0.039, 0.04), (0.5, 0.5), {}, "undecided"),              # 0.04 would matter
+    ((-0.041, 0.03), (0.5, 0.5), {}, "not found here"),         # the other side may be ahead
+    ((-0.039, 0.039), (0.5, 0.5), NOT_LOWER, "the same"),
+    ((-0.03, 0.041), (0.5, 0.5), NOT_LOWER, "not found here"),
+    ((-0.03, 0.039), (0.5, 0.5), {"at_least": -math.inf, "at_most": 0.04}, "shown"),
+    ((0.04, 0.06), (0.5, 0.5), {}, "shown"),
+    ((-0.01, 0.03), (0.97, 0.96), {}, "not found here"),        # they could hardly differ
+    ((-0.01, 0.03), (0.03, 0.02), {}, "not found here"),
+    ((-0.01, 0.03), (0.97, 0.95), {}, "the same"),
+    ((-0.01, 0.03), (0.5, 0.5), {"comparisons": 7}, "not found here"),
+    ((-0.01, 0.03), (0.5, 0.5), {"ratio": True, "at_least": 1.04}, "not found here")])
 def test_two_fractions_are_the_same_if_their_whole_interval_is_near_0(
         interval, sides, options, verdict):
     claim = bench.Claim("so", "VinePPO", tuple([side] * 2 for side in sides), finding="It is so",
-                        **{"at_least": 0.02} | options)
+                        **{"at_least": 0.04} | options)
     claim.interval = interval
     assert claim.verdict == verdict
     is_named = verdict in ("the same", "undecided")
     assert claim.title == (f"It is so ({verdict})" if is_named else "It is so")
     claim.effect = [0.0, 0.0]                                   # a difference of anything
-    assert claim.verdict == verdict.replace("the same", "undecided")
+    assert claim.verdict == verdict.replace("the same", "not found here")
     with pytest.raises(ValueError, match="so: the two sides have to be fractions"):
         bench.Claim("so", "VinePPO", ([1.65, 1.7], [0.5, 0.6]))
+
+
+@pytest.mark.parametrize("k, n, low, high", [      # tables of Clopper and Pearson
+    (0, 5, 0, 0.5218), (5, 5, 0.4782, 1), (12, 12, 0.7354, 1), (7, 12, 0.2767, 0.8483),
+    (1, 2, 0.0126, 0.9874)])
+def test_a_share_of_seeds_has_the_exact_interval(k, n, low, high):
+    assert bench.clopper_pearson(k, n) == pytest.approx((low, high), abs=1e-4)
+    claim = bench.Claim("so", bench.OURS, [1.0] * k + [0.0] * (n - k), share=True, at_least=low)
+    assert claim.interval == bench.clopper_pearson(k, n) and claim.mean == k / n
+
+
+def test_rewards_that_judge_nearly_all_outputs_alike_are_not_compared():
+    for differing, verdict in ((0.099, "no verdict"), (0.1, "undecided"), (1.0, "undecided")):
+        claim = bench.Claim("so", bench.OURS, ([0.5, 0.7], [0.4, 0.3]), at_least=0.02,
+                            differing=differing)
+        assert claim.verdict == verdict
+        assert ("judge 90.1% of the base's outputs alike" in claim.reason) == (differing < 0.1)
 
 
 def test_steps_are_counted_to_where_the_mean_crosses_the_level():
@@ -259,7 +281,8 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
               for rate, n, score in (("0.0005", 1, 0.1), ("0.001", 1, 0.2), ("0.002", 3, 0.4),
                                      ("0.004", 1, 0.3))}
     store(tmp_path / "lab/made_up.json", stored | {
-        "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}})
+        "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}}, seconds=1, processes=1, machine="m",
+          commit="c")
     monkeypatch.setattr(lab.__main__, "put", lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         lab.__main__.main(["--replicate", "1"])
@@ -267,7 +290,7 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
     before = kept.read_text()
     for first, seeds in ((4, [4, 6]), (1, [3, 4]), (4, [4, 6])):
         lab.__main__.main(["--replicate", f"{first}"])
-        content = replicate.load()["made_up"]
+        content = bench.repetitions()["made_up"]
         found = bench.columns(measuring.results_of(content))
         assert content["about"]["seeds"] == seeds
         assert [row[0] for row in found["b"]["up"]] == seeds == [row[0] for row in
@@ -280,6 +303,12 @@ def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
     assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
     assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
     assert "it follows" not in text
+    bench.module("made_up").page = lambda x: [*page(x), lambda axis: None]      # all seeds together
+    claims, _, text = bench.page("made_up")
+    assert [len(claim.values) for claim in claims] == [4, 4, 1]
+    assert claims[0].mean == (5 + 4 + 4 + 6) / 4
+    assert "| b is high | **shown** (undecided with the first 2 seeds) | 4.75 (" in text
+    assert "seeds 0 to 1, each with its own base" in text and "of seeds 4 and 6, which" in text
     for job in content["jobs"]:                                 # another best rate
         job[0] = job[0].replace("0.002", "0.001")
     for name in ("made_up", "gone"):

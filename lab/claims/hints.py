@@ -69,15 +69,16 @@ def page(x):
     thinks = {case: x[case]["think_share"] for case in CASES}
     own = {case: x[case]["teacher thinks"] for case in RUNS if "teacher thinks" in x[case]}
 
-    finding = ("If only the answer follows a hint, a policy that teaches itself stops thinking: "
-               "the share of outputs with a thought falls to {:.0%}")
-    for level, direction in (("answer", "reverse"), ("work", "reverse"), ("half", "reverse"),
-                             ("half", "forward")):
+    for level, direction in (("half", "reverse"), ("half", "forward"), ("answer", "reverse"),
+                             ("work", "reverse")):
         case = f"{level}, {direction}"
         yield Claim("the student thinks as often as its teacher with the hint "
-                    f"({level}, {direction} KL)", OURS, thinks[case] - own[case],
-                    at_least=-NEAR, at_most=NEAR, exact=level != "half",
-                    finding=finding.format(thinks[case].mean()) if level == "answer" else "")
+                    f"({level}, {direction} KL)", OURS, (thinks[case], own[case]),
+                    at_least=-NEAR, at_most=NEAR,
+                    finding="If the work follows a hint in half of the cases, a policy that "
+                    f"teaches itself thinks in {thinks[case].mean():.0%} of its outputs, and its "
+                    f"teacher with the hint in {own[case].mean():.0%}"
+                    if case == "half, reverse" else "")
     yield Claim("self-distillation needs fewer samples than GRPO from the same bases", "after SDPO",
                 (samples[OF_GRPO], samples[OF_SELF]), ratio=True, at_least=1.2)
     for mode in MODES:

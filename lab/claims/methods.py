@@ -8,7 +8,9 @@ LEVEL = 0.9
 WINDOW = 5                                      # number of batches that accuracy is averaged over
 STEPS, SAMPLES_A_STEP = 36, 32 * 8
 EQUAL = "base, problems and other flags"
-TUNED = "the learning rate of each script, on three other seeds"
+TUNED = ("the learning rate of each script, on three other seeds; the critic of ppo.py keeps its "
+         "rate of 2e-3")
+TIMES = 1.2                                     # as many samples as the other script, at most
 FLAGS = f"--eval_steps 1000 --max_steps {STEPS} --num_eval_problems 256"
 SIDES = {name: (f"{name} {FLAGS}", 1e-3) for name in ("reinforce.py", "ppo.py", "grpo.py")}
 METRICS, SCORES = ["accuracy"], ["greedy", "pass@1"]
@@ -26,12 +28,11 @@ def page(x):
     ends = {side: columns for (side, _), columns in at_best("methods", x).items()}
     samples = {side: -score(columns, NEEDED) for side, columns in ends.items()}
     for one, source in SOURCES.items():
-        needed, of_ppo = (1000 * samples[side].mean() for side in (one, "ppo.py"))
-        finding = (f"At the best learning rate of each, {one} needs {needed:.0f} samples to reach "
-                   f"{LEVEL:.0%} accuracy, and ppo.py needs {of_ppo:.0f}")
-        yield Claim(f"{one} needs no more samples than ppo.py", source,
-                    (samples[one], samples["ppo.py"]), ratio=True, at_most=1.2,
-                    finding=finding)
+        is_met = (samples[one] <= TIMES * samples["ppo.py"]).astype(float)
+        yield Claim(f"with most seeds, {one} needs at most {TIMES} times the samples of ppo.py",
+                    source, is_met, share=True, at_least=0.5,
+                    finding=f"At the best learning rate of each, {one} needs at most {TIMES} times "
+                    f"the samples of ppo.py with {is_met.sum():.0f} of {len(is_met)} seeds")
     yield numbers({side: {
         "best rate": columns["rate"], NEEDED: samples[side],
         "greedy accuracy, held out": columns["greedy"], "pass@1, held out": columns["pass@1"]}

@@ -1,5 +1,7 @@
 """Tools: does it help to reward each part of a tool call, or longer thoughts?"""
+import grpo
 from lab.bench import Claim, at_best, numbers
+from lab.training import load_base
 from report import chart
 
 SEEDS, TUNING = range(5), range(5, 8)
@@ -16,6 +18,22 @@ MEAN = f"mean accuracy of {STEPS} steps"
 COMPARED = [(side, MEAN) for side in SIDES]
 
 
+CASES = ["the base"]
+
+
+def measure(case, seed):
+    """Sample a batch of the base, and compute for each reward the share of the outputs that have
+    another advantage than with the fine reward."""
+    found = {}
+    for reward in SIDES:
+        flags = f"--task lookup --reward {reward} --seed {seed} --base_seed {seed}"
+        cfg, task, base = load_base(grpo, flags)
+        batch = grpo.sample_batch(base, task, cfg, 0)
+        found[reward] = grpo.advantages(batch.rewards, cfg.scale_rewards)
+    return {reward: ((A - found[FINE]).abs() > 1e-6).double().mean().item()
+            for reward, A in found.items()}
+
+
 def score(columns, what):
     """Average the accuracy over all steps of each run: it counts how early a run learns. -> (S,)"""
     return columns["accuracy"].mean(axis=1)
@@ -29,10 +47,12 @@ def page(x):
                    f"steps are right, and with the coarse one {means[COARSE].mean():.0%}")
         yield Claim(f"GRPO learns faster with the reward {FINE} than with {other}", "ToolRL",
                     (means[FINE], means[other]), at_least=GAIN,
+                    differing=x["the base"][other].mean(),
                     finding=finding if other == COARSE else "")
     for other in LONGER:
         yield Claim(f"a bonus for length does not help ({other})", "ToolRL",
-                    (means[other], means[FINE]), at_most=GAIN)
+                    (means[other], means[FINE]), at_most=GAIN,
+                    differing=x["the base"][other].mean())
     yield numbers({side: {"best rate": columns["rate"], MEAN: means[side],
                           "pass@1, held out": columns["pass@1"],
                           "greedy accuracy, held out": columns["greedy"]}
