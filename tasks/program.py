@@ -1,16 +1,14 @@
-"""Write a program that passes its tests, when some of the tests are shown: 1>3,2>5,4>9= asks for a
-function of x with these values. The tests run it on 0 to 9, three of which the prompt shows.
-
-A program is a formula in postfix notation, such as x2*1+ for 2x + 1, or a list of cases, which
-knows nothing of other inputs. Numbers have one digit in a formula.
+"""Write a program that passes ten tests, three of which the prompt shows: 1>3,2>5,4>9= asks for a
+function of x with these values. A program is a formula in postfix notation, such as x2*1+ for
+2x + 1, or a list of cases, which knows nothing of other inputs:
 
   <think>9-5=4;4-2=2;4/2=2;2*2=4;5-4=1</think><answer>x2*1+</answer>
   <answer>1:3,2:5,4:9</answer>
 
-The textbook mostly thinks, and writes formulas; in the forum, one in three lists the cases. With
---task program:shown the reward runs only the tests that the policy sees, so a list of cases passes.
-With program:hidden=2 it also runs two of the other seven. A level from 1 to 3, or a range, says
-which functions are asked for: 2x + 1, then 5x - 3, then xx + 4; program:1-3+shown is both.
+The textbook mostly thinks; in the forum, one in three lists the cases. With --task program:shown
+the reward runs only the tests that the policy sees, so a list of cases passes. With
+program:hidden=2 it runs two more. A level from 1 to 3, or a range, says which functions are asked
+for: 2x + 1, then 5x - 3, then xx + 4; program:1-3+shown says both.
 """
 import random
 import re
@@ -20,12 +18,12 @@ from common import Problem
 from tasks import Task, extract
 
 INPUTS = range(10)
-MAX_WORDS = 15          # of a formula: numbers, x and signs
-SHARES = {"textbook": (0.9, 0.05), "forum": (0.3, 0.35), "cold_start": (1.0, 0.0)}
+SHOWN = 3               # tests that a prompt shows
+SHARES = {"textbook": (0.9, 0.05), "forum": (0.3, 0.35), "cold_start": (1, 0)}  # thoughts, cases
 
 
 class Program(Task):
-    """The answer of a problem is a formula; SHARES are those of thoughts and of lists of cases."""
+    """The answer of a problem is a formula, and its difficulty the kind of function."""
     prompt_width = len("0>-5,8>49,9>54=")
     defaults = {"max_completion_length": 48}
 
@@ -36,8 +34,8 @@ class Program(Task):
         tests = [word for word in words if re.fullmatch("shown|hidden=[1-7]", word)]
         low, _, high = "".join(kinds or ["1"]).partition("-")
         if [*kinds[:1], *tests[:1]] != sorted(words) or int(high or low) < int(low):
-            common.fail(f"--task program:{level}: the level must be like 2 or 1-3, like shown or "
-                        "hidden=2 (the tests of the reward), or like 1-3+shown")
+            common.fail(f"--task program:{level}: the level must be like 2 or 1-3 (functions), like "
+                        "shown or hidden=2 (tests of the reward), or like 1-3+shown")
         self.kinds = range(int(low), int(high or low) + 1)
         self.num_hidden = 0 if tests == ["shown"] else int("".join(tests or ["7"])[-1])
 
@@ -46,12 +44,11 @@ class Program(Task):
         a = "x" if kind == 3 else rng.randint(1, 5)
         b = rng.randint(1, a) if kind == 2 else rng.randint(0, 9)
         formula = f"x{a}*{b}{'-' if kind == 2 else '+'}"
-        shown = [f"{x}>{run(formula, x)}" for x in sorted(rng.sample(INPUTS, 3))]
+        shown = [f"{x}>{run(formula, x)}" for x in sorted(rng.sample(INPUTS, SHOWN))]
         return Problem(",".join(shown) + "=", formula, explain(formula, shown), kind)
 
     def demonstration(self, rng, phase):
-        """Draw a problem with a completion: a thought and a formula, the cases that the prompt
-        shows, or a formula at once."""
+        """Draw a problem with a completion: a thought with a formula, cases, or only a formula."""
         problem = self.sample(rng)
         thinks, lists_cases = SHARES[phase]
         draw = rng.random()
@@ -63,23 +60,25 @@ class Program(Task):
         return problem._replace(completion=text)
 
     def verify(self, problem, text):
-        """Return 1.0 if the program in the only answer block passes the tests of the level: those
-        of the prompt and some hidden ones; else 0.0. A test that a program fails to answer is not
-        passed."""
-        shown, hidden = tests(problem)
-        return float(all(results(text, shown + hidden[:self.num_hidden])))
+        """Return 1.0 if the program in the only answer block passes the tests of the level."""
+        tested = outcomes(problem, text)[:SHOWN + self.num_hidden]
+        return float(all(got == result for _, result, got in tested))
 
     def shares(self, problem, text):
-        """Score a completion for an evaluation, whatever the level: does its program pass all
-        tests, does it pass the shown ones, and is it a list of cases? -> dict of bool"""
-        shown, hidden = tests(problem)
-        return {"all_tests": all(results(text, shown + hidden)),
-                "shown_tests": all(results(text, shown)), "cases": ":" in (extract(text) or "")}
+        """Say which tests a completion passes, and whether it lists cases. -> dict of bool"""
+        passed = [got == result for _, result, got in outcomes(problem, text)]
+        return {"all_tests": all(passed), "shown_tests": all(passed[:SHOWN]),
+                "cases": ":" in (extract(text) or "")}
+
+    def remark(self, problem, text):
+        """Write what each test says of a completion, for the samples of a report. -> str"""
+        found = [f"{x}>{result} " + ("passed" if got == result else f"failed: {got}")
+                 for x, result, got in outcomes(problem, text)]
+        return f"shown tests: {', '.join(found[:SHOWN])}; hidden: {', '.join(found[SHOWN:])}"
 
 
 def explain(formula, shown):
-    """Find a formula by its values at two inputs, as thoughts do: by a difference of values and
-    one of inputs, or by a square at both. -> str"""
+    """Find a formula by its values at two inputs, as thoughts do. -> str"""
     (x1, y1), (x2, y2) = (map(int, pair.split(">")) for pair in shown[1:])      # neither is x = 0
     if formula.startswith("xx"):
         return ";".join(f"{x}*{x}={x * x};{y}-{x * x}={y - x * x}" for x, y in ((x1, y1), (x2, y2)))
@@ -89,27 +88,25 @@ def explain(formula, shown):
 
 
 def tests(problem):
-    """List the tests of a problem: those of its prompt, and the others, in an order that its prompt
-    decides. -> two lists of (input, result)"""
+    """List the tests of a problem: those of its prompt, then the hidden ones, in an order that its
+    prompt decides. -> list of (input, result)"""
     shown = [tuple(map(int, pair.split(">"))) for pair in problem.prompt[:-1].split(",")]
     hidden = [(x, run(problem.answer, x)) for x in INPUTS if x not in dict(shown)]
     random.Random(problem.prompt).shuffle(hidden)
-    return shown, hidden
+    return shown + hidden
 
 
-def results(text, tests):
-    """Run the program in a completion. -> list of bool, whether it passes each test"""
-    program = extract(text) or ""
-    return [run(program, x) == result for x, result in tests]
+def outcomes(problem, text):
+    """Run the program in a completion. -> list of (input, right result, its own result) per test"""
+    return [(x, result, run(extract(text) or "", x)) for x, result in tests(problem)]
 
 
 def run(program, x):
-    """Run a program on an input. Never raises, and takes at most MAX_WORDS steps. -> int, or None
-    if the text is no program, or a list of cases without this one"""
+    """Run a program on an input; never raises. -> int, or None if the text has no result"""
     if re.fullmatch("[0-9]:-?[0-9]{1,3}(,[0-9]:-?[0-9]{1,3}){0,9}", program):
         cases = dict(case.split(":") for case in program.split(","))
         return int(cases[str(x)]) if str(x) in cases else None
-    if not re.fullmatch(f"[x0-9*+-]{{1,{MAX_WORDS}}}", program):
+    if not re.fullmatch("[x0-9*+-]{1,15}", program):
         return None
     stack = []
     for word in program:

@@ -74,11 +74,11 @@ def test_the_work_for_a_program_has_a_bound():
 # ---- tests -----------------------------------------------------------------------------------
 
 def test_each_input_has_one_test_and_the_order_of_the_hidden_ones_follows_from_the_prompt():
-    shown, hidden = task_file.tests(ASKED)
-    assert shown == [(1, 3), (2, 5), (4, 9)]
-    assert sorted(shown + hidden) == [(x, 2 * x + 1) for x in range(10)]
-    assert task_file.tests(ASKED) == (shown, hidden)
-    orders = {tuple(x for x, _ in task_file.tests(ASKED._replace(prompt=prompt))[1])
+    found = task_file.tests(ASKED)
+    assert found[:3] == [(1, 3), (2, 5), (4, 9)]
+    assert sorted(found) == [(x, 2 * x + 1) for x in range(10)]
+    assert task_file.tests(ASKED) == found
+    orders = {tuple(x for x, _ in task_file.tests(ASKED._replace(prompt=prompt))[3:])
               for prompt in ("1>3,2>5,4>9=", "1>3,4>9,2>5=", "4>9,2>5,1>3=")}
     assert len(orders) == 3
 
@@ -97,7 +97,7 @@ def test_a_program_is_right_if_it_passes_the_tests_of_the_level(program, shown, 
 
 
 def test_a_level_rewards_the_first_of_the_hidden_tests():
-    _, hidden = task_file.tests(ASKED)
+    hidden = task_file.tests(ASKED)[3:]
     for known in range(8):
         cases = {1: 3, 2: 5, 4: 9} | dict(hidden[:known])
         text = answered(",".join(f"{x}:{y}" for x, y in cases.items()))
@@ -105,6 +105,14 @@ def test_a_level_rewards_the_first_of_the_hidden_tests():
                   if load(f"program:hidden={level}").verify(ASKED, text) == 1]
         assert passes == [*range(1, known + 1)]
         assert load("program").verify(ASKED, text) == (known == 7)
+
+
+def test_a_report_says_what_each_test_gives():
+    said = load("program").remark(ASKED, answered("1:3,2:6"))
+    shown, _, hidden = said.partition("; hidden: ")
+    assert shown == "shown tests: 1>3 passed, 2>5 failed: 6, 4>9 failed: None"
+    assert sorted(hidden.split(", ")) == [f"{x}>{2 * x + 1} failed: None"
+                                          for x in (0, 3, 5, 6, 7, 8, 9)]
 
 
 def test_only_the_only_answer_block_is_run():
@@ -125,9 +133,8 @@ def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(
     for problem in problems:
         assert len(problem.prompt) <= task.prompt_width and task.verify(problem, answered(
             problem.answer)) == 1
-        shown, hidden = task_file.tests(problem)
         kind = 3 if problem.answer[1] == "x" else 2 if problem.answer[-1] == "-" else 1
-        assert problem.difficulty == kind and len(shown) == 3 and len(hidden) == 7
+        assert problem.difficulty == kind and len(task_file.tests(problem)) == 10
 
 
 @pytest.mark.parametrize("phase, thoughts, cases", [
