@@ -34,8 +34,8 @@ class Program(Task):
         tests = [word for word in words if re.fullmatch("shown|hidden=[1-7]", word)]
         low, _, high = "".join(kinds or ["1"]).partition("-")
         if [*kinds[:1], *tests[:1]] != sorted(words) or int(high or low) < int(low):
-            common.fail(f"--task program:{level}: the level must be like 2 or 1-3 (functions), like "
-                        "shown or hidden=2 (tests of the reward), or like 1-3+shown")
+            common.fail(f"--task program:{level}: the level must be like 2 or 1-3, like shown or "
+                        "hidden=2, which say what the reward tests, or like 1-3+shown")
         self.kinds = range(int(low), int(high or low) + 1)
         self.num_hidden = 0 if tests == ["shown"] else int("".join(tests or ["7"])[-1])
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from conftest import count_work
 from conftest import load_named as load
+from small_runs import INSTANT, arguments, lines, steps
 
 import common
+import grpo
 from common import Problem
 from tasks import program as task_file
 from tasks.program import INPUTS, run
@@ -178,3 +180,12 @@ def test_an_evaluation_of_a_mix_counts_the_programs_alone(greedy, prefix):
     assert found[f"{prefix}shown_tests"] == pytest.approx(2 / 3)
     assert found[f"{prefix}cases"] == pytest.approx(1 / 3)
     assert not {"all_tests", "greedy_all_tests"} & scores(batch, load(), greedy).keys()
+
+
+def test_a_run_logs_the_shares_and_what_each_test_says_of_its_samples(tmp_path):
+    grpo.main(arguments(INSTANT | {"task": "program:shown", "output_dir": str(tmp_path / "run")}))
+    scored = [line for line in steps(tmp_path / "run") if "eval/greedy_cases" in line]
+    assert scored and {"eval/cases", "eval/all_tests", "eval/shown_tests"} <= scored[-1].keys()
+    groups = lines(tmp_path / "run/samples.jsonl")
+    said = [one["remark"] for group in groups for one in group["completions"]]
+    assert said and all(text.startswith("shown tests: ") for text in said)
