@@ -7,9 +7,9 @@ function of x with these values. A program is a formula in postfix notation, suc
 
 The textbook mostly thinks; in the forum, one in three lists the cases. With --task program:shown
 the reward runs only the tests that the policy sees, so a list of cases passes. With
-program:hidden=2 it runs two more. A level from 1 to 3, or a range, says which functions are asked
-for: 2x + 1, then 5x - 3, then xx + 4; program:1-3+shown says both.
+hidden=2 it runs two more. program:2 also asks for 5x - 3, program:3 for xx + 4; 3+shown says both.
 """
+import functools
 import random
 import re
 
@@ -30,14 +30,14 @@ class Program(Task):
     def __init__(self, cfg, level=""):
         super().__init__(cfg, level)
         words = level.split("+") if level else []
-        kinds = [word for word in words if re.fullmatch("[1-3](-[1-3])?", word)]
+        kinds = [word for word in words if word in ("1", "2", "3")]
         tests = [word for word in words if re.fullmatch("shown|hidden=[1-7]", word)]
-        low, _, high = "".join(kinds or ["1"]).partition("-")
-        if [*kinds[:1], *tests[:1]] != sorted(words) or int(high or low) < int(low):
-            common.fail(f"--task program:{level}: the level must be like 2 or 1-3, like shown or "
-                        "hidden=2, which say what the reward tests, or like 1-3+shown")
-        self.kinds = range(int(low), int(high or low) + 1)
-        self.num_hidden = 0 if tests == ["shown"] else int("".join(tests or ["7"])[-1])
+        if kinds[:1] + tests[:1] != sorted(words):
+            common.fail(f"--task program:{level}: the level must be 1, 2 or 3 (functions), and shown "
+                        "or hidden=2 (tests of the reward), as in 3+shown")
+        self.kinds = range(1, int("".join(kinds or ["1"])) + 1)
+        num_hidden = 0 if tests == ["shown"] else int("".join(tests or ["7"])[-1])
+        self.verify = functools.partial(passes, SHOWN + num_hidden)     # shapes no base
 
     def sample(self, rng):
         kind = rng.choice(self.kinds)
@@ -58,11 +58,6 @@ class Program(Task):
         elif draw < thinks + lists_cases:
             text = f"<answer>{problem.prompt[:-1].replace('>', ':')}</answer>"
         return problem._replace(completion=text)
-
-    def verify(self, problem, text):
-        """Return 1.0 if the program in the only answer block passes the tests of the level."""
-        tested = outcomes(problem, text)[:SHOWN + self.num_hidden]
-        return float(all(got == result for _, result, got in tested))
 
     def shares(self, problem, text):
         """Say which tests a completion passes, and whether it lists cases. -> dict of bool"""
@@ -99,6 +94,11 @@ def tests(problem):
 def outcomes(problem, text):
     """Run the program in a completion. -> list of (input, right result, its own result) per test"""
     return [(x, result, run(extract(text) or "", x)) for x, result in tests(problem)]
+
+
+def passes(num_tests, problem, text):
+    """Return 1.0 if the program in the only answer block passes the first tests; else 0.0."""
+    return float(all(got == result for _, result, got in outcomes(problem, text)[:num_tests]))
 
 
 def run(program, x):

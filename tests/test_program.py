@@ -11,6 +11,7 @@ from small_runs import INSTANT, arguments, lines, steps
 
 import common
 import grpo
+import plumbing
 from common import Problem
 from tasks import program as task_file
 from tasks.program import INPUTS, run
@@ -126,8 +127,9 @@ def test_only_the_only_answer_block_is_run():
 
 # ---- problems and demonstrations -------------------------------------------------------------
 
-@pytest.mark.parametrize("level, kinds", [("", {1}), (":2", {2}), (":1-3", {1, 2, 3}),
-                                          (":3+shown", {3}), (":hidden=2", {1})])
+@pytest.mark.parametrize("level, kinds", [
+    ("", {1}), (":1", {1}), (":2", {1, 2}), (":3", {1, 2, 3}), (":3+shown", {1, 2, 3}),
+    (":hidden=2+2", {1, 2}), (":hidden=2", {1})])
 def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(level, kinds):
     task = load(f"program{level}")
     problems = common.sample_problems(task, 500, 0)
@@ -142,7 +144,7 @@ def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(
 @pytest.mark.parametrize("phase, thoughts, cases", [
     ("textbook", 0.9, 0.05), ("forum", 0.3, 0.35), ("cold_start", 1, 0)])
 def test_demonstrations_think_or_list_the_shown_cases_or_write_the_formula(phase, thoughts, cases):
-    task = load("program:1-3")
+    task = load("program:3")
     drawn = common.sample_problems(task, 2000, 0, phase=phase)
     texts = [problem.completion for problem in drawn]
     assert fmean("<think>" in text for text in texts) == pytest.approx(thoughts, abs=0.03)
@@ -154,18 +156,25 @@ def test_demonstrations_think_or_list_the_shown_cases_or_write_the_formula(phase
     assert max(len(common.TOKENIZER.encode(text, allowed_special="all")) for text in texts) < 48
 
 
+def test_levels_that_differ_in_the_tests_of_the_reward_share_a_base():
+    policy = grpo.GPT(grpo.Config())
+    levels = ("", ":1", ":shown", ":hidden=2", ":2", ":3")
+    paths = [plumbing.base_path(policy, load(f"program{level}"), grpo.Config()) for level in levels]
+    assert len({*paths[:4]}) == 1 and len({*paths}) == 3
+
+
 def test_each_step_of_a_thought_is_true():
-    for problem in common.sample_problems(load("program:1-3"), 300, 0):
+    for problem in common.sample_problems(load("program:3"), 300, 0):
         for step in problem.work.split(";"):
             left, _, right = step.partition("=")
             assert eval(left) == int(right), problem
 
 
 @pytest.mark.parametrize("level", [
-    "4", "0", "3-1", "1-4", "hidden=0", "hidden=8", "hidden", "Shown", "1+2", "shown+hidden=2",
-    "1-3+", "+", "+shown", " 1"])
+    "4", "0", "1-3", "-1", "hidden=0", "hidden=8", "hidden", "Shown", "1+2", "shown+hidden=2", "1+",
+    "+", "+shown", " 1", "\u0663"])
 def test_another_level_is_refused(level, refused):
-    refused("the level must be like 2 or 1-3", load, f"program:{level}")
+    refused("the level must be 1, 2 or 3", load, f"program:{level}")
 
 
 @pytest.mark.parametrize("greedy, prefix", [(True, "greedy_"), (False, "")])
