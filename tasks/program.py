@@ -33,8 +33,8 @@ class Program(Task):
         kinds = [word for word in words if word in ("1", "2", "3")]
         tests = [word for word in words if re.fullmatch("shown|hidden=[1-7]", word)]
         if kinds[:1] + tests[:1] != sorted(words):
-            common.fail(f"--task program:{level}: the level must be 1, 2 or 3 (functions), and shown "
-                        "or hidden=2 (tests of the reward), as in 3+shown")
+            common.fail(f"--task program:{level}: the level must be 1, 2 or 3 (functions), "
+                        "shown or hidden=2 (tests of the reward), or like 3+shown")
         self.kinds = range(1, int("".join(kinds or ["1"])) + 1)
         num_hidden = 0 if tests == ["shown"] else int("".join(tests or ["7"])[-1])
         self.verify = functools.partial(passes, SHOWN + num_hidden)     # shapes no base
