@@ -138,6 +138,10 @@ def sample_records(run, batch, A):
             "tokens": [common.decode([i]) for i in tokens],
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [finite(round(x, 4)) for x in shades[:length]]})
+        part = part_of(run.task, batch.problems[row])
+        if hasattr(part, "remark"):
+            records[-1]["completions"][-1]["remark"] = part.remark(
+                batch.problems[row], batch.texts[row])
     return records
 
 

@@ -30,6 +30,8 @@ def scores(batch, task, greedy):
     thinking = [row for row, part in enumerate(parts) if can_think(part)]
     if thinking:
         result |= thought_scores(batch, is_correct, parts, thinking, greedy)
+    for name, values in own_shares(batch, parts).items():
+        result[f"{prefix}{name}"] = mean(values)
     result["problems"] = len(batch.is_correct)
     if greedy:
         result["examples"] = [
@@ -48,6 +50,17 @@ def scores(batch, task, greedy):
         best_returns = [parts[row].best_return(batch.problems[row]) for row in moves]
         result["best_return"] = mean([best for best in best_returns if best < math.inf])
     return result
+
+
+def own_shares(batch, parts):
+    """Collect what tasks themselves say of completions, by their method shares(problem, text), such
+    as whether a program passes the tests that its prompt shows. -> {name: a value for each}"""
+    found = collections.defaultdict(list)
+    for problem, text, part in zip(batch.problems, batch.texts, parts):
+        if hasattr(part, "shares"):
+            for name, value in part.shares(problem, text).items():
+                found[name].append(value)
+    return found
 
 
 def part_of(task, problem):

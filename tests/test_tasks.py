@@ -22,7 +22,8 @@ from common import Problem
 from tasks import gridworld
 from tasks.rewards import NEEDS, REWARDS
 
-NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "notation", "number"]
+NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "notation", "number",
+         "program"]
 
 
 def levels(problems):
@@ -100,7 +101,8 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 # ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "arithmetic:3-7", "countdown", "key", "lookup", "notation", "number", "arithmetic,lookup"])
+    "arithmetic:3-7", "countdown", "key", "lookup", "notation", "number", "program",
+    "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
     problems = common.held_out_problems(task, 200)
@@ -136,7 +138,8 @@ def test_about_half_of_the_steps_of_most_thoughts_are_in_words(phase):
     assert fmean(0 < share < 1 for share in shares) > 0.5
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "countdown", "key", "lookup", "notation:4"])
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "key", "lookup", "notation:4",
+                                  "program:3"])
 def test_what_a_base_learns_from_at_a_cold_start_is_right(name):
     task = load(name)
     drawn = common.sample_problems(task, 500, 0, phase="cold_start")
@@ -161,7 +164,8 @@ def test_more_held_out_problems_are_drawn_if_few_of_them_differ():
 PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
           "</search>", "<think>", "</think>", "<information>", "</information>", "ka", "(4+8)*2",
           "xx", " ", "\n", "\t", "\x00", "\u0663", "\u2212", "\ufffd", "\ud800", "<", ">", "/",
-          "**", "//", "%", "=", "1e1", "0x4", "2_3", "9" * 60, "[4]", "lambda:", "#", "c3", "uuuu"]
+          "**", "//", "%", "=", "1e1", "0x4", "2_3", "9" * 60, "[4]", "lambda:", "#", "c3", "uuuu",
+          "x2*1+", "1:3", ",", ":", "x"]
 LONG = ["<think>" + "<information>" * 2_000 + "</think>", "<search>" * 2_000, "<" * 20_000,
         "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 10_000, "\x00" * 10_000]
 

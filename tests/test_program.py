@@ -1,0 +1,200 @@
+"""tasks/program.py: the interpreter, the tests of a program, and what the levels reward."""
+import random
+from statistics import fmean
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import count_work
+from conftest import load_named as load
+from small_runs import INSTANT, arguments, lines, steps
+
+import common
+import grpo
+import plumbing
+from common import Problem
+from tasks import program as task_file
+from tasks.program import INPUTS, run
+from tasks.scores import scores
+
+ASKED = Problem("1>3,2>5,4>9=", "x2*1+")
+
+
+def written(rng, depth):
+    """Draw a formula. -> in postfix notation, and as Python writes it"""
+    if depth == 0 or rng.random() < 0.3:
+        leaf = rng.choice("xx0123456789")
+        return leaf, leaf
+    (a, left), (b, right) = written(rng, depth - 1), written(rng, depth - 1)
+    sign = rng.choice("+-*")
+    return f"{a}{b}{sign}", f"({left}{sign}{right})"
+
+
+def answered(program):
+    return f"<answer>{program}</answer>"
+
+
+# ---- the interpreter -------------------------------------------------------------------------
+
+def test_formulas_have_the_values_that_python_computes():
+    rng = random.Random(0)
+    lengths = set()
+    for _ in range(10_000):
+        postfix, infix = written(rng, 3)
+        x = rng.choice(INPUTS)
+        assert run(postfix, x) == eval(infix, {"x": x}), postfix
+        lengths.add(len(postfix))
+    assert lengths == {1, 3, 5, 7, 9, 11, 13, 15}
+
+
+@pytest.mark.parametrize("program, results", [
+    ("1:3,2:5,4:9", {1: 3, 2: 5, 4: 9, 0: None, 3: None}), ("0:-7", {0: -7, 7: None}),
+    ("3:007", {3: 7}), ("1:3,1:5", {1: 5}), ("x", {4: 4}), ("7", {0: 7, 9: 7}),
+    ("xx*x-", {3: 6}), ("12-", {0: -1}), ("9" * 8 + "*" * 7, {0: 9**8})])
+def test_a_program_gives_these_results(program, results):
+    assert {x: run(program, x) for x in results} == results
+
+
+@pytest.mark.parametrize("program", [
+    "", "+", "x+", "x2", "x2*1", "x2**", "x 2*", "2x*\n", "x2/", "x2%", "x2^", "y2*", "X2*",
+    "(x*2)", "-1", "x-1+", "x1.5*", "\u0663", "x\u00b2", "x\u22121-", "x" * 16,
+    "x" * 8 + "+" * 8, "9" * 10**5, "1:", ":3", "1:3,", ",1:3", "1:3,,2:5", "1:3;2:5", "1: 3",
+    "10:3", "a:3", "1:x", "1:3+", "1:+3", "1:--3", "1:1234", "1:3,2:x2*", "1>3",
+    ",".join(["1:3"] * 11), "1:\u0663", "1:3\n", "x=3", "def f(x): return 3",
+    "__import__('os')", "x\x00", "1:3,2:5,4:9=", "lambda x: x", "[1][0]"])
+def test_a_text_that_is_no_program_has_no_result_and_passes_no_test(program):
+    assert {run(program, x) for x in INPUTS} == {None}
+    assert load("program").verify(ASKED, answered(program)) == 0
+    assert load("program:shown").verify(ASKED, answered(program)) == 0
+
+
+def test_the_work_for_a_program_has_a_bound():
+    task = load("program")
+    longest = [answered(text) for text in ("9" * 8 + "*" * 7, ",".join(["1:999"] * 10))]
+    assert max(count_work(task.verify, ASKED, text) for text in longest) < 2_000
+
+
+# ---- tests -----------------------------------------------------------------------------------
+
+def test_each_input_has_one_test_and_the_order_of_the_hidden_ones_follows_from_the_prompt():
+    found = task_file.tests(ASKED)
+    assert found[:3] == [(1, 3), (2, 5), (4, 9)]
+    assert sorted(found) == [(x, 2 * x + 1) for x in range(10)]
+    assert task_file.tests(ASKED) == found
+    orders = {tuple(x for x, _ in task_file.tests(ASKED._replace(prompt=prompt))[3:])
+              for prompt in ("1>3,2>5,4>9=", "1>3,4>9,2>5=", "4>9,2>5,1>3=")}
+    assert len(orders) == 3
+
+
+@pytest.mark.parametrize("program, shown, hidden", [
+    ("x2*1+", True, 7), ("1x2*+", True, 7), ("xx+1+", True, 7), ("1:3,2:5,4:9", True, 0),
+    ("0:1,1:3,2:5,3:7,4:9,5:11,6:13,7:15,8:17,9:19", True, 7), ("1:3,2:5", False, 0),
+    ("x2*", False, 0), ("x1+", False, 0), ("21-x*3+", False, 1)])
+def test_a_program_is_right_if_it_passes_the_tests_of_the_level(program, shown, hidden):
+    text = answered(program)
+    assert load("program:shown").verify(ASKED, text) == shown
+    assert load("program").verify(ASKED, text) == (shown and hidden == 7)
+    said = load("program").shares(ASKED, text)
+    assert said == {"shown_tests": shown, "all_tests": shown and hidden == 7,
+                    "cases": ":" in program}
+
+
+def test_a_level_rewards_the_first_of_the_hidden_tests():
+    hidden = task_file.tests(ASKED)[3:]
+    for known in range(8):
+        cases = {1: 3, 2: 5, 4: 9} | dict(hidden[:known])
+        text = answered(",".join(f"{x}:{y}" for x, y in cases.items()))
+        passes = [level for level in range(1, 8)
+                  if load(f"program:hidden={level}").verify(ASKED, text) == 1]
+        assert passes == [*range(1, known + 1)]
+        assert load("program").verify(ASKED, text) == (known == 7)
+
+
+def test_a_report_says_what_each_test_gives():
+    said = load("program").remark(ASKED, answered("1:3,2:6"))
+    shown, _, hidden = said.partition("; hidden: ")
+    assert shown == "shown tests: 1>3 passed, 2>5 failed: 6, 4>9 failed: None"
+    assert sorted(hidden.split(", ")) == [f"{x}>{2 * x + 1} failed: None"
+                                          for x in (0, 3, 5, 6, 7, 8, 9)]
+
+
+def test_only_the_only_answer_block_is_run():
+    task = load("program")
+    assert task.verify(ASKED, f"<think>x</think>{answered(' x2*1+ ')}") == 1
+    for text in ("x2*1+", "<answer>x2*1+", answered("x2*1+") * 2, "x2*1+</answer>"):
+        assert task.verify(ASKED, text) == 0
+
+
+# ---- problems and demonstrations -------------------------------------------------------------
+
+@pytest.mark.parametrize("level, kinds", [
+    ("", {1}), (":1", {1}), (":2", {1, 2}), (":3", {1, 2, 3}), (":3+shown", {1, 2, 3}),
+    (":hidden=2+2", {1, 2}), (":hidden=2", {1})])
+def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(level, kinds):
+    task = load(f"program{level}")
+    problems = common.sample_problems(task, 500, 0)
+    assert {problem.difficulty for problem in problems} == kinds
+    for problem in problems:
+        assert len(problem.prompt) <= task.prompt_width and task.verify(problem, answered(
+            problem.answer)) == 1
+        kind = 3 if problem.answer[1] == "x" else 2 if problem.answer[-1] == "-" else 1
+        assert problem.difficulty == kind and len(task_file.tests(problem)) == 10
+
+
+@pytest.mark.parametrize("phase, thoughts, cases", [
+    ("textbook", 0.9, 0.05), ("forum", 0.3, 0.35), ("cold_start", 1, 0)])
+def test_demonstrations_think_or_list_the_shown_cases_or_write_the_formula(phase, thoughts, cases):
+    task = load("program:3")
+    drawn = common.sample_problems(task, 2000, 0, phase=phase)
+    texts = [problem.completion for problem in drawn]
+    assert fmean("<think>" in text for text in texts) == pytest.approx(thoughts, abs=0.03)
+    listed = [problem for problem in drawn if ":" in problem.completion]
+    assert len(listed) / 2000 == pytest.approx(cases, abs=0.03)
+    shown = load("program:shown")
+    assert all(shown.verify(problem, problem.completion) == 1 for problem in drawn)
+    assert not any(task.verify(problem, problem.completion) for problem in listed)
+    assert max(len(common.TOKENIZER.encode(text, allowed_special="all")) for text in texts) < 48
+
+
+def test_levels_that_differ_in_the_tests_of_the_reward_share_a_base():
+    policy = grpo.GPT(grpo.Config())
+    levels = ("", ":1", ":shown", ":hidden=2", ":2", ":3")
+    paths = [plumbing.base_path(policy, load(f"program{level}"), grpo.Config()) for level in levels]
+    assert len({*paths[:4]}) == 1 and len({*paths}) == 3
+
+
+def test_each_step_of_a_thought_is_true():
+    for problem in common.sample_problems(load("program:3"), 300, 0):
+        for step in problem.work.split(";"):
+            left, _, right = step.partition("=")
+            assert eval(left) == int(right), problem
+
+
+@pytest.mark.parametrize("level", [
+    "4", "0", "1-3", "-1", "hidden=0", "hidden=8", "hidden", "Shown", "1+2", "shown+hidden=2", "1+",
+    "+", "+shown", " 1", "\u0663"])
+def test_another_level_is_refused(level, refused):
+    refused("the level must be 1, 2 or 3", load, f"program:{level}")
+
+
+@pytest.mark.parametrize("greedy, prefix", [(True, "greedy_"), (False, "")])
+def test_an_evaluation_of_a_mix_counts_the_programs_alone(greedy, prefix):
+    texts = [answered(3), answered("x2*1+"), answered("1:3,2:5,4:9"), answered("x2*")]
+    asked = ASKED._replace(task="program")
+    batch = SimpleNamespace(
+        texts=texts, problems=[Problem("(1+2)=", "3", task="arithmetic"), asked, asked, asked],
+        is_correct=torch.tensor([[True], [True], [False], [False]]), verified=[1.0, 1.0, 0.0, 0.0])
+    found = scores(batch, load("arithmetic,program"), greedy)
+    assert found[f"{prefix}all_tests"] == pytest.approx(1 / 3)
+    assert found[f"{prefix}shown_tests"] == pytest.approx(2 / 3)
+    assert found[f"{prefix}cases"] == pytest.approx(1 / 3)
+    assert not {"all_tests", "greedy_all_tests"} & scores(batch, load(), greedy).keys()
+
+
+def test_a_run_logs_the_shares_and_what_each_test_says_of_its_samples(tmp_path):
+    grpo.main(arguments(INSTANT | {"task": "program:shown", "output_dir": str(tmp_path / "run")}))
+    scored = [line for line in steps(tmp_path / "run") if "eval/greedy_cases" in line]
+    assert scored and {"eval/cases", "eval/all_tests", "eval/shown_tests"} <= scored[-1].keys()
+    groups = lines(tmp_path / "run/samples.jsonl")
+    said = [one["remark"] for group in groups for one in group["completions"]]
+    assert said and all(text.startswith("shown tests: ") for text in said)
