@@ -30,7 +30,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # reader of the change sees what it costs.
 MOST = {
     ".": {".py": 4340, ".txt": 10},
-    "tasks": {".py": 1540},
+    "tasks": {".py": 1646},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
     "vectors": {".py": 2060, ".txt": 920, ".json": 920},
