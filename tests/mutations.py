@@ -152,6 +152,13 @@ class Maker:
         elif isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
             self.replace("drop minus", node, f"({self.text(node.operand)})")
 
+    def of_If(self, node):
+        """Negate a condition that is a name, an attribute or a call; the others have mutations."""
+        if isinstance(node.test, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+            self.replace("negate a condition", node.test, f"(not {self.text(node.test)})")
+
+    of_IfExp = of_While = of_If
+
     def of_BoolOp(self, node):
         word = "and" if isinstance(node.op, ast.And) else "or"
         for number in range(len(node.values)):

@@ -27,6 +27,7 @@ def made(source, words=""):
     ("x * mask", "drop a factor", ["x"]), ("x * 2", "drop a factor", []),
     ("a and b and not c", "drop condition",
      ["((b) and (not c))", "((a) and (not c))", "((a) and (b))"]),
+    ("a if f(b) else c", "negate", ["a if (not f(b)) else c"]), ("a if b > c else d", "negate", []),
     ("a or 'none'", "drop condition", ["('none')", "(a)"]), ("not a", "drop not", ["(a)"]),
     ("~a", "drop ~", ["(a)"]), ("-a", "drop minus", ["(a)"]), ("-1", "drop minus", []),
     ("x[1:12]", "number", ["x[2:12]", "x[1:24]"]), ("f(x, key=True)", "flag", ["f(x, key=False)"]),
@@ -41,6 +42,12 @@ def test_one_small_change_is_made_at_a_time(line, words, expected):
     source = f"def f(x):\n    return {line}\n"
     texts = [*made(source, words).values()]
     assert texts == [f"def f(x):\n    return {one}\n" for one in expected]
+
+
+def test_conditions_without_an_operator_are_negated():
+    source = "def f(x):\n    if x:\n        while x.a[0]:\n            pass\n"
+    assert [*made(source, "negate").values()] == [
+        source.replace("if x", "if (not x)"), source.replace("x.a[0]", "(not x.a[0])")]
 
 
 def test_statements_exceptions_and_defaults_are_changed_and_lines_keep_their_numbers():
