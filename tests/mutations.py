@@ -157,7 +157,11 @@ class Maker:
         if isinstance(node.test, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
             self.replace("negate a condition", node.test, f"(not {self.text(node.test)})")
 
-    of_IfExp = of_While = of_If
+    of_While = of_If
+
+    def of_IfExp(self, node):
+        for word, value in (("true", node.body), ("false", node.orelse)):
+            self.replace(f"condition is {word}", node, f"({self.text(value)})")
 
     def of_BoolOp(self, node):
         word = "and" if isinstance(node.op, ast.And) else "or"

@@ -27,7 +27,7 @@ def made(source, words=""):
     ("x * mask", "drop a factor", ["x"]), ("x * 2", "drop a factor", []),
     ("a and b and not c", "drop condition",
      ["((b) and (not c))", "((a) and (not c))", "((a) and (b))"]),
-    ("a if f(b) else c", "negate", ["a if (not f(b)) else c"]), ("a if b > c else d", "negate", []),
+    ("x + a if b > c else d", "condition", ["(x + a)", "(d)"]),
     ("a or 'none'", "drop condition", ["('none')", "(a)"]), ("not a", "drop not", ["(a)"]),
     ("~a", "drop ~", ["(a)"]), ("-a", "drop minus", ["(a)"]), ("-1", "drop minus", []),
     ("x[1:12]", "number", ["x[2:12]", "x[1:24]"]), ("f(x, key=True)", "flag", ["f(x, key=False)"]),
