@@ -327,11 +327,9 @@ def main(model, file=None, seed=SEED, steps=STEPS):
         sys.exit(f"{os.getcwd()}: nothing can be saved in this folder")
     policy = load(model)
     questions = encode([question for question, _ in problems], W)           # each has to fit
-    longest = int((questions != PAD).sum(1).max())
-    context = getattr(policy.config.get_text_config(), "max_position_embeddings", longest + T)
-    if longest + T > context:
-        sys.exit(f"a question of {longest} tokens and an output of T = {T} do not fit in the "
-                 f"model's context of {context} tokens: make T smaller")
+    most = int((questions != PAD).sum(1).max()) + T
+    if most > getattr(policy.config.get_text_config(), "max_position_embeddings", most):
+        sys.exit(f"{most} tokens, {T} of them of an output, exceed the model's context; lower T")
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
     folder = os.path.abspath(next(
         name for name in names if not glob.glob(name) + glob.glob(f"{name}-unfinished*")))
