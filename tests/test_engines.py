@@ -180,11 +180,11 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("mine.py:my_loss cap=off", "cap=off: must be a number, True, False or None"),
     ("mine.py:wrong_sign", "mine.py:wrong_sign: the gradient is 3 for an output with A = 1 and -3"),
     ("mine.py:blind", "mine.py:blind: the gradient is -3 for an output with A = 1 and -3"),
-    ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite: [[nan"),
+    ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite, "),
     ("mine.py:no_slope", "mine.py:no_slope: its gradient of a token is not finite"),
     ("mine.py:strict", "mine.py: strict needs bound, but a trainer gives it logps, old_logps, "),
     ("mine.py:half_named", "mine.py: half_named needs x, y, but a trainer gives it logps"),
-    ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
+    ("mine.py:averaged", "mine.py:averaged: ValueError: returned the shape () for inputs"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
     with pytest.raises(ValueError) as error:
