@@ -38,6 +38,7 @@ if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
     sys.exit('real.py needs two packages: pip install torch "transformers<6"')
 import torch
 import torch.nn.functional as F
+from huggingface_hub import model_info, try_to_load_from_cache
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
@@ -135,9 +136,11 @@ def load(model):
     """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
     global TOKENIZER
     try:
+        if not os.path.isdir(model) and not try_to_load_from_cache(model, "config.json"):
+            model_info(model, timeout=10)       # asks once; transformers would for half a minute
         TOKENIZER = AutoTokenizer.from_pretrained(model)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:                  # of the network, or of a package
         sys.exit(f"{model}: cannot be loaded: {str(error).strip().splitlines()[0]}")
     if getattr(policy, "_hf_peft_config_loaded", False):
         sys.exit(f"{model} is an adapter: merge it into its model, with merge_and_unload")
@@ -323,7 +326,10 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     if not os.access(".", os.W_OK):
         sys.exit(f"{os.getcwd()}: nothing can be saved in this folder")
     policy = load(model)
-    encode([question for question, _ in problems], W)           # each question has to fit
+    questions = encode([question for question, _ in problems], W)           # each has to fit
+    most = int((questions != PAD).sum(1).max()) + T
+    if most > getattr(policy.config.get_text_config(), "max_position_embeddings", most):
+        sys.exit(f"{most} tokens, {T} of them of an output, exceed the model's context; lower T")
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
     folder = os.path.abspath(next(
         name for name in names if not glob.glob(name) + glob.glob(f"{name}-unfinished*")))

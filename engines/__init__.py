@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent.parent
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
+SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "inf")
 INPUTS = {"logps": "log pi", "old_logps": "log pi_old", "advantages": "A", "mask": "mask"}
 
 
@@ -90,12 +91,12 @@ def read_setting(word):
 
 
 def read_value(text):
-    """Read a number, True, False or None; anything else stays a text. -> value"""
+    """Read a number, True, False, None or another value as Python writes it; anything else stays a
+    text. -> value"""
     try:
-        value = ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError):
         return text
-    return value if value is None or isinstance(value, (int, float)) else text
 
 
 def import_module(name):
@@ -167,9 +168,14 @@ def read_settings(texts, known, name):
             kind, is_good = "True or False", isinstance(value, bool)
         elif isinstance(default, (int, float)):
             kind, is_good = "a number", type(value) in (int, float)
-        else:
+        elif default is None:
             kind = "a number, True, False or None"
-            is_good = default is not None or not isinstance(value, str)
+            is_good = value is None or isinstance(value, (int, float))
+        elif default is inspect.Parameter.empty:        # a text such as false would count as true
+            kind = "True, False, None, a number or a text with another meaning"
+            is_good = text.lower() not in SPELLINGS or not isinstance(value, str)
+        else:
+            kind, is_good = f"like its default, {default!r}", type(value) is type(default)
         if not is_good:
             raise ValueError(f"{key}={text}: must be {kind}")
     return settings
@@ -188,35 +194,38 @@ def arguments_of(binding):
 
 
 def tried(binding, settings, name):
-    """Try a loss on two outputs of three tokens, one with A = 1 and one with A = -1. ValueError if
+    """Try a loss on three outputs with A = 1, -1 and 0, of which the last is shorter. ValueError if
     it does not return a finite L_t with finite gradients, or makes the worse output more likely.
     -> function with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
 
-    def loss(*given):
-        return binding.call(dict(zip(INPUTS, given)), **settings)
-
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
-        return torch.where(mask > 0, loss(logps, old_logps, A.expand_as(mask), mask), 0.0)
+        found = binding.call(dict(zip(INPUTS, (logps, old_logps, A.expand_as(mask), mask))),
+                             **settings)
+        shape, size = getattr(found, "shape", ()), tuple(mask.shape)
+        if tuple(shape) != size:
+            raise ValueError(f"returned the shape {tuple(shape)} for inputs of shape {size}; it "
+                             "must return the loss of each token, which the trainer averages")
+        return torch.where(mask > 0, found, 0.0)
 
-    logps = torch.full((2, 3), -1.0, requires_grad=True)        # pi_old is pi, as in a first update
-    A = torch.tensor([1.0, -1.0])[:, None].expand(2, 3)
+    logps = torch.full((3, 4), -1.0, requires_grad=True)        # pi_old is pi, as in a first update
+    mask = torch.ones(3, 4)
+    mask[2, 2:] = 0
     try:
-        found = loss(logps, logps.detach(), A, torch.ones(2, 3))
+        found = token_loss(logps, logps.detach(), torch.tensor([1.0, -1.0, 0.0]), mask)
     except Exception as error:              # the function may be anybody's
         raise ValueError(f"{name}: {one_line(error)}") from error
-    shape = tuple(getattr(found, "shape", ()))
-    if shape != (2, 3):
-        raise ValueError(f"{name}: returned the shape {shape} for inputs of shape (2, 3); it must "
-                         "return the loss of each token, which the trainer averages")
-    if not found.requires_grad:
+    slope = None
+    if found.requires_grad:
+        [slope] = torch.autograd.grad(found.sum(), logps, allow_unused=True)    # (3, 4)
+    if slope is None:
         raise ValueError(f"{name}: the loss does not depend on log pi, so nothing can be learned")
-    [slope] = torch.autograd.grad(found.sum(), logps)                       # (2, 3)
     for what, values in (("the loss", found), ("its gradient", slope)):
         if not values.isfinite().all():
-            raise ValueError(f"{name}: {what} of a token is not finite: {values.detach().tolist()}")
-    better, worse = slope.sum(1).tolist()
+            raise ValueError(f"{name}: {what} of a token is not finite, for outputs with A = 1, "
+                             f"A = -1 and A = 0: {values.detach().tolist()}")
+    better, worse, _ = slope.sum(1).tolist()
     if not better < worse:                  # a step against the gradient makes `worse` more likely
         raise ValueError(f"{name}: the gradient is {better:.2g} for an output with A = 1 and "
                          f"{worse:.2g} for one with A = -1, so the better output does not become "

@@ -8,12 +8,15 @@ import csv
 import inspect
 import itertools
 import json
+import math
 import re
 import textwrap
 from decimal import Decimal
 from pathlib import Path
 
 import datasets
+import huggingface_hub
+import torch
 import transformers
 
 import engines
@@ -79,6 +82,19 @@ def read_local(path, split):
     return datasets.concatenate_datasets([*map(read_file, files)]) if files else None
 
 
+def ask_hub(flag, name, file, revision=None, kind="model"):
+    """Raise a ValueError if neither this machine nor the Hub has a model or a data set with a file.
+    It asks once; the packages themselves would try to reach the Hub for half a minute."""
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(
+            name, file, revision=revision, repo_type=kind)
+        if cached is None:
+            huggingface_hub.repo_info(name, revision=revision, repo_type=kind, timeout=10)
+    except Exception as error:              # of the network, or for a name that cannot be one
+        raise ValueError(f"{flag} {name}: there is no such file or folder here, and the Hub does "
+                         f"not have it: {engines.one_line(error)}") from None
+
+
 def read(flags, has_eval):
     """Read a file, a folder of files, or a data set of the Hub. ValueError, with one line, if it
     has no problems. -> list: the data to train on and, with has_eval, the data to evaluate on"""
@@ -86,8 +102,13 @@ def read(flags, has_eval):
     name = flags.dataset_name or ""
     path = Path(name)
     splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
+    if not name:
+        raise ValueError("--dataset_name: is missing; name a file, a folder or a data set")
+    is_local = path.exists() or path.suffix[1:] in KINDS
+    if not is_local:
+        ask_hub("--dataset_name", name, "README.md", kind="dataset")
     try:
-        if name and path.exists() or path.suffix[1:] in KINDS:
+        if is_local:
             path.stat()                         # FileNotFoundError
             is_file = not path.is_dir()
             found = {split: read_local(path, split) for split in splits[:1 if is_file else 2]}
@@ -193,12 +214,14 @@ def call(reward, rows):
                      for text in texts],
         trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
         log_metric=lambda *_: None, **columns)
-    if not hasattr(rewards, "__len__") or len(rewards) != len(rows):
+    is_list = isinstance(rewards, (list, tuple)) or hasattr(rewards, "tolist")
+    if not is_list or len(rewards) != len(rows):
         raise ValueError(f"returned {rewards!r:.60} for {len(rows)} completions; it must return a "
                          "list with a number for each")
-    for one in rewards:
-        if one is not None:
-            float(one)
+    numbers = torch.tensor([math.nan if one is None else one for one in rewards],
+                           dtype=torch.float32)                             # as TRL reads them
+    if numbers.dim() != 1 or numbers.isinf().any():
+        raise ValueError(f"returned {rewards!r:.60}; each reward must be a finite number, or None")
 
 
 def failure(reward, rows):

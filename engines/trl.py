@@ -200,13 +200,17 @@ class Trainer(trl.GRPOTrainer):
 
     def end(self, message, is_saved=True):
         """Save a checkpoint after the last step, print one line, and exit with 1."""
-        step = self.state.global_step
-        folder = Path(self.args.output_dir, f"checkpoint-{step}")
-        if is_saved and step and not record.is_complete(folder):
-            self._save_checkpoint(self.model, trial=None)
+        if is_saved:
+            self.save_last()
         if self.accelerator.is_main_process or not is_saved:
-            common.fail(f"step {step + 1}: {message}; {self.kept()}", code=1)
+            common.fail(f"step {self.state.global_step + 1}: {message}; {self.kept()}", code=1)
         raise SystemExit(1)
+
+    def save_last(self):
+        """Save a checkpoint after the last step, unless there is one."""
+        step = self.state.global_step
+        if step and not record.is_complete(Path(self.args.output_dir, f"checkpoint-{step}")):
+            self._save_checkpoint(self.model, trial=None)
 
     def kept(self):
         """Name the last checkpoint in the output folder. -> str"""
@@ -280,14 +284,12 @@ class Flags(trl.ScriptArguments):
         "help": "call each reward for each problem before the training, to find bad answers"})
 
 
-def check_model(name):
-    """Raise a ValueError if no model is named, or a folder that does not exist."""
+def check_model(name, revision):
+    """Raise a ValueError if no model is named, or one that neither this machine nor the Hub has."""
     if not name:
         raise ValueError("--model_name_or_path: is missing; name a folder, or a model of the Hub")
-    path = Path(name)
-    is_of_hub = len(path.parts) == 1 or len(path.parts) == 2 and not path.parent.exists()
-    if not path.is_dir() and (not is_of_hub or name.startswith((".", "~")) or "\\" in name):
-        raise ValueError(f"--model_name_or_path {name}: there is no such folder")
+    if not Path(name).is_dir():
+        data.ask_hub("--model_name_or_path", name, "config.json", revision)
 
 
 def check_prompts(model, problems, most_tokens, name):
@@ -296,7 +298,7 @@ def check_prompts(model, problems, most_tokens, name):
     model."""
     config = transformers.AutoConfig.from_pretrained(
         model.model_name_or_path, revision=model.model_revision)
-    context = getattr(config, "max_position_embeddings", None)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is None or not isinstance(problems, datasets.Dataset):
         return
     tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -322,7 +324,7 @@ def prepare(text, words):
     flags, args, model = parser.parse_args_and_config(words)
     refuse_replaced(args, words)
     engines.load(text)                          # before anything is loaded
-    check_model(model.model_name_or_path)
+    check_model(model.model_name_or_path, model.model_revision)
     rewards = data.read_rewards(flags.reward_funcs)
     splits = data.read(flags, has_eval=args.eval_strategy != "no")
     name = f"--dataset_name {flags.dataset_name}"
@@ -361,7 +363,13 @@ def main(argv=None):
         common.fail(engines.message_of(error))
     stop = Stop(trainer)
     trainer.add_callback(stop)
-    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    except Exception:                       # of a user's loss, or of a full memory
+        if trainer.accelerator.num_processes == 1:          # others would wait for each other
+            trainer.save_last()
+        print(f"step {trainer.state.global_step + 1} fails; {trainer.kept()}", file=sys.stderr)
+        raise
     accelerator = trainer.accelerator
     if stop.number:
         folder = record.complete(trainer.args.output_dir)[-1]

@@ -320,6 +320,9 @@ def failing(completions, trainer_state, **columns):
 def number(completions, **columns):
     return 1.0
 
+def texts(completions, **columns):
+    return ["1.0"] * len(completions)
+
 def judged(completions, answer, **columns):
     return [float(one) for one in answer]
 
@@ -383,7 +386,11 @@ def words_of(model, *words, **flags):
     ("grpo --model_name_or_path runs/none", "--model_name_or_path runs/none: there is no such"),
     ("grpo --model_name_or_path ./none", "--model_name_or_path ./none: there is no such folder"),
     ("grpo --model_name_or_path a/b/c", "--model_name_or_path a/b/c: there is no such folder"),
-    ("grpo M --run_name delta", "--dataset_name : cannot be read"),
+    ("grpo M --run_name delta", "--dataset_name: is missing; name a file, a folder"),
+    ("grpo M --dataset_name datas", "--dataset_name datas: there is no such file or folder here"),
+    ("grpo M --dataset_name data.jsonl --reward_funcs mine.py:texts",
+     "--dataset_name data.jsonl, row 1: the reward texts fails for the answer '2': ValueError: too "
+     "many dimensions 'str'"),
     ("grpo M --dataset_name none.jsonl", "--dataset_name none.jsonl: cannot be read: FileNotFound"),
     ("grpo M --dataset_name empty.jsonl", "--dataset_name empty.jsonl: has no rows"),
     ("grpo M --dataset_name mine.py/data.csv", "--dataset_name mine.py/data.csv: cannot be read"),
@@ -426,7 +433,8 @@ def test_rewards_are_the_functions_with_the_signature_of_a_reward_that_no_other_
     assert named("helped.py") == ["right"]
     assert named("helped.py:extract,right") == ["extract", "right"]
     assert named("mine.py", "helped.py") == [
-        "stopped", "nothing", "infinite", "failing", "number", "judged", "right"]
+        "stopped", "nothing", "infinite", "failing", "number", "texts", "judged",
+        "right"]
     [default] = data.read_rewards(None)
     right, wrong = ({"role": "assistant", "content": f"3 + 4 = {x}"} for x in (7, 8))
     completions = [[right], "so 8", "no number", [wrong, right], [right, wrong]]

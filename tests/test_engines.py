@@ -39,6 +39,12 @@ def blind(logps, old_logps, advantages, mask):
 def not_a_number(logps, old_logps, advantages, mask):
     return -logps * advantages * float("nan")
 
+def divided(logps, old_logps, advantages, mask):
+    return -logps * advantages * advantages.abs() / advantages.abs()
+
+def detached(logps, old_logps, advantages, mask):
+    return (logps * advantages).detach().requires_grad_()
+
 def no_slope(logps, old_logps, advantages, mask):
     return -(logps - old_logps).abs().sqrt() * advantages       # whose slope at 0 is infinite
 
@@ -147,6 +153,10 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
     ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
     ("zoo:grpo", "zoo: has no function grpo"),
+    ("gspo level=tokens", "gspo: AssertionError: tokens"),
+    ("mine.py:strict bound=off", "bound=off: must be True, False, None, a number or a text"),
+    ("mine.py:divided", "mine.py:divided: the loss of a token is not finite, for outputs with A"),
+    ("mine.py:detached", "mine.py:detached: the loss does not depend on log pi"),
     ("zoo loss_type=gmpo dro_beta=1",
      "dro_beta: is not a setting of zoo; it has loss_type, gmpo_epsilon, and how"),
     ("zoo loss_type=sapo tau=1", "tau: is not a setting of zoo; it has loss_type, epsilon"),
@@ -168,13 +178,13 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("mine.py:my_loss is_on=2", "is_on=2: must be True or False"),
     ("mine.py:my_loss bound=True", "bound=True: must be a number"),
     ("mine.py:my_loss cap=off", "cap=off: must be a number, True, False or None"),
-    ("mine.py:wrong_sign", "mine.py:wrong_sign: the gradient is 3 for an output with A = 1 and -3"),
-    ("mine.py:blind", "mine.py:blind: the gradient is -3 for an output with A = 1 and -3"),
-    ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite: [[nan"),
+    ("mine.py:wrong_sign", "mine.py:wrong_sign: the gradient is 4 for an output with A = 1 and -4"),
+    ("mine.py:blind", "mine.py:blind: the gradient is -4 for an output with A = 1 and -4"),
+    ("mine.py:not_a_number", "mine.py:not_a_number: the loss of a token is not finite, "),
     ("mine.py:no_slope", "mine.py:no_slope: its gradient of a token is not finite"),
     ("mine.py:strict", "mine.py: strict needs bound, but a trainer gives it logps, old_logps, "),
     ("mine.py:half_named", "mine.py: half_named needs x, y, but a trainer gives it logps"),
-    ("mine.py:averaged", "mine.py:averaged: returned the shape () for inputs of shape (2, 3)"),
+    ("mine.py:averaged", "mine.py:averaged: ValueError: returned the shape () for inputs"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
     with pytest.raises(ValueError) as error:

@@ -584,3 +584,26 @@ def test_problems_that_cannot_be_used_end_in_one_line(text, words, capsys):
         real.main(random_model(), "data.jsonl")
     assert words in stopped.value.code and "\n" not in stopped.value.code
     assert "gap" not in capsys.readouterr().out                 # it has not sampled yet
+
+
+def test_a_question_and_an_output_have_to_fit_in_the_models_context(change):
+    folder = random_model()                                     # its context is 128
+    write_rows({"prompt": "1" * n + "+1=", "answer": 2} for n in range(1, 21))      # 23 tokens
+    change(T=105, evaluate=lambda *_: "")
+    real.main(folder, "data.jsonl", steps=0)
+    change(T=106)
+    with pytest.raises(SystemExit, match="^129 tokens, 106 of them of an output, exceed the model"):
+        real.main(folder, "data.jsonl", steps=0)
+
+
+def test_a_name_that_is_no_folder_is_asked_for_once(monkeypatch):
+    """transformers itself asks the Hub for half a minute."""
+    asked = []
+
+    def unreachable(name, **_):
+        asked.append(name)
+        raise ConnectionError("Name or service not known")
+    monkeypatch.setattr(real, "model_info", unreachable)
+    with pytest.raises(SystemExit, match="^lama: cannot be loaded: Name or service not known$"):
+        real.load("lama")
+    assert asked == ["lama"]
