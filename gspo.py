@@ -114,8 +114,6 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
     log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)  for (2)
     if level == "sequence_token":
         log_s = log_s.detach() + log_rho - log_rho.detach()                     # (B, T)  for (9)
-    else:
-        assert level == "sequence", level
     return log_s * mask
 
 

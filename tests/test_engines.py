@@ -153,7 +153,6 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
     ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
     ("zoo:grpo", "zoo: has no function grpo"),
-    ("gspo level=tokens", "gspo: AssertionError: tokens"),
     ("mine.py:strict bound=off", "bound=off: must be True, False, None, a number or a text"),
     ("mine.py:divided", "mine.py:divided: the loss of a token is not finite, for outputs with A"),
     ("mine.py:detached", "mine.py:detached: the loss does not depend on log pi"),
