@@ -149,9 +149,11 @@ def is_reward(function):
 
 
 def called_by(function):
-    """Collect the names that a function's text uses. -> set of str"""
+    """Collect the names that a function's text uses, but not those of its own variables. -> set"""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - own
 
 
 def rewards_of(word):

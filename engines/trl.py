@@ -288,8 +288,13 @@ def check_model(name, revision):
     """Raise a ValueError if no model is named, or one that neither this machine nor the Hub has."""
     if not name:
         raise ValueError("--model_name_or_path: is missing; name a folder, or a model of the Hub")
-    if not Path(name).is_dir():
-        data.ask_hub("--model_name_or_path", name, "config.json", revision)
+    path = Path(name)
+    if path.is_dir():
+        return
+    is_of_hub = len(path.parts) == 1 or len(path.parts) == 2 and not path.parent.exists()
+    if not is_of_hub or name.startswith((".", "~")) or "\\" in name:
+        raise ValueError(f"--model_name_or_path {name}: there is no such folder")
+    data.ask_hub("--model_name_or_path", name, "config.json", revision)
 
 
 def check_prompts(model, problems, most_tokens, name):
