@@ -433,7 +433,7 @@ def test_rewards_are_the_functions_with_the_signature_of_a_reward_that_no_other_
     assert named("helped.py") == ["right"]
     assert named("helped.py:extract,right") == ["extract", "right"]
     assert named("mine.py", "helped.py") == [
-        "stopped", "nothing", "infinite", "failing", "number", "judged", "texts",
+        "stopped", "nothing", "infinite", "failing", "number", "texts", "judged",
         "right"]
     [default] = data.read_rewards(None)
     right, wrong = ({"role": "assistant", "content": f"3 + 4 = {x}"} for x in (7, 8))
