@@ -317,8 +317,7 @@ def run(module, name, function, file, chosen, args):
     is_right = not any(one.errors for one in outcomes if decides(one.case))
     whys = {one.skipped for one in outcomes}
     own = {}
-    has_any = any(one.kind is one.VAR_KEYWORD for one in takes.values()) and not is_right
-    if has_any or all(why.startswith("the function does not take") for why in whys):
+    if all(why.startswith("the function does not take") for why in whys):
         own = constants(function, content, cases, decides, options,
                         lambda ran: likely(ran, has_gradient))
     if own:

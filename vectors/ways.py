@@ -76,16 +76,11 @@ def told_way(function, content, way, first, decides, options):
 
 
 def constants(function, content, cases, decides, options, likely):
-    """Find values of the parameters that a function lacks, or ignores in its **kwargs: those that
-    its own constants must have, because all its cases are right by them; or because one mistake
-    gives all that are wrong. likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
-    fits = [fit(function, content, case, options["fixed"], options["settings"])
-            for case in cases if decides(case)]
-    lost = min((one.missing for one in fits), key=len, default=set())
-    if not lost and fits:
-        takes = parameters_of(function)
-        lost = set.intersection(*({name for name in one.parameters if one.binding.names[name]
-                                   not in takes} for one in fits))
+    """Find values of the parameters that a function lacks: those that its own constants must have,
+    because all its cases are right by them, or because one mistake gives all that are wrong.
+    likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
+    lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
+                for case in cases if decides(case)), key=len, default=())
     found = []
     mistaken = {}
     for case in cases:
