@@ -481,6 +481,9 @@ import torch
 def loss(logps, **batch):{ROW.format(
     new="logps", old='batch["old_logps"]', A='batch["advantages"]', low='batch["epsilon_low"]',
     high='batch["epsilon_high"]')}
+    if "beta" in batch:
+        d = batch["ref_logps"] - logps
+        x = x + batch["beta"] * (d.exp() - d - 1)
     mask = batch["mask"]
     return ((x * mask).sum(1) / mask.sum(1)).mean()
 """

@@ -98,12 +98,13 @@ def of_recipe(recipe, function):
     takes = parameters_of(function)
 
     def number(name):
-        """Count the inputs that the function names, and the parameters that would be left."""
+        """Count the inputs that the function names, or by how many parameters a file misses those
+        of a function that names none."""
         content = read(name)
         names = bind(function, content["inputs"]).names.values()
         case = next(iter(cases_of(content, found[name])), content["cases"][0])
         needs = len(inputs_of(content, case)) + len(case["parameters"].keys() - found[name].keys())
-        return len(takes.keys() & {*names}), -abs(needs - len(takes))
+        return len(takes.keys() & {*names}) or -abs(needs - len(takes))
     name = max(found, key=number)
     return name, found[name]
 
