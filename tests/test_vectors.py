@@ -460,3 +460,74 @@ def test_a_mistake_is_named_only_if_it_gives_all_wrong_answers_and_no_right_one_
     none = outcome(float("nan"), ["loss"], a=2.0, c="nan", no_eos=2.0)
     assert command.likely([none], True) == ["c"]                # no number shows a missing EOS
     assert command.likely([none, outcome(1.0, ["loss"], no_eos=1.0)], True) == ["no_eos"]
+
+
+# ---- losses of strangers that the command once misread ---------------------------------------
+
+ROW = """
+    ratio = torch.exp({new} - {old})
+    A = {A}[:, None]
+    x = -torch.min(ratio * A, ratio.clamp(1 - {low}, 1 + {high}) * A)
+"""
+BOXED = f"""
+import types
+import torch
+def loss(logps, old_logps, advantages, mask, clip_low, clip_high):{ROW.format(
+    new="logps", old="old_logps", A="advantages", low="clip_low", high="clip_high")}
+    return types.SimpleNamespace(policy_loss=(x * mask).sum() / mask.sum(), entropy=None)
+"""
+IN_KWARGS = f"""
+import torch
+def loss(logps, **batch):{ROW.format(
+    new="logps", old='batch["old_logps"]', A='batch["advantages"]', low='batch["epsilon_low"]',
+    high='batch["epsilon_high"]')}
+    if "beta" in batch:
+        d = batch["ref_logps"] - logps
+        x = x + batch["beta"] * (d.exp() - d - 1)
+    mask = batch["mask"]
+    return ((x * mask).sum(1) / mask.sum(1)).mean()
+"""
+GROUPS = """
+def advantages_of(group_rewards, eps):
+    std = group_rewards.std(dim=1, keepdim=True)
+    return (group_rewards - group_rewards.mean(dim=1, keepdim=True)) / (std + eps)
+"""
+CRITIC = """
+import torch
+def critic(vpreds, returns, values, response_mask, cliprange_value):
+    cut = torch.max(torch.min(vpreds, values + cliprange_value), values - cliprange_value)
+    x = torch.max((vpreds - returns) ** 2, (cut - returns) ** 2)
+    return 0.5 * (x * response_mask).sum() / response_mask.sum()
+"""
+OWN_EPS = f"""
+import torch
+def step(rewards, logps, old_logps, mask, eps_low, eps_high):
+    centered = rewards - rewards.mean(1, keepdim=True)
+    advantages = (centered / (rewards.std(1, keepdim=True) + 1e-4)).flatten(){ROW.format(
+    new="logps", old="old_logps", A="advantages", low="eps_low", high="eps_high")}
+    return ((x * mask).sum(1) / mask.sum(1)).mean()
+"""
+
+
+@pytest.mark.parametrize("source, function, words", [
+    (BOXED, "loss", ["--recipe", "dapo"]), (IN_KWARGS, "loss", ["--recipe", "grpo"]),
+    (GROUPS, "advantages_of", ["--recipe", "grpo"]), (CRITIC, "critic", ["value_loss"]),
+    (OWN_EPS, "step", ["--recipe", "grpo"])],
+    ids=["an object", "kwargs", "group_rewards", "values of the rollout", "own eps"])
+def test_a_right_loss_passes_whatever_its_words_and_its_results(source, function, words, answer):
+    code, told = answer(source, function, *words)
+    assert code == 0, told
+
+
+def test_a_mistake_is_named_although_a_constant_is_not_a_parameter(answer):
+    """The eps of the advantages is 1e-4 in the function, and the rewards are transposed."""
+    code, told = answer(replace_once(OWN_EPS, ".flatten()", ".t().flatten()"), "step",
+                        "--recipe", "grpo")
+    assert code == 1 and "likely: advantages are given to other outputs" in told, told
+    assert "checked where eps is 0.0001" in told, told
+
+
+def test_a_mistake_is_named_of_a_ppo_that_takes_advantages_of_outputs_alone(answer):
+    source = replace_once(BOXED, "torch.min(", "torch.max(")
+    code, told = answer(source, "loss", "--recipe", "ppo")
+    assert code == 1 and "takes the max instead of the min" in told, told

@@ -1,5 +1,4 @@
 """Check functions against the test vectors, files of inputs and right answers: see README.md."""
-import dataclasses
 import importlib
 import inspect
 import json
@@ -216,8 +215,8 @@ def named(found, content, case, tool):
     first = next(iter(content["results"]))
     if hasattr(found, "_asdict"):
         found = found._asdict()
-    elif dataclasses.is_dataclass(found):
-        found = vars(found)
+    elif hasattr(found, "__dict__") and not hasattr(found, "shape"):
+        found = found if isinstance(found, Mapping) else vars(found)
     if isinstance(found, Mapping):
         results = {name: x for name, x in found.items() if name in content["results"]}
         keys = [key for key in LOSS_KEYS if key in found] if first in LOSS_KEYS else []

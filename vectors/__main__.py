@@ -95,8 +95,16 @@ def of_recipe(recipe, function):
         found = {"policy_loss": loss, "advantages": {"method": RECIPES[recipe]},
                  "recipe": loss | {"advantage": RECIPES[recipe]}, "gae": {}, "value_loss": {}}
 
+    takes = parameters_of(function)
+
     def number(name):
-        return len(bind(function, read(name)["inputs"]).names)
+        """Count the inputs that the function names, or by how many parameters a file misses those
+        of a function that names none."""
+        content = read(name)
+        names = bind(function, content["inputs"]).names.values()
+        case = next(iter(cases_of(content, found[name])), content["cases"][0])
+        needs = len(inputs_of(content, case)) + len(case["parameters"].keys() - found[name].keys())
+        return len(takes.keys() & {*names}) or -abs(needs - len(takes))
     name = max(found, key=number)
     return name, found[name]
 
@@ -190,8 +198,13 @@ def report(file, outcomes, decides, mistakes, has_gradient):
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
     for remark in dict.fromkeys(one.remark for one in deciding if one.remark):
         print(f"  {remark}: {', '.join(one.case['id'] for one in ran if one.remark == remark)}")
-    for flag in likely(deciding, has_gradient)[:2]:
-        print(f"likely: {mistakes[flag]} (this gives all wrong answers)")
+    outputs = [one for one in deciding if grade(one.case) == "core"]
+    for some, words in ((deciding, ""), (outputs, " for advantages of outputs")):
+        flags = likely(some, has_gradient)[:2]
+        for flag in flags:
+            print(f"likely: {mistakes[flag]} (this gives all wrong answers{words})")
+        if flags:
+            break
     return deciding
 
 
@@ -306,11 +319,13 @@ def run(module, name, function, file, chosen, args):
     whys = {one.skipped for one in outcomes}
     own = {}
     if all(why.startswith("the function does not take") for why in whys):
-        own = constants(function, content, cases, decides, options)
+        own = constants(function, content, cases, decides, options,
+                        lambda ran: likely(ran, has_gradient))
     if own:
         options["fixed"] = fixed = fixed | own
         cases = cases_of(content, fixed)
         outcomes, way, first = check(function, content, cases, decides, options)
+        is_right = not any(one.errors for one in outcomes if decides(one.case))
         whys = {one.skipped for one in outcomes}
         print(f"checked where {', '.join(f'{key} is {text}' for key, text in own.items())}, as in "
               "the function, which does not take it")
@@ -321,10 +336,13 @@ def run(module, name, function, file, chosen, args):
         names = arranged(function, content, cases, decides, options)
     if is_unfit or names or fitted.binding.by_position and not is_right:
         why = fitted.why() or "its arguments have other names"
-        told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
         signature = inspect.Signature([*takes.values()])
         gaps = adapter(module, name, function, cases[0], inputs_of(content, cases[0]), fitted,
                        names, fixed)
+        told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
+        if "..." not in gaps and not names:
+            told = ("With no value of the cases is it right; let it take "
+                    f"{', '.join(sorted(fitted.missing)) or 'it'}, and check it again")
         print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
         return False, 2
     if way:

@@ -34,7 +34,7 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "logps": "logp, new logp", "old_logps": "old logp", "ref_logps": "ref logp",
     "sampler_logps old_logps": "sampler logp",
     "advantages": "advantage", "token_advantages advantages": "token advantage",
-    "rewards": "reward", "mask": "mask", "entropy": "entropy",
+    "rewards": "reward, group reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
     "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
     "delta": "clip c",
@@ -100,6 +100,7 @@ def words_of(name):
     one is unknown"""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     name = re.sub(r"^(new|old|ref)(?=log|val)", r"\1_", name)
+    name = re.sub(r"^vpred(?=s?$)", "new_value", name)     # where `values` are those of the rollout
     words = [WORDS.get(word) for word in LOG_P.sub("logp", name).strip("_").split("_")]
     if "old" in words or "ref" in words:
         words = [word for word in words if word != "new"]

@@ -75,12 +75,14 @@ def told_way(function, content, way, first, decides, options):
     return line
 
 
-def constants(function, content, cases, decides, options):
-    """Find values of the parameters that a function lacks by which all its cases are right: those
-    that its own constants must have. -> {parameter: value}, or {}"""
+def constants(function, content, cases, decides, options, likely):
+    """Find values of the parameters that a function lacks: those that its own constants must have,
+    because all its cases are right by them, or because one mistake gives all that are wrong.
+    likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
     lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
                 for case in cases if decides(case)), key=len, default=())
     found = []
+    mistaken = {}
     for case in cases:
         values = {name: value(case, name) for name in sorted(lost)}
         if decides(case) and "None" not in values.values() and values not in found:
@@ -91,7 +93,9 @@ def constants(function, content, cases, decides, options):
         ran = [one for one in outcomes if decides(one.case) and not one.skipped]
         if ran and not any(one.errors for one in ran):
             return values
-    return {}
+        if not mistaken and ran and likely(ran):
+            mistaken = values
+    return mistaken
 
 
 def arranged(function, content, cases, decides, options):
