@@ -117,11 +117,24 @@ def noise(i):
     ("held-out", {"eval/greedy": [0.8, 0.5]}),
     ("held-out", {"eval/greedy": [0.8, 0.5], "eval/greedy/b": [0.1, 0.9], "reward": [0.4, 0.6]}),
     ("held-out", {"eval/a": [0.1, 0.9], "eval/b": [0.3, 0.2]}),
-    ("held-out flat", {"eval/greedy": [0.8, 0.5], "rewards/margins": [0.0, 0.5]}),
+    ("flat", {"eval/greedy": [0.1, 0.12], "rewards/margins": [0.0, 2.0]}),
+    ("", {"eval/greedy": [0.1, 0.12], "rewards/margins": [0.0, 0.3]}),          # has hardly begun
+    ("", {"eval/greedy": [0.6, 0.62], "rewards/margins": [0.0, 2.0]}),
+    ("", {"rewards/margins": lambda i: 0.01 * i + noise(i)}),                   # noise may hide it
+    ("", {"rewards/chosen": [0.0, -1.0], "reward": lambda i: 0.3 - 0.003 * i + noise(i) / 10,
+          "rewards/margins": [0.0, 0.3]}),
     ("", {"eval/greedy": [0.8, 0.5], "flags": {"num_eval_problems": 16}}),      # by chance
     ("not-finite", {"grad_norm": [1.0, math.nan]}), ("not-finite", {"kl": [0.1, math.inf]}),
     ("not-finite", {"eval/greedy": [0.8, math.nan]}), ("not-finite", {"grad_norm": [1.0, None]}),
     ("not-finite", {"reward": lambda i: math.nan if i == 19 else 0.3 + 0.02 * i}),
+    ("not-finite", {"grad_norm": lambda i: math.nan if i % 3 == 1 else 1.0}),
+    ("", {"grad_norm": lambda i: math.inf if i < 3 else 1.0}),      # the scaler of fp16 skips them
+    ("", {"kl": lambda i: 0.01 * i if i else math.nan}), ("", {"kl": [0.0, 0.01], "n": 4}),
+    ("", {"entropy": [0.0, 0.0], "sampling/surprise": None}),               # was not computed
+    ("", {"entropy": [-0.9, -0.3], "sampling/surprise": None}),             # minus the entropy
+    ("rate", {"entropy": [-0.2, -0.004], "sampling/surprise": None, "n": 18,
+              "reward": lambda i: 0.3 + 0.01 * min(i, 9)}),
+    ("", {"sampling/surprise": lambda i: 0.24 + noise(i) / 2, "n": 4}),
     ("", differing(0.01, "ours")), ("rounding", differing(0.05, "ours")),
     ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
@@ -323,6 +336,20 @@ def test_a_resumed_run_is_joined_and_a_second_one_is_not(records, is_one, tmp_pa
         last = {one["step"]: one["reward"] for one in records if "reward" in one}
         assert [one["reward"] for one in run.records] == [last[i] for i in sorted(last)]
     assert is_one or "contains 2 runs; choose one with --run: 1, 2" in capsys.readouterr().err
+
+
+def test_the_scores_of_the_base_belong_to_the_run_that_begins_with_them(tmp_path):
+    path = tmp_path / "log.jsonl"
+    one = [{"step": 0, "eval_reward": 0.2}, *steps(1, 2, 3)]
+    two = [{"step": 0, "eval_reward": 0.6}, *steps(1, 2)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in one + two), "utf-8")
+    assert [read(path, name).records[0]["eval_reward"] for name in "12"] == [0.2, 0.6]
+
+
+def test_what_was_skipped_is_printed_but_no_finding():
+    run = run_of(grad_norm=lambda i: math.inf if i < 2 else 1.0)
+    assert "grad_norm: inf in step 1, the first of 2 such steps, and finite later" in described(run)
+    assert not check(run)
 
 
 def test_a_run_of_several_is_chosen_by_its_name(tmp_path, capsys):
