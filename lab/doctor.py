@@ -7,8 +7,9 @@
                                   rldoctor==0.2.0, in an environment of its own), and writes the
                                   tables of docs/why.md (make doctor RL_DOCTOR=PATH)
 
-Each run has a seed of its own, which also makes its base. What counts as a right answer is written
-below, and was committed before a run was made: CAUSES for report.check, THEIRS for rl-doctor.
+Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
+broken run may share its base with a correct one. What counts as a right answer is written below,
+and was committed before a run was made: CAUSES for report.check, THEIRS for rl-doctor.
 """
 import contextlib
 import functools
@@ -201,6 +202,12 @@ def of_broken(results):
     return table(["broken runs", RUNS, *heads], rows)
 
 
+def numbered(numbers, first):
+    """Number runs of each case, so that all cases come once before one comes twice. -> jobs"""
+    cases = [case for i in range(max(numbers.values())) for case in numbers if numbers[case] > i]
+    return [(case, first + i) for i, case in enumerate(cases)]
+
+
 def page():
     """Write the tables of docs/why.md from the stored numbers."""
     results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
@@ -214,9 +221,9 @@ def main(argv=None):
     words.add_argument("--rl-doctor", metavar="PATH", help="the program of rldoctor")
     words.add_argument("--processes", type=int, metavar="N", default=os.cpu_count())
     args = words.parse_args(argv)
-    numbers = {case: number for case, (_, number) in CORRECT.items()} | dict.fromkeys(BROKEN, 3)
-    cases = [case for i in range(3) for case, number in numbers.items() if i < number]
-    jobs = [(case, args.seed + i) for i, case in enumerate(cases)]
+    correct = numbered({case: number for case, (_, number) in CORRECT.items()}, args.seed)
+    broken = numbered(dict.fromkeys(BROKEN, 3), args.seed)
+    jobs = [job for pair in zip(broken, correct) for job in pair]
     store = measured(
         "check", lambda _: jobs, functools.partial(measure, args.rl_doctor),
         describe(args.processes) | {"seed": args.seed, "rl-doctor": bool(args.rl_doctor)},
