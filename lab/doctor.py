@@ -103,7 +103,7 @@ THEIRS = {              # the detectors of rl-doctor that point to it, besides "
     "the reference has random weights": {"kl_drift"}}
 
 
-RUNS, ALARMS, WARNS = "runs", "false alarms", "rl-doctor warns"         # what is counted of a case
+OF_CORRECT = ("runs", "false alarms", "parts", "rl-doctor warns")       # what is counted of a case
 OF_BROKEN = ("named", "only flat", "another cause", "no word")
 OURS, OTHER = "report.check", "rl-doctor"
 
@@ -153,9 +153,6 @@ def judge(found, causes, flat):
     if flat in found:
         return "only flat"
     return "another cause" if found else "no word"
-RUNS, WARNS = "runs", "rl-doctor warns"
-OF_CORRECT = (RUNS, "false alarms", WARNS)                      # what is counted of a case
-OF_BROKEN = (RUNS, "named", "another cause", "no word", WARNS)
 
 
 def wilson(hits, runs):
@@ -180,10 +177,10 @@ def of_correct(results):
         named = sorted({part for parts in ours for part in parts})
         rows.append([case, len(ours), sum(map(bool, ours)), ", ".join(named),
                      sum(map(bool, theirs))])
-    _, runs, alarms, _, warned = map(sum, zip(*([0, *row[1:3], 0, row[4]] for row in rows)))
+    runs, alarms, warned = (sum(row[i] for row in rows) for i in (1, 2, 4))
     rows.append(["**all**", runs, alarms, "", warned])
     rows.append(["95% interval", "", wilson(alarms, runs), "", wilson(warned, runs)])
-    return table(["correct runs", RUNS, ALARMS, "parts", WARNS], rows)
+    return table(["correct runs", *OF_CORRECT], rows)
 
 
 def of_broken(results):
@@ -195,11 +192,11 @@ def of_broken(results):
                   for found in found_in(results, case, OTHER)]
         rows.append([case, len(judged), *map(judged.count, OF_BROKEN),
                      *map(theirs.count, OF_BROKEN)])
-    _, runs, *sums = map(sum, zip(*([0, *row[1:]] for row in rows)))
+    runs, *sums = map(sum, zip(*(row[1:] for row in rows)))
     rows.append(["**all**", runs, *sums])
     rows.append(["95% interval", "", *(wilson(hits, runs) for hits in sums)])
     heads = [f"{tool}: {how}" for tool in (OURS, OTHER) for how in OF_BROKEN]
-    return table(["broken runs", RUNS, *heads], rows)
+    return table(["broken runs", "runs", *heads], rows)
 
 
 def numbered(numbers, first):
