@@ -227,11 +227,12 @@ def not_finite(table):
 
 def vanished(table):
     """Some programs leave out what is not finite."""
-    n = len(table.steps)
-    for name in ("loss", "grad_norm", "entropy", "kl"):
-        known = [i for i, one in enumerate(table.steps) if name in one]
+    steps = [one for one in table.run.records if not table.run.names.keys().isdisjoint(one)]
+    n = len(steps)
+    for name in dict.fromkeys((table.goal, "loss", "grad_norm", "entropy", "kl")):
+        known = [i for i, one in enumerate(steps) if name in one]
         if known and known[-1] + 1 == len(known) and n / 4 < len(known) < n - WINDOW:
-            step = table.steps[known[-1]].get("step", known[-1])
+            step = steps[known[-1]].get("step", known[-1])
             yield (f"{table.run.names[name]} is missing after step {step:g}, as if it were nan "
                    "(#not-finite)")
 

@@ -256,7 +256,8 @@ def number(value):
 
 def tidy(record):
     """Remove the prefix train/, and convert what is a number. -> dict"""
-    return {str(name).removeprefix("train/"): number(value) for name, value in record.items()}
+    return {str(name).strip().removeprefix("train/"): number(value)
+            for name, value in record.items()}
 
 
 def step_of(record):

@@ -126,6 +126,7 @@ def noise(i):
     ("", {"eval/greedy": [0.8, 0.5], "flags": {"num_eval_problems": 16}}),      # by chance
     ("not-finite", {"grad_norm": [1.0, math.nan]}), ("not-finite", {"kl": [0.1, math.inf]}),
     ("not-finite", {"eval/greedy": [0.8, math.nan]}), ("not-finite", {"grad_norm": [1.0, None]}),
+    ("not-finite", {"reward": lambda i: 0.3 + 0.02 * i if i < 13 else None}),
     ("not-finite", {"reward": lambda i: math.nan if i == 19 else 0.3 + 0.02 * i}),
     ("not-finite", {"grad_norm": lambda i: math.nan if i % 3 == 1 else 1.0}),
     ("", {"grad_norm": lambda i: math.inf if i < 3 else 1.0}),      # the scaler of fp16 skips them
@@ -377,7 +378,7 @@ def test_the_checkpoint_with_the_last_step_counts_and_not_the_newest_file(tmp_pa
 def test_numbers_of_tables_may_have_commas_and_cells_may_be_empty(tmp_path):
     table = tmp_path / "x.csv"
     for text in ("step;reward;loss\n1;0,5;\n2;nan;1e-3\n", "step\treward\n1\t0,5\n2\tNaN\n",
-                 'step,reward\n1,"0,5"\n2,NaN\n'):
+                 'step,reward\n1,"0,5"\n2,NaN\n', "step, reward\n1, 0.5\n2, nan\n"):
         table.write_text(text, "utf-8")
         first, second = read(table).records
         assert first["reward"] == 0.5 and "loss" not in first and math.isnan(second["reward"])
