@@ -130,7 +130,7 @@ learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: y
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
 	$(PY) -m pytest -rfP tests/families.py
 
-doctor: $(READY)         ## count the errors of report.check on 60 runs: why.md (15 minutes)
+doctor: $(READY)         ## count the errors of report.check on 60 runs: why.md (25 minutes)
 	$(PY) -m lab.doctor $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
 
 gpu: $(READY)            ## check that everything runs on your GPU: speed.md

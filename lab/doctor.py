@@ -6,10 +6,15 @@
   python -m lab.doctor --rl-doctor PATH        also counts what rl-doctor warns of (pip install
                                   rldoctor==0.2.0, in an environment of its own), and writes the
                                   tables of docs/why.md (make doctor RL_DOCTOR=PATH)
+
+Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
+broken run may share its base with a correct one. What counts as a right answer is written below,
+and was committed before a run was made: CAUSES for report.check, THEIRS for rl-doctor.
 """
 import contextlib
 import functools
 import json
+import math
 import os
 import subprocess
 
@@ -40,44 +45,72 @@ CORRECT = {                                     # name: command, number of seeds
         "examples/lag.py --sampler_lag 2 --importance_sampling_correction truncate", 1),
     "zoo": ("examples/zoo.py --loss_type gmpo", 1),
     "self-distillation": ("examples/distill.py --task key --teacher self", 2)}
-WRONG_ROWS = "batch.rewards, cfg.scale_rewards).to(cfg.device)"
-BROKEN = {              # name: flags, old and new text of grpo.py, the parts of why.md that name it
-    "the mask misses the first token": (
-        "", "    mask = batch.mask[part, :T]\n    old_logps",
-        "    mask = batch.mask[part, :T] * (torch.arange(T) > 0)\n    old_logps", {"flat"}),
-    "rewards of another group": (
-        "", WRONG_ROWS, WRONG_ROWS.replace("rewards,", "rewards.roll(1, 0),"), {"flat"}),
-    "signs flipped in half of the rows": (
-        "", WRONG_ROWS, f"{WRONG_ROWS} * (1 - 2 * (torch.arange(cfg.num_generations) % 2))",
-        {"flat"}),
-    "rewards flipped in half of the groups": (
-        "", WRONG_ROWS, WRONG_ROWS.replace(
-            "batch.rewards,", "(batch.rewards - torch.arange(cfg.num_prompts)[:, None] % 2).abs(),"
-        ), {"flat"}),
-    "old log-probs are not detached": (
-        "", "logps - old_logps.detach(), 0.0", "logps - logps, 0.0", {"no-gradient"}),
-    "samples at temperature 0.7": (
-        "", "F.softmax(logits / temperature, dim=-1)", "F.softmax(logits / 0.7, dim=-1)",
-        {"temperature", "rounding"}),
-    "the end is not in the mask": (
+BROKEN = {              # name: flags, old and new text of grpo.py
+    "dropout while it learns": (
+        "", "reference = run.begin()", """reference = run.begin()
+        for block in policy.blocks:
+            block.register_forward_hook(
+                lambda block, inputs, x: F.dropout(x, 0.1, torch.is_grad_enabled()))"""),
+    "padding counts as tokens": (
         "", "return tokens, mask, logps, entropy, mask.sum(dim=1).long()",
-        "return tokens, mask * (tokens != EOS), logps, entropy, mask.sum(dim=1).long()",
-        {"rounding", "temperature"}),
-    "a rate of 0.05": ("--learning_rate 0.05", "", "", {"rate"}),
-    "a base that is never right": ("--base_steps 30", "", "", {"groups"}),
-    "the reference is the policy": (
-        "--beta 0.05", "reference = run.begin()", "run.begin()\n        reference = policy",
-        {"unused"})}
+        "return tokens, torch.ones_like(mask), logps, entropy, mask.sum(dim=1).long()"),
+    "the schedule ends after three steps": (
+        "", "        optimizer.step()\n",
+        "        optimizer.param_groups[0]['lr'] = cfg.learning_rate * max(0.0, 1 - step / 3)\n"
+        "        optimizer.step()\n"),
+    "greedy samples": (
+        "", "    if uniforms is None:\n        return logits.argmax(dim=-1)\n",
+        "    return logits.argmax(dim=-1)\n"),
+    "the reward accepts any number": (
+        "", "    return given\n", """
+    return float(re.search("<answer>[0-9]+</answer>", text) is not None)
+"""),
+    "an answer may not end": (
+        "", "    if uniforms is None:\n        return logits.argmax",
+        "    logits = logits.index_fill(-1, torch.tensor([EOS]), -torch.inf)\n"
+        "    if uniforms is None:\n        return logits.argmax"),
+    "each character costs 0.02": (
+        "", "    return given\n", "    return given - 0.02 * len(text)\n"),
+    "the base is evaluated, not the policy": (
+        "", "run.start(evaluate,",
+        "run.start(lambda _, *rest, **flags: evaluate(reference, *rest, **flags),"),
+    "the KL pushes away from the base": (
+        "--beta 0.2", "token_loss + cfg.beta * token_kl", "token_loss - cfg.beta * token_kl"),
+    "the reference has random weights": (
+        "--beta 0.1", "reference = run.begin()",
+        "run.begin()\n        reference = GPT(cfg).to(cfg.device)")}
+CAUSES = {              # the parts of why.md, besides "flat", that an expert would look at
+    "dropout while it learns": {"rounding", "temperature", "stale"},
+    "padding counts as tokens": {"rounding", "temperature", "turns"},
+    "the schedule ends after three steps": {"no-gradient", "unused"},
+    "greedy samples": {"groups", "temperature"},
+    "the reward accepts any number": {"groups", "held-out"},
+    "an answer may not end": {"groups", "rounding", "temperature"},
+    "each character costs 0.02": {"thoughts", "held-out"},
+    "the base is evaluated, not the policy": {"held-out", "adapter", "stale"},
+    "the KL pushes away from the base": {"rate", "held-out"},
+    "the reference has random weights": {"rate"}}
+THEIRS = {              # the detectors of rl-doctor that point to it, besides "plateau"
+    "dropout while it learns": {"clip_saturation"},
+    "padding counts as tokens": {"clip_saturation"},
+    "the schedule ends after three steps": {"gradient_pathology"},
+    "greedy samples": {"advantage_collapse", "entropy_collapse"},
+    "the reward accepts any number": {"advantage_collapse", "reward_hacking"},
+    "an answer may not end": {"advantage_collapse", "length_pathology"},
+    "each character costs 0.02": {"length_pathology", "reward_hacking", "reward_composition"},
+    "the base is evaluated, not the policy": {"reward_hacking"},
+    "the KL pushes away from the base": {"kl_drift", "reward_hacking"},
+    "the reference has random weights": {"kl_drift"}}
 
 
-RUNS, WARNS = "runs", "rl-doctor warns"
-OF_CORRECT = (RUNS, "false alarms", WARNS)                      # what is counted of a case
-OF_BROKEN = (RUNS, "named", "another cause", "no word", WARNS)
+OF_CORRECT = ("runs", "false alarms", "parts", "rl-doctor warns")       # what is counted of a case
+OF_BROKEN = ("named", "only flat", "another cause", "no word")
+OURS, OTHER = "report.check", "rl-doctor"
 
 
 def examine(command, seed, old, new, program):
     """Make a run, with a change of its script's text. -> the parts of why.md that report.check
-    names, and whether the program of rldoctor warns, if there is one"""
+    names, and the detectors with which the program of rldoctor warns, if there is one"""
     torch.set_num_threads(1)
     file, *flags = f"{command} {COMMON}".split()
     text = (ROOT / file).read_text("utf-8")
@@ -88,70 +121,111 @@ def examine(command, seed, old, new, program):
     def main(words):
         with contextlib.suppress(SystemExit):           # of a run whose numbers are not finite
             script.main(words)
-    return measuring.run(main, [*flags, "--seed", f"{seed}"], lambda folder: (
-        parts(check(read(folder))), bool(program) and warns(program, folder)))
+    seeds = ["--seed", f"{seed}", "--base_seed", f"{seed}"]
+    return measuring.run(main, [*flags, *seeds], lambda folder: (
+        parts(check(read(folder))), warnings_of(program, folder) if program else set()))
+
+
+def warnings_of(program, folder):
+    """Let rl-doctor read a run. -> the names of its detectors that warn"""
+    words = [program, "diagnose", f"{folder}/metrics.jsonl", "--format", "json"]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return {one["detector"] for one in json.loads(answer)["findings"]
+            if one["severity"] in ("WARNING", "CRITICAL")}
 
 
 def measure(program, case, seed):
-    """Make a run of a case, and judge what is found in it. -> {count: 0 or 1}, and the parts"""
+    """Make a run of a case. -> {OURS: parts that report.check names, OTHER: detectors that warn}"""
     if case in CORRECT:
-        found, warned = examine(CORRECT[case][0], seed, "", "", program)
-        counts = {"false alarms": int(found != set())}
+        command, _ = CORRECT[case]
+        old = new = ""
     else:
-        flags, old, new, cause = BROKEN[case]
-        found, warned = examine(f"grpo.py {flags}", seed, old, new, program)
-        is_named = bool(found & cause)
-        counts = {"named": int(is_named), "another cause": int(found != set() and not is_named),
-                  "no word": int(found == set())}
-    return {RUNS: 1} | counts | {"parts": sorted(found), WARNS: int(warned)}
+        flags, old, new = BROKEN[case]
+        command = f"grpo.py {flags}"
+    found, theirs = examine(command, seed, old, new, program)
+    return {OURS: sorted(found), OTHER: sorted(theirs)}
 
 
-def warns(program, folder):
-    """Check if rl-doctor warns of anything in a run."""
-    words = [program, "diagnose", f"{folder}/metrics.jsonl", "--format", "json"]
-    answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return any(one["severity"] in ("WARNING", "CRITICAL") for one in json.loads(answer)["findings"])
+def judge(found, causes, flat):
+    """Judge what was found in a broken run. -> one of OF_BROKEN"""
+    if causes & {*found}:
+        return "named"
+    if flat in found:
+        return "only flat"
+    return "another cause" if found else "no word"
 
 
-def counted(results, cases, counts):
-    """Count what was found in the runs of each case, and of all cases. -> rows"""
+def wilson(hits, runs):
+    """Compute the 95% interval of a rate (Wilson's). -> str"""
+    z = 1.96
+    middle = (hits + z * z / 2) / (runs + z * z)
+    half = z * math.sqrt(hits * (runs - hits) / runs + z * z / 4) / (runs + z * z)
+    return f"{max(0, middle - half):.0%} to {min(1, middle + half):.0%}"
+
+
+def found_in(results, case, tool):
+    """List what a tool found in each run of a case."""
+    return [result[tool] for (other, _), result in results.items() if other == case]
+
+
+def of_correct(results):
+    """Count the correct runs of each case in which anything is found. -> table in Markdown"""
     rows = []
-    for case in cases:
-        found = [result for (other, _), result in results.items() if other == case]
-        rows.append([case, *(sum(one[count] for one in found) for count in counts)])
-    return [*rows, ["**all**", *map(sum, [*zip(*rows)][1:])]]
+    for case in CORRECT:
+        ours = found_in(results, case, OURS)
+        theirs = found_in(results, case, OTHER)
+        named = sorted({part for parts in ours for part in parts})
+        rows.append([case, len(ours), sum(map(bool, ours)), ", ".join(named),
+                     sum(map(bool, theirs))])
+    runs, alarms, warned = (sum(row[i] for row in rows) for i in (1, 2, 4))
+    rows.append(["**all**", runs, alarms, "", warned])
+    rows.append(["95% interval", "", wilson(alarms, runs), "", wilson(warned, runs)])
+    return table(["correct runs", *OF_CORRECT], rows)
 
 
-def tables(results):
-    """Write what is found in correct and in broken runs. -> two tables in Markdown"""
-    correct = counted(results, CORRECT, OF_CORRECT)
-    for row in correct:
-        named = {part for (case, _), result in results.items() if case == row[0]
-                 for part in result["parts"]}
-        row.insert(3, ", ".join(sorted(named)))
-    broken = [[case, *counts] for case, _, *counts in counted(results, BROKEN, OF_BROKEN)]
-    return (table(["correct runs", *OF_CORRECT[:2], "parts", WARNS], correct),
-            table(["broken runs, three of each", *OF_BROKEN[1:]], broken))
+def of_broken(results):
+    """Count how the broken runs of each case are judged, by both tools. -> table in Markdown"""
+    rows = []
+    for case in BROKEN:
+        judged = [judge(found, CAUSES[case], "flat") for found in found_in(results, case, OURS)]
+        theirs = [judge(found, THEIRS[case], "plateau")
+                  for found in found_in(results, case, OTHER)]
+        rows.append([case, len(judged), *map(judged.count, OF_BROKEN),
+                     *map(theirs.count, OF_BROKEN)])
+    runs, *sums = map(sum, zip(*(row[1:] for row in rows)))
+    rows.append(["**all**", runs, *sums])
+    rows.append(["95% interval", "", *(wilson(hits, runs) for hits in sums)])
+    heads = [f"{tool}: {how}" for tool in (OURS, OTHER) for how in OF_BROKEN]
+    return table(["broken runs", "runs", *heads], rows)
+
+
+def numbered(numbers, first):
+    """Number runs of each case, so that all cases come once before one comes twice. -> jobs"""
+    cases = [case for i in range(max(numbers.values())) for case in numbers if numbers[case] > i]
+    return [(case, first + i) for i, case in enumerate(cases)]
 
 
 def page():
     """Write the tables of docs/why.md from the stored numbers."""
     results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
-    put("check", "\n".join([*tables(results), f"{about['machine']}.\n"]), "doctor")
+    tables = [of_correct(results), of_broken(results), f"{about['machine']}.\n"]
+    put("check", "\n".join(tables), "doctor")
 
 
 def main(argv=None):
     words = parser(__doc__)
     words.add_argument("--seed", type=int, metavar="S", default=PUBLISHED)
     words.add_argument("--rl-doctor", metavar="PATH", help="the program of rldoctor")
+    words.add_argument("--processes", type=int, metavar="N", default=os.cpu_count())
     args = words.parse_args(argv)
-    numbers = {case: number for case, (_, number) in CORRECT.items()} | dict.fromkeys(BROKEN, 3)
-    jobs = [(case, args.seed + i) for case, number in numbers.items() for i in range(number)]
-    processes = os.cpu_count()
-    store = measured("check", lambda _: jobs, functools.partial(measure, args.rl_doctor),
-                     describe(processes) | {"seed": args.seed, "rl-doctor": bool(args.rl_doctor)},
-                     processes)
-    print(*tables(store.results), sep="\n")
+    correct = numbered({case: number for case, (_, number) in CORRECT.items()}, args.seed)
+    broken = numbered(dict.fromkeys(BROKEN, 3), args.seed)
+    jobs = [job for pair in zip(broken, correct) for job in pair]
+    store = measured(
+        "check", lambda _: jobs, functools.partial(measure, args.rl_doctor),
+        describe(args.processes) | {"seed": args.seed, "rl-doctor": bool(args.rl_doctor)},
+        args.processes)
+    print(of_correct(store.results), of_broken(store.results), sep="\n")
     if args.seed == PUBLISHED and args.rl_doctor:
         store.move(DOCS / "check.json")
         page()

@@ -32,6 +32,8 @@ SPIKE, EXPLOSION = 10.0, 1000.0     # times the usual length of a gradient: ofte
 STEADY = (1e-4, 0.01)   # relative spread of a gradient's length that no batch has: noise is added
 FAR = 5.0               # nats per token that no policy should be away from its reference
 MOST = 0.65             # of the groups are without signal, so that little is learned
+OFTEN = 0.2             # of the steps: a metric that is not finite more often loses too many
+MARGIN = 0.5            # of DPO's rewards between chosen and rejected answers, learned well
 SHRUNK = 10.0           # times shorter than they were: completions that end at once
 SURPRISE = 0.1          # largest difference between the samples' surprise and the entropy, relative
 LOSS = 0.1              # held-out accuracy that a run may lose after its best evaluation
@@ -175,6 +177,26 @@ class Table:
         return self.trend.n > 2 and (
             self.trend.rises or self.trend.falls or self.is_long_enough)
 
+    def where_not_finite(self, is_lost):
+        """Name the first step in which metrics are not finite: those that are lost, because they
+        are so at the end or often, or those that are finite again. -> list of at most one text"""
+        steps = {}                      # metric -> places of the records in which it is nan or inf
+        for name in [*self.run.names, *self.run.sets]:
+            known = [place for place, one in enumerate(self.run.records)
+                     if isinstance(one.get(name), (int, float))]
+            bad = [place for place in known if not math.isfinite(self.run.records[place][name])]
+            late = known[len(known) // 2:][-WINDOW:]
+            if bad and is_lost == (bad[-1] in late or len(bad) > max(1, OFTEN * len(known))):
+                steps[name] = bad
+        if not steps:
+            return []
+        places = sorted({place for bad in steps.values() for place in bad})
+        first = self.run.records[places[0]]
+        names = [name for name, bad in steps.items() if bad[0] == places[0]]
+        text = ", ".join(self.run.names.get(name, name) for name in names)
+        return [f"{text}: {first[names[0]]} in step {first.get('step', places[0]):g}, the first of "
+                f"{len(places)} such steps"]
+
     @property
     def has_rewards(self):
         """Whether rewards are what is learned: not those of a teacher, nor DPO's pairs."""
@@ -196,28 +218,21 @@ class Table:
 # ---- the rules: each yields texts, with the part of docs/why.md ------------------------------
 
 def not_finite(table):
-    """nan and inf never get better."""
-    watched = [*table.run.names, *table.run.sets]
-    found = []
-    for place, one in enumerate(table.run.records):
-        bad = [name for name in watched if not math.isfinite(one.get(name) or 0.0)]
-        if bad:
-            found.append((f"{one.get('step', place):g}", bad, one[bad[0]]))
-    if found:
-        step, bad, value = found[0]
-        names = ", ".join(table.run.names.get(name, name) for name in bad)
-        yield (f"{names}: {value} in step {step}, the first of {len(found)} such steps; what is "
-               f"learned after it is lost: lower {table.setting('the learning rate')}, and look "
-               "for a division by 0 or a logarithm of 0 (#not-finite)")
+    """nan in the weights never gets better, so a metric that is finite again was only skipped."""
+    for text in table.where_not_finite(is_lost=True):
+        yield (f"{text}; what is learned after it is lost: lower "
+               f"{table.setting('the learning rate')}, and look for a division by 0 or a "
+               "logarithm of 0 (#not-finite)")
 
 
 def vanished(table):
     """Some programs leave out what is not finite."""
-    n = len(table.steps)
-    for name in ("loss", "grad_norm", "entropy", "kl"):
-        known = [i for i, one in enumerate(table.steps) if name in one]
+    steps = [one for one in table.run.records if not table.run.names.keys().isdisjoint(one)]
+    n = len(steps)
+    for name in dict.fromkeys((table.goal, "loss", "grad_norm", "entropy", "kl")):
+        known = [i for i, one in enumerate(steps) if name in one]
         if known and known[-1] + 1 == len(known) and n / 4 < len(known) < n - WINDOW:
-            step = table.steps[known[-1]].get("step", known[-1])
+            step = steps[known[-1]].get("step", known[-1])
             yield (f"{table.run.names[name]} is missing after step {step:g}, as if it were nan "
                    "(#not-finite)")
 
@@ -267,7 +282,7 @@ def no_gradient(table):
 
 def unused(table):
     kls = column(table.live, "kl")
-    if kls and max(map(abs, kls)) < NOTHING and table.has_gradient and (
+    if len(kls) >= WINDOW and max(map(abs, kls)) < NOTHING and table.has_gradient and (
             table.run.trainer not in MAY_BE_0):
         yield ("the KL stays 0: is the reference the policy itself, or the learning rate nearly 0? "
                "(#unused)")
@@ -313,9 +328,10 @@ def flat(table):
     evidence = ["groups differ"] if table.groups_differ else []
     evidence += ["the gradient is not 0"] if "grad_norm" in table else []
     but = f"{' and '.join(evidence)}, but " if evidence else ""
-    yield (f"{but}the {table.goal} does not rise ({table.trend.first:.2g}, then "
-           f"{table.trend.last:.2g}): the mask, the grouping or the sign is wrong, or "
-           f"{table.setting('the learning rate')} is too low; compare your loss (#flat)")
+    yield (f"{but}the {table.goal} does not rise in {table.trend.n} steps "
+           f"({table.trend.first:.2g}, then {table.trend.last:.2g}; a rise of "
+           f"{NOISE * table.trend.noise:.1g} would show): the mask, the grouping or the sign is "
+           f"wrong, or {table.setting('the learning rate')} is too low; compare your loss (#flat)")
 
 
 def gradient_grows(table):
@@ -350,9 +366,10 @@ def length_collapses(table):
 
 
 def entropy_changes(table):
-    if "entropy" not in table:
+    values = [abs(x) for x in table["entropy"]]         # some log minus the entropy, as a loss
+    if not values or len(values) > 1 and max(values) == 0:      # it was not computed
         return
-    before, after = table["entropy"][0], table.last("entropy")      # one step may destroy a policy
+    before, after = values[0], statistics.fmean(values[-WINDOW:])   # one step may destroy a policy
     rate = table.setting("the learning rate")
     if after > 2 * before > 0 and not table.trend.rises:
         yield f"the entropy grows from {before:.2g} to {after:.2g}: lower {rate} (#rate)"
@@ -370,9 +387,10 @@ def other_distribution(table):
     both = [one for one in table.steps if {"sampling/surprise", "entropy"} <= one.keys()]
     if not both:
         return
-    surprise, entropy = (
-        statistics.fmean(column(both, name)) for name in ("sampling/surprise", "entropy"))
-    if surprise > 0 and abs(surprise - entropy) > SURPRISE * max(entropy, 0.05):
+    surprises, entropies = (column(both, name) for name in ("sampling/surprise", "entropy"))
+    surprise, entropy = map(statistics.fmean, (surprises, entropies))
+    noise = error([a - b for a, b in zip(surprises, entropies)], 2 * len(both))
+    if surprise > 0 and abs(surprise - entropy) > SURPRISE * max(entropy, 0.05) + NOISE * noise:
         yield (f"the surprise is {surprise:.2g}, but the entropy is {entropy:.2g}: samples come "
                "from another distribution (#temperature)")
 
@@ -409,14 +427,16 @@ def pairs(table):
     """DPO learns to order pairs, which shows in margins, not in rewards."""
     margins, chosen = table["rewards/margins"], table.last("rewards/chosen")
     greedy = column(table.run.records, "eval/greedy")
-    if greedy and trend(margins).rises and greedy[-1] < min(SOLVED, greedy[0] + BELOW):
+    is_far = table.last("rewards/margins") > MARGIN     # far enough that answers must have changed
+    if greedy and is_far and greedy[-1] < min(0.5, greedy[0] + BELOW):
         yield ("the margins grow, but held-out answers do not get better: are chosen and rejected "
                "answers swapped? (#flat)")
     if "reward" in table.run.names and chosen < 0 and "rewards/chosen" in table and (
-            table.trend.falls):
+            table.trend.first - table.trend.last > SURE * table.trend.noise):
         yield ("chosen answers become less likely, and fewer are right: lower "
                f"{table.setting('the learning rate')} (#rate)")
-    if len(margins) >= FEW and not trend(margins).rises:
+    now = trend(margins)
+    if now.n >= FEW and not now.rises and now.last - now.first + NOISE * now.noise < RISE:
         yield ("the margins between chosen and rejected answers do not grow: are the pairs, the "
                "mask or the sign wrong? (#flat)")
 
@@ -490,7 +510,9 @@ def described(run):
     span = f" from {steps[0]:g} to {steps[-1]:g}" if steps else ""
     text = f"read {run.source}: names of {run.trainer}, {len(table.steps)} steps{span}"
     used = [name if name == theirs else f"{name} = {theirs}" for name, theirs in run.names.items()]
-    return "\n  ".join([text, ", ".join(used), *(f"held out: {name}" for name in run.sets)])
+    skipped = [f"{text}, and finite later" for text in table.where_not_finite(is_lost=False)]
+    held_out = [f"held out: {name}" for name in run.sets]
+    return "\n  ".join([text, ", ".join(used), *held_out, *skipped])
 
 
 def decided(run):

@@ -256,7 +256,8 @@ def number(value):
 
 def tidy(record):
     """Remove the prefix train/, and convert what is a number. -> dict"""
-    return {str(name).removeprefix("train/"): number(value) for name, value in record.items()}
+    return {str(name).strip().removeprefix("train/"): number(value)
+            for name, value in record.items()}
 
 
 def step_of(record):
@@ -273,7 +274,10 @@ def separated(found, names):
         step = step_of(record)
         if step is not None and any(is_number(record.get(name)) for name in names):
             if len(seen) > 1 and step <= seen[0] < seen[1]:
-                parts.append([])
+                scores = []             # of the base, which the run that begins has written before
+                while (step_of(parts[-1][-1]) or 0) < seen[-1]:
+                    scores.insert(0, parts[-1].pop())
+                parts.append(scores)
                 seen = []
             seen.append(step)
         parts[-1].append(record)

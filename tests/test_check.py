@@ -117,11 +117,27 @@ def noise(i):
     ("held-out", {"eval/greedy": [0.8, 0.5]}),
     ("held-out", {"eval/greedy": [0.8, 0.5], "eval/greedy/b": [0.1, 0.9], "reward": [0.4, 0.6]}),
     ("held-out", {"eval/a": [0.1, 0.9], "eval/b": [0.3, 0.2]}),
-    ("held-out flat", {"eval/greedy": [0.8, 0.5], "rewards/margins": [0.0, 0.5]}),
+    ("flat", {"eval/greedy": [0.1, 0.12], "rewards/margins": [0.0, 2.0]}),
+    ("", {"eval/greedy": [0.1, 0.12], "rewards/margins": [0.0, 0.3]}),          # has hardly begun
+    ("", {"eval/greedy": [0.6, 0.62], "rewards/margins": [0.0, 2.0]}),
+    ("", {"rewards/margins": lambda i: 0.01 * i + noise(i)}),                   # noise may hide it
+    ("", {"rewards/chosen": [0.0, -1.0], "reward": lambda i: 0.3 - 0.003 * i + noise(i) / 10,
+          "rewards/margins": [0.0, 0.3]}),
     ("", {"eval/greedy": [0.8, 0.5], "flags": {"num_eval_problems": 16}}),      # by chance
     ("not-finite", {"grad_norm": [1.0, math.nan]}), ("not-finite", {"kl": [0.1, math.inf]}),
     ("not-finite", {"eval/greedy": [0.8, math.nan]}), ("not-finite", {"grad_norm": [1.0, None]}),
+    ("not-finite", {"reward": lambda i: 0.3 + 0.02 * i if i < 13 else None}),
     ("not-finite", {"reward": lambda i: math.nan if i == 19 else 0.3 + 0.02 * i}),
+    ("not-finite", {"grad_norm": lambda i: math.nan if i % 3 == 0 and i < 14 else 1.0}),
+    ("", {"grad_norm": lambda i: math.inf if i < 3 else 1.0}),      # the scaler of fp16 skips them
+    ("", {"kl": lambda i: 0.01 * i if i else math.nan}), ("", {"kl": [0.0, 0.0], "n": 4}),
+    ("", {"entropy": [0.0, 0.0], "sampling/surprise": None, "n": 18,        # was not computed
+          "reward": lambda i: 0.3 + 0.01 * min(i, 9)}),
+    ("", {"entropy": [-0.9, -0.3], "sampling/surprise": None, "n": 18,      # minus the entropy
+          "reward": lambda i: 0.3 + 0.01 * min(i, 9)}),
+    ("rate", {"entropy": [-0.2, -0.004], "sampling/surprise": None, "n": 18,
+              "reward": lambda i: 0.3 + 0.01 * min(i, 9)}),
+    ("", {"sampling/surprise": lambda i: 0.24 + noise(i) / 2, "n": 4}),
     ("", differing(0.01, "ours")), ("rounding", differing(0.05, "ours")),
     ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
@@ -325,6 +341,20 @@ def test_a_resumed_run_is_joined_and_a_second_one_is_not(records, is_one, tmp_pa
     assert is_one or "contains 2 runs; choose one with --run: 1, 2" in capsys.readouterr().err
 
 
+def test_the_scores_of_the_base_belong_to_the_run_that_begins_with_them(tmp_path):
+    path = tmp_path / "log.jsonl"
+    one = [{"step": 0, "eval_reward": 0.2}, *steps(1, 2, 3)]
+    two = [{"step": 0, "eval_reward": 0.6}, *steps(1, 2)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in one + two), "utf-8")
+    assert [read(path, name).records[0]["eval_reward"] for name in "12"] == [0.2, 0.6]
+
+
+def test_what_was_skipped_is_printed_but_no_finding():
+    run = run_of(grad_norm=lambda i: math.inf if i < 2 else 1.0)
+    assert "grad_norm: inf in step 1, the first of 2 such steps, and finite later" in described(run)
+    assert not check(run)
+
+
 def test_a_run_of_several_is_chosen_by_its_name(tmp_path, capsys):
     table = LOGS / "choose-wandb.csv"
     assert described(read(table, "b")).startswith(f"read {table}, run b: names of TRL, 40 steps")
@@ -350,7 +380,7 @@ def test_the_checkpoint_with_the_last_step_counts_and_not_the_newest_file(tmp_pa
 def test_numbers_of_tables_may_have_commas_and_cells_may_be_empty(tmp_path):
     table = tmp_path / "x.csv"
     for text in ("step;reward;loss\n1;0,5;\n2;nan;1e-3\n", "step\treward\n1\t0,5\n2\tNaN\n",
-                 'step,reward\n1,"0,5"\n2,NaN\n'):
+                 'step,reward\n1,"0,5"\n2,NaN\n', "step, reward\n1, 0.5\n2, nan\n"):
         table.write_text(text, "utf-8")
         first, second = read(table).records
         assert first["reward"] == 0.5 and "loss" not in first and math.isnan(second["reward"])

@@ -528,21 +528,45 @@ def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(
 
 # ---- report.check ----------------------------------------------------------------------------
 
-def test_a_named_cause_another_one_and_none_are_counted_and_so_are_false_alarms(monkeypatch):
-    found = {"a rate of 0.05": ({"rate"}, {"flat"}, set()), "gspo": (set(), {"rate", "flat"})}
-    cases = {"grpo.py --learning_rate 0.05": "a rate of 0.05", "gspo.py": "gspo"}
-    monkeypatch.setattr(doctor, "examine", lambda command, seed, old, new, program: (
-        found[cases[command]][seed], program == "rl" and seed == 0))
+def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_alarms(monkeypatch):
+    found = {"greedy samples": ({"groups", "flat"}, {"flat"}, {"rate"}, set()),
+             "gspo": (set(), {"rate", "flat"})}
+    theirs = {"greedy samples": "entropy_collapse", "gspo": "plateau"}
+    flags, *edit = doctor.BROKEN["greedy samples"]
+    cases = {("gspo.py", "", ""): "gspo", (f"grpo.py {flags}", *edit): "greedy samples"}
+
+    def examine(command, seed, old, new, program):
+        case = cases[command, old, new]
+        return found[case][seed], {theirs[case]} if program == "rl" and seed == 0 else set()
+
+    monkeypatch.setattr(doctor, "examine", examine)
     results = {(case, seed): doctor.measure("rl", case, seed)
                for case in found for seed in range(len(found[case]))}
     monkeypatch.setattr(doctor, "CORRECT", {"gspo": doctor.CORRECT["gspo"]})
-    monkeypatch.setattr(doctor, "BROKEN", {
-        "a rate of 0.05": doctor.BROKEN["a rate of 0.05"]})
-    correct, broken = doctor.tables(results)
-    assert correct.splitlines()[2:] == [
-        "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |"]
-    assert broken.splitlines()[2:] == [
-        "| a rate of 0.05 | 1 | 1 | 1 | 1 |", "| **all** | 1 | 1 | 1 | 1 |"]
+    monkeypatch.setattr(doctor, "BROKEN", {"greedy samples": doctor.BROKEN["greedy samples"]})
+    assert doctor.of_correct(results).splitlines()[2:] == [
+        "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |",
+        "| 95% interval |  | 9% to 91% |  | 9% to 91% |"]
+    assert doctor.of_broken(results).splitlines()[2:4] == [
+        "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
+        "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
+    assert doctor.wilson(0, 30) == "0% to 11%" and doctor.wilson(30, 30) == "89% to 100%"
+
+
+def test_each_mistake_is_planted_in_a_run_with_a_base_of_its_own(monkeypatch):
+    texts, made = {}, []
+    monkeypatch.setattr(doctor.edits, "load", lambda text, name, path: texts.setdefault(
+        path.name, []).append(text) or types.SimpleNamespace(main=None))
+    monkeypatch.setattr(doctor.measuring, "run", lambda main, words, look: (
+        made.append(words) or (set(), set())))
+    for seed, case in enumerate(doctor.BROKEN):
+        doctor.measure("", case, seed)
+        compile(texts["grpo.py"][-1], case, "exec")
+        assert made[-1][-4:] == ["--seed", f"{seed}", "--base_seed", f"{seed}"]
+    assert len({*texts["grpo.py"]}) == len(doctor.BROKEN)
+    assert doctor.BROKEN.keys() == doctor.CAUSES.keys() == doctor.THEIRS.keys()
+    runs = doctor.numbered({"a": 2, "b": 1}, 100)
+    assert runs == [("a", 100), ("b", 101), ("a", 102)]
 
 
 # ---- R1 --------------------------------------------------------------------------------------
