@@ -11,6 +11,8 @@
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
   python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
                                      search for the best learning rate of each script
+  python -m learn.path lines         runs what docs/lines.json does not contain: nano.py without
+                                     each of its lines
   python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
 
 Numbers or names of rungs after `write` or `measure` select chapters.
@@ -21,7 +23,7 @@ from statistics import fmean
 
 import common
 import plumbing
-from learn.path import measure
+from learn.path import lines, measure
 from learn.path.rungs import CHAPTERS, REAL_RUNGS, RUNGS, counts, diff, real_script, script, sides
 from report import command, parser, start
 
@@ -126,6 +128,8 @@ def main():
             run_file(Path(file), args.seed)
         case ["measure", *keys]:
             measure.measure(rungs(keys))
+        case ["lines"]:
+            lines.measure()
         case ["page"]:
             from learn.path import page
             page.write()
