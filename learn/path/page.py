@@ -112,17 +112,6 @@ def series(name, side, metric, axis):
              for i, y in enumerate(one["steps"][metric])] for one in runs_at(name, side)]
 
 
-LINES_TITLE = "nano.py without each of its lines"
-LINES_TEXT = (
-    "What is each line of nano.py for? In each row, we take one thing away from nano.py, or put one back. "
-    "Everything else stays: the base (which has wrong beliefs), the questions of the first batch, the outputs and the steps, unless the row "
-    "says so. We wrote down our predictions before the runs. The differences are those of five seeds, each compared "
-    "with nano.py on the same seed; the best rate of each row was chosen with three other seeds.")
-LINES_CAPTION = (
-    "Difference from nano.py in right outputs at the end, in points: the mean and 95% interval of five seeds, at 5e-4 "
-    "(blue) and at each row's best rate (orange). Pale bands are our predictions.")
-
-
 # ---- nano.py without each of its lines --------------------------------------------------------
 def effects_chart(names):
     """Draw the difference of each row from nano.py: a dot and an interval at both rates, and the
@@ -195,11 +184,12 @@ def head_of_lines():
     complete"""
     if not shown_rows():
         return ""
+    top = CHAPTERS[BASE].fields
     head, rows = effects_table(lines.complete())
     notes = "".join(prose(text, BASE) for text in outcomes(lines.complete()))
-    return (f"<h2 id=lines>{LINES_TITLE}</h2>{prose(LINES_TEXT, BASE)}"
+    return (f"<h2 id=lines>{top['headline']}</h2>{prose(top['lines'], BASE)}"
             f"<figure class=effects>{effects_chart(shown_rows())}"
-            f"<figcaption>{LINES_CAPTION}</figcaption></figure>"
+            f"<figcaption>{top['caption']}</figcaption></figure>"
             f"<div class=wide>{grid(head, rows)}</div>{notes}")
 
 
@@ -207,11 +197,12 @@ def lines_in_markdown():
     """Write the same table. -> Markdown; "" if no row is complete"""
     if not shown_rows():
         return ""
+    top = CHAPTERS[BASE].fields
     head, rows = effects_table(lines.complete())
-    table = [head, ["---"] * len(head), *rows]
+    lined = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
     notes = "".join(f"{text}\n\n" for text in outcomes(lines.complete()))
-    return (f"## {LINES_TITLE}\n\n{LINES_TEXT}\n\n"
-            + "\n".join(f"| {' | '.join(row)} |" for row in table) + f"\n\n{notes}## The rungs\n\n")
+    return (f"## {top['headline']}\n\n{fill(top['lines'], BASE)}\n\n{lined}\n\n{notes}"
+            "## The rungs\n\n")
 
 
 def setting_of(steps, outputs, num_passes):
@@ -221,20 +212,24 @@ def setting_of(steps, outputs, num_passes):
 
 
 # ---- the page --------------------------------------------------------------------------------
+FOLDED = {"! ": "What we saw", "+ ": "More"}       # how a paragraph begins -> its summary
+
+
 def prose(text, name):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
-    paragraph that begins with ! is an answer, which is folded."""
+    paragraph that begins with ! is an answer, and one that begins with + is a detail; both are
+    folded."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        words = part.removeprefix("! ").split()
+        mark = part[:2] if part[:2] in FOLDED else ""
+        words = part.removeprefix(mark).split()
         inner = page.prose(fill(" ".join(words), name), None, has_links=False)
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
         inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
         inner = f"<p>{inner}</p>"
-        is_answer = part.startswith("! ")
-        paragraphs += folded("What we saw", inner, "ask") if is_answer else inner
+        paragraphs += folded(FOLDED[mark], inner, "ask") if mark else inner
     return paragraphs
 
 
@@ -329,9 +324,10 @@ def chapter(name):
     equations = "".join(equation(text, known.get(left, [""])[0]) for left, text in lefts.items())
     drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>" for svg, title in (
         chart(name, line) for line in field.get("picture", "").splitlines())]
-    charts = "".join(drawn[:2])
-    if drawn[2:]:
-        charts += folded("More", "".join(drawn[2:]), "ask")
+    num_open = 1 if len(drawn) > 2 else 2
+    charts = "".join(drawn[:num_open])
+    if drawn[num_open:]:
+        charts += folded("More", "".join(drawn[num_open:]), "ask")
     if name == LAST:
         command = "real.py MODEL"
         tables = ([map(inline, line.split(" | ")) for line in field[of].split("\n")]
@@ -425,7 +421,8 @@ def mathematics():
     body = ""
     for part in CHAPTERS[BASE].fields["worked"].split("\n\n"):
         body += blocks.get(part) or prose(Template(part).substitute(worked.values()), BASE)
-    return f"<section class=rung id=mathematics><h2>Before rung 1: the gradient of a reward</h2>{body}</section>"
+    return (f"<section class=rung id=mathematics><h2>{CHAPTERS[BASE].fields['first']}</h2>{body}"
+            "</section>")
 
 
 def equation(text, number=""):
