@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds lines levers \
         zoo r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
@@ -86,6 +86,9 @@ sums:                    ## count the lines of each folder by kind of file
 
 seeds: $(READY)          ## make run with several seeds, each with its own base: lab.md, README.md
 	$(PY) -m lab.measure seeds $(SEEDS)
+
+lines: $(READY)          ## measure nano.py without each of its lines (3 hours of one core): path.md
+	$(PY) -m learn.path lines
 
 nano-seeds: $(READY)
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9

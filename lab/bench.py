@@ -223,25 +223,6 @@ def array(rows):
 
 # ---- 2. judging ------------------------------------------------------------------------------
 
-@functools.cache
-def student_quantile(n, p):
-    """Compute the p-quantile of Student's t with n degrees of freedom. With t = sqrt(n) tan(angle),
-    the density of the angle is proportional to cos(angle)^(n - 1). -> float"""
-    angle = numpy.linspace(-math.pi / 2, math.pi / 2, 100_001)
-    density = numpy.cos(angle) ** (n - 1)
-    share = numpy.concatenate([[0], (density[1:] + density[:-1]).cumsum()])
-    return math.sqrt(n) * math.tan(numpy.interp(p * share[-1], share, angle))
-
-
-def student(values, comparisons=1):
-    """Compute the 95% interval of the mean of independent values.
-    comparisons: how many intervals have to hold at once (Bonferroni). -> low, high"""
-    n = len(values) - 1
-    mean = numpy.mean(values)
-    half = student_quantile(n, 1 - 0.025 / comparisons) * numpy.std(values) / math.sqrt(n)
-    return mean - half, mean + half
-
-
 def binomial(n, p):
     """Compute the probability of each number of successes in n trials. -> (n + 1,)"""
     return numpy.array([math.comb(n, k) * p**k * (1 - p)**(n - k) for k in range(n + 1)])
@@ -307,7 +288,7 @@ class Claim:
             elif self.share:
                 self.interval = clopper_pearson(int(self.values.sum()), len(self.values))
             else:
-                self.interval = student(self.values, self.comparisons)
+                self.interval = measuring.student(self.values, self.comparisons)
 
     @property
     def fractions(self):

@@ -26,9 +26,9 @@ import torch
 import common
 import measuring
 import plumbing
-from lab.bench import student
 from lab.docs import DOCS, ROOT, load, put, table
 from lab.measure import ON_DEVICE
+from measuring import student
 from report import parser, start
 
 FOLDER = ROOT / "runs/gemma"

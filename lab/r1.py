@@ -18,7 +18,7 @@ import grpo
 import measuring
 import reinforce
 from examples import coldstart
-from lab.bench import UNSCORED, cell, student
+from lab.bench import UNSCORED, cell
 from lab.docs import DOCS, ROOT, describe, load, measured, put, table
 from report import chart, parser, start
 from report.ask import load_policy, read_run
@@ -104,7 +104,8 @@ def columns(results):
 
 def difference(values):
     """Write the mean of the seeds, and its 95% interval. -> str"""
-    mean, low, high = (f"{round(x, 2) + 0.0:+.2f}" for x in (values.mean(), *student(values)))
+    ends = measuring.student(values)
+    mean, low, high = (f"{round(x, 2) + 0.0:+.2f}" for x in (values.mean(), *ends))
     return f"{mean} ({low} to {high})"
 
 

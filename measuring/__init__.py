@@ -1,5 +1,5 @@
 """Measure experiments: keep the results of their jobs in a file, search for the best learning rate,
-and run scripts in this process.
+compute intervals, and run scripts in this process.
 
 A job is a case of an experiment and a seed, and its result is a dict. A Store keeps the results of
 an experiment in a file, {"about": a dict that describes the measurement, "jobs": [[case, seed,
@@ -8,6 +8,7 @@ command continues, and two processes may share a file.
 """
 import concurrent.futures
 import contextlib
+import functools
 import io
 import json
 import math
@@ -15,6 +16,8 @@ import multiprocessing
 import tempfile
 import time
 from types import SimpleNamespace
+
+import numpy
 
 import common
 import plumbing
@@ -141,7 +144,28 @@ def search(start, rates, score):
         tried = sorted([*tried, *missing])
 
 
-# ---- 3. runs ---------------------------------------------------------------------------------
+# ---- 3. intervals ----------------------------------------------------------------------------
+
+@functools.cache
+def student_quantile(n, p):
+    """Compute the p-quantile of Student's t with n degrees of freedom. With t = sqrt(n) tan(angle),
+    the density of the angle is proportional to cos(angle)^(n - 1). -> float"""
+    angle = numpy.linspace(-math.pi / 2, math.pi / 2, 100_001)
+    density = numpy.cos(angle) ** (n - 1)
+    share = numpy.concatenate([[0], (density[1:] + density[:-1]).cumsum()])
+    return math.sqrt(n) * math.tan(numpy.interp(p * share[-1], share, angle))
+
+
+def student(values, comparisons=1):
+    """Compute the 95% interval of the mean of independent values.
+    comparisons: how many intervals have to hold at once (Bonferroni). -> low, high"""
+    n = len(values) - 1
+    mean = numpy.mean(values)
+    half = student_quantile(n, 1 - 0.025 / comparisons) * numpy.std(values) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+# ---- 4. runs ---------------------------------------------------------------------------------
 
 def run(main, words, look, folder=None):
     """Run the main of a script in this process, with these arguments and without printing. The run

@@ -215,12 +215,20 @@ def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeyp
     assert said.splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]
 
 
-def test_an_edited_script_has_the_seed_of_its_chapter(call):
-    name, seed = next((name, seed) for name in RUNGS[1:]
-                      if (seed := measure.default_seed(name)) > 0)
+def test_an_edited_script_has_the_seed_of_the_answer_and_the_exercise_shows_the_whole_command(call):
+    name = next(name for name in RUNGS[1:] if measure.default_seed(name) > 0)
     file = call("write", name).split()[1]
     assert call("run", file) == (
-        f"seed {seed}\nRight samples in the last three steps, with seed {seed}: 30%\n")
+        "seed 0\nRight samples in the last three steps, with seed 0: 30%\n")
+    for name in RUNGS:
+        _, _, answer = CHAPTERS[name].fields["try"].partition("\n\n! ")
+        seeds = re.findall(r"seeds? (\d)", answer.replace("\n", " "))
+        assert seeds == [] or int(seeds[0]) == measure.EXERCISE_SEED, name
+        commands = re.findall("<code>python -m learn.path run ([^<]*)</code>", page.exercise(name))
+        assert all(command.endswith(".py --seed 0") for command in commands)
+        assert (commands == []) == (name == "mean")         # whose exercise is graded by practice
+        for command in commands:
+            assert command.split()[0] in call("write", name)
     assert "seed 7: 30%" in call("run", file, "--seed", 7)
 
 

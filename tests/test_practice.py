@@ -72,6 +72,51 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
     assert count["right"] >= 6 and count["wrong"] >= 12
 
 
+@every_name
+def test_a_forgotten_mask_and_a_forgotten_detach_are_wrong_and_named(name):
+    """nano.py detaches nothing, since its old log-probabilities are computed without gradients. In
+    dpo.py, no blank has a mask."""
+    exercise = EXERCISES[name]
+    found = Counter()
+    for function in exercise.blanks:
+        for mistake, module in grades.planted(exercise, exercise.functions[function]):
+            [(old, new)] = mistake.hunks
+            for word in ("mask", ".detach()"):
+                if old.count(word) > new.count(word):
+                    state, said, _ = grades.grade(exercise, module, function)
+                    assert state == "WRONG", mistake.name
+                    assert "a known mistake gives the same numbers" in " ".join(said), mistake.name
+                    found[word] += 1
+    assert name == "dpo" or found["mask"] >= 3 - (name == "reinforce")
+    assert name in ("nano", "reinforce", "dpo") or found[".detach()"] >= 1
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "gspo"])
+def test_old_log_probabilities_may_be_detached_in_any_way_but_get_no_gradient(name):
+    exercise = EXERCISES[name]
+    line = "logps - old_logps.detach()"
+    for text, state in (("logps - old_logps", "WRONG"), ("logps - old_logps.data", "right"),
+                        ("(logps - old_logps.clone().detach())", "right")):
+        graded = {function: state for function, *state in grades.grades(
+            exercise, replace_once(exercise.source, line, text))}
+        assert graded["log_ratio"][0] == state
+        assert state == "right" or "is a detach missing?" in " ".join(graded["log_ratio"][1])
+
+
+def test_a_learner_may_detach_what_the_script_does_not():
+    text = replace_once(EXERCISES["nano"].source, "(logps - old_logps)",
+                        "(logps - old_logps.detach())")
+    assert set(states(EXERCISES["nano"], text).values()) == {"right"}
+
+
+def test_a_mistake_that_grpo_knows_is_named_in_gspo():
+    [known] = [one for one in mistakes("grpo.py") if one.name == "k2 is not halved"]
+    text = known.apply(EXERCISES["gspo"].source)
+    said = [said for _, state, said, _ in grades.grades(EXERCISES["gspo"], text)
+            if state == "WRONG"]
+    assert len(said) == 1 and known.name in " ".join(said[0])
+
+
 def test_the_shape_of_a_tag_begins_in_its_comment():
     assert tags(["", "y = f(M)  # (N,)  eq. (4), a text for (5)"]) == [
         Tag(2, "(N,)  ", "eq. (4)", 4), Tag(2, "", "for (5)", 5)]

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy
 
 import grpo
-from lab.bench import OURS, UNSCORED, Claim, student
+from lab.bench import OURS, UNSCORED, Claim
 from lab.docs import ROOT, table
 from lab.training import load_base
 from learn.practice.hunt import metrics_of, planted, run_text
+from measuring import student
 from report import chart
 from report.check import PARTS, check, parts
 from report.formats import read

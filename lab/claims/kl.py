@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import grpo
+import measuring
 import reinforce
-from lab.bench import OURS, Claim, numbers, student
+from lab.bench import OURS, Claim, numbers
 from lab.training import load_base, training
 from report import chart
 
@@ -103,7 +104,7 @@ def page(x):
     noisier = []
     for ratios in (exact, in_batch):
         logs = numpy.log(ratios[:, -1])
-        mean, low, high = numpy.exp([logs.mean(), *student(logs)])
+        mean, low, high = numpy.exp([logs.mean(), *measuring.student(logs)])
         noisier.append(f"{mean:.2g} times ({low:.2g} to {high:.2g})")
     yield Claim("after 20 steps, k3 is less noisy than k1 (k1's standard deviation, divided "
                 "by k3's)", "after Schulman, 2020", 1 / exact[:, -1],

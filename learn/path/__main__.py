@@ -7,10 +7,13 @@
   python -m learn.path write         writes all rungs to path/, to read and compare
   python -m learn.path write 6       writes the scripts that chapter 6 compares, to change them
   python -m learn.path write 6 --to original    writes them to the folder original/
-  python -m learn.path run FILE      runs a script that you have edited, from the same base
+  python -m learn.path run FILE      runs a script that you have edited, from the same base; by
+                                     default with seed 0, as in the answers to the exercises
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
   python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
                                      search for the best learning rate of each script
+  python -m learn.path lines         runs what docs/lines.json does not contain: nano.py without
+                                     each of its lines
   python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
 
 Numbers or names of rungs after `write` or `measure` select chapters.
@@ -21,7 +24,7 @@ from statistics import fmean
 
 import common
 import plumbing
-from learn.path import measure
+from learn.path import lines, measure
 from learn.path.rungs import CHAPTERS, REAL_RUNGS, RUNGS, counts, diff, real_script, script, sides
 from report import command, parser, start
 
@@ -87,13 +90,12 @@ def show(name, seed, folder):
 
 
 def run_file(path, seed):
-    """Run a script that the reader has edited, by default with the seed of its chapter."""
+    """Run a script that the reader has edited, by default with the seed of the answers."""
     from learn.path.runs import run
     if not path.is_file():
         common.fail(f"{path} does not exist; write all scripts: {command('learn.path', 'write')}")
     if seed is None:
-        seed = next((measure.default_seed(name) for name in RUNGS
-                     if path.stem.startswith(CHAPTERS[name].stem)), 0)
+        seed = measure.EXERCISE_SEED
     result = run(path.read_text("utf-8-sig", "replace"), seed, label="", file=str(path))
     if result["steps"]:                                 # the base has none
         print(f"Right samples in the last three steps, with seed {seed}: {last(result):.0%}")
@@ -126,6 +128,8 @@ def main():
             run_file(Path(file), args.seed)
         case ["measure", *keys]:
             measure.measure(rungs(keys))
+        case ["lines"]:
+            lines.measure()
         case ["page"]:
             from learn.path import page
             page.write()

@@ -11,6 +11,7 @@ from learn.path.rungs import BASE, CHAPTERS, ROOT, RUNGS, script, sides
 FILE = ROOT / "docs" / "path.json"
 RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
+EXERCISE_SEED = 0                   # of the answers to the exercises, and of edited scripts
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get

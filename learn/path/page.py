@@ -8,6 +8,7 @@ from string import Template
 from urllib.parse import urlencode
 
 from learn import look
+from learn.path import lines, measure, worked
 from learn.path.measure import BASE_THEN, CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
@@ -15,6 +16,7 @@ from learn.read import code, page, paper
 DOCS = ROOT / "docs"
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
+LOAD = "const frame = this.querySelector('iframe'); frame.src ||= frame.dataset.src"
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(?P<chapter>\w+) )?(?P<side>without|with|also|fourth)"
                     r"(?: (?P<best>best)| at (?P<rate>[\d.e-]+)| seed (?P<seed>\d))? "
@@ -110,21 +112,124 @@ def series(name, side, metric, axis):
              for i, y in enumerate(one["steps"][metric])] for one in runs_at(name, side)]
 
 
+# ---- nano.py without each of its lines --------------------------------------------------------
+def effects_chart(names):
+    """Draw the difference of each row from nano.py: a dot and an interval at both rates, and the
+    predicted range as a band. -> SVG"""
+    found = {name: lines.effects(name) for name in names}
+    ends = [end for pair in found.values() for one in pair
+            for end in (*one.interval, *one.predicted, 0)]
+    low, high = (rounding(end / 5) * 5 for end, rounding in (
+        (min(ends), math.floor), (max(ends), math.ceil)))
+    height = TOP + 44 * len(names) + BOTTOM
+    d = look.Drawing(look.scale(low, high, 196, WIDTH - 20),
+                     look.scale(0, len(names), TOP, height - BOTTOM))
+    for tick in look.ticks(low, high):
+        d.line(tick, 0, tick, len(names), "grid")
+        d.text(tick, len(names), f"{tick:+g}".replace("-", "−") if tick else "0", "m dim", "0 18")
+    d.line(0, 0, 0, len(names), "down thin")
+    for i, (name, pair) in enumerate(found.items()):
+        d.text(low, i + 0.5, lines.ROWS[name].fields["short"], "e", "-10 0")
+        for one, kind, y in zip(pair, ("with", "also"), (i + 0.32, i + 0.68)):
+            d.line(one.predicted[0], y, one.predicted[1], y, f"{kind} predicted")
+            d.line(*one.interval[:1], y, one.interval[1], y, kind)
+            d.dot(one.difference, y, kind)
+    return d.svg(WIDTH, height, "Differences from nano.py in the share of right outputs at the end")
+
+
+def effect_cells(one):
+    """Write an effect, and what we predicted. -> cells"""
+    low, high = one.interval
+    texts = [f"{x:+.1f}".replace("-", "−") for x in (one.difference, low, high)]
+    return [f"{fmean(one.shares):.1%}",
+            f"{texts[0]} ({texts[1]} to {texts[2]}); predicted: {one.words}"]
+
+
+def effects_table(names):
+    """List the rows whose runs are complete. -> head, rows of cells"""
+    head = ["change", "steps, outputs, passes", f"outputs until {lines.LEVEL:.0%} are right"]
+    for at in (rate(1), "its best rate"):
+        head += [f"right at the end, at {at}", "difference in points (95% interval)"]
+    rows = []
+    for name in names:
+        row = lines.ROWS[name]
+        shared, own = lines.effects(name)
+        compared = lines.against(name)
+        title = row.fields["short"]
+        title += f" (compared with {lines.ROWS[compared].fields['short']})" if (
+            compared not in ("", "nano")) else ""
+        cells = [effect_cells(one) if compared else [f"{fmean(one.shares):.1%}", ""]
+                 for one in (shared, own)]
+        cells[1][0] += f" ({rate(own.factor)})"
+        rows.append([f"{title}: {row.fields['change']}",
+                     setting_of(row.steps, row.steps * lines.OUTPUTS,
+                                lines.passes(lines.source(name))),
+                     lines.outputs_until(name, 1), *cells[0], *cells[1]])
+    return head, rows
+
+
+def shown_rows():
+    """List the rows of lines.txt that are compared with another one and complete. -> names"""
+    return [name for name in lines.complete() if lines.against(name)]
+
+
+def outcomes(names):
+    """List what the chapter of a line is for, if the line makes no difference here. -> texts"""
+    return [lines.ROWS[name].fields["outcome"].replace("\n", " ") for name in names
+            if "outcome" in lines.ROWS[name].fields]
+
+
+def head_of_lines():
+    """Build the head of the path: nano.py without each of its lines. -> HTML; "" if no row is
+    complete"""
+    if not shown_rows():
+        return ""
+    top = CHAPTERS[BASE].fields
+    head, rows = effects_table(lines.complete())
+    notes = "".join(prose(text, BASE) for text in outcomes(lines.complete()))
+    return (f"<h2 id=lines>{top['headline']}</h2>{prose(top['lines'], BASE)}"
+            f"<figure class=effects>{effects_chart(shown_rows())}"
+            f"<figcaption>{top['caption']}</figcaption></figure>"
+            f"<div class=wide>{grid(head, rows)}</div>{notes}")
+
+
+def lines_in_markdown():
+    """Write the same table. -> Markdown; "" if no row is complete"""
+    if not shown_rows():
+        return ""
+    top = CHAPTERS[BASE].fields
+    head, rows = effects_table(lines.complete())
+    lined = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    notes = "".join(f"{text}\n\n" for text in outcomes(lines.complete()))
+    return (f"## {top['headline']}\n\n{fill(top['lines'], BASE)}\n\n{lined}\n\n{notes}"
+            "## The rungs\n\n")
+
+
+def setting_of(steps, outputs, num_passes):
+    """Write what an experiment costs. -> str"""
+    return (f"{steps} steps, {outputs:,.0f} outputs, {num_passes} "
+            f"{'pass' if num_passes == 1 else 'passes'}")
+
+
 # ---- the page --------------------------------------------------------------------------------
+FOLDED = {"! ": "What we saw", "+ ": "More"}       # how a paragraph begins -> its summary
+
+
 def prose(text, name):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
-    paragraph that begins with ! is an answer, which is folded."""
+    paragraph that begins with ! is an answer, and one that begins with + is a detail; both are
+    folded."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        words = part.removeprefix("! ").split()
+        mark = part[:2] if part[:2] in FOLDED else ""
+        words = part.removeprefix(mark).split()
         inner = page.prose(fill(" ".join(words), name), None, has_links=False)
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
         inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
         inner = f"<p>{inner}</p>"
-        is_answer = part.startswith("! ")
-        paragraphs += folded("What we saw", inner, "ask") if is_answer else inner
+        paragraphs += folded(FOLDED[mark], inner, "ask") if mark else inner
     return paragraphs
 
 
@@ -184,9 +289,21 @@ def playground(name):
     if lever is None:
         return ""
     settings = urlencode(re.findall(r'(\w+): "([^"]*)"', lever[2])).replace("&", "&amp;")
-    frame = (f'<iframe loading=lazy title="{lever[1]}" src="play.html?figure#{settings}"></iframe>'
+    frame = (f'<iframe title="{lever[1]}" data-src="play.html?figure#{settings}"></iframe>'
              '<p class=more><a href="play.html#break">other changes, in the playground</a></p>')
-    return folded(f"Train in this page: {lever[1]}", frame, "ask")
+    # the frame loads when it is opened
+    return folded(f"Train in this page: {lever[1]}", frame, "ask").replace(
+        "<details", f'<details ontoggle="{LOAD}"', 1)
+
+
+def commands(name):
+    """Write how to run the change of an exercise, with the seed of its answer. -> HTML"""
+    one = CHAPTERS[name]
+    changed = one.fields.get("changed", "with").split()
+    runs = " and ".join(f"<code>python -m learn.path run path/{one.stem}_{side}.py --seed "
+                        f"{measure.EXERCISE_SEED}</code>" for side in changed)
+    return (f"<p class=more>Write the scripts with <code>python -m learn.path write {one.number}"
+            f"</code>, and run what you changed with {runs}.</p>") if changed else ""
 
 
 def chapter(name):
@@ -202,14 +319,15 @@ def chapter(name):
             changes += folded(inline(field[note]), box, "setting")
         elif note in field:
             changes += f"<p class=setting>{inline(field[note])}</p>"
-    equations = ""
-    for text in field["equation"].split("\n"):
-        kinds = "eq long" if len(text) > 50 else "eq"
-        whole = paper.math(text, ' displaystyle=true')
-        equations += f'<div class="{kinds}"><div>{whole}</div></div>'
-    drawn = (chart(name, line) for line in field.get("picture", "").splitlines())
-    charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
-                     for svg, title in drawn)
+    known = numbered(name) if name in RUNGS else {}
+    lefts = {text.split(" = ")[0]: text for text in field["equation"].split("\n")}
+    equations = "".join(equation(text, known.get(left, [""])[0]) for left, text in lefts.items())
+    drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>" for svg, title in (
+        chart(name, line) for line in field.get("picture", "").splitlines())]
+    num_open = 1 if len(drawn) > 2 else 2
+    charts = "".join(drawn[:num_open])
+    if drawn[num_open:]:
+        charts += folded("More", "".join(drawn[num_open:]), "ask")
     if name == LAST:
         command = "real.py MODEL"
         tables = ([map(inline, line.split(" | ")) for line in field[of].split("\n")]
@@ -224,6 +342,11 @@ def chapter(name):
         num_lines = script(name).count("\n")
         shown = (f"<p class=head><b>{CHAPTERS[name].stem}.py</b> {counts(name)}, "
                  f"{num_lines} lines</p>{patch_box(diff(name))}")
+        quoted = re.findall(r"eq\. \((\d+)\)", "\n".join(diff(name)))
+        others = [equation(text, number) for left, (number, text) in known.items()
+                  if number in quoted and left not in lefts]
+        if others:
+            shown += f"<p class=more>The patch also quotes:</p>{''.join(others)}"
     asked, _, answer = field["question"].partition("\n\n")
     names = [*RUNGS, LAST]
     at = names.index(name)
@@ -233,8 +356,15 @@ def chapter(name):
         {key: say(field[key]) for key in ("pain", "idea", "relief", "hurts")},
         anchor=CHAPTERS[name].anchor, number=number, title=inline(field["title"]), changes=changes,
         equations=equations, results=results, question=folded(inline(asked), say(answer), "ask"),
-        exercise=say(field["try"]) + playground(name), charts=charts, shown=shown, command=command,
+        exercise=exercise(name) + playground(name), charts=charts, shown=shown, command=command,
         more=inline(field["more"]), measured=BASE_THEN, turn="</span><span>".join(turn))
+
+
+def exercise(name):
+    """Build an exercise: what to do, the commands, and what we saw. -> HTML"""
+    asked, *answers = CHAPTERS[name].fields["try"].split("\n\n! ")
+    how = commands(name) if name in RUNGS else ""
+    return prose(asked, name) + how + "".join(prose(f"! {answer}", name) for answer in answers)
 
 
 def pieces(field):
@@ -258,8 +388,55 @@ def table():
         if name != RUNGS[0]:                        # before which nothing is trained
             pairs = [(fill(f"{{without{at} %last}} → {{with{at} %last}}", name),
                       verdict[wins(name, at)]) for at in ("", " best")]
-        yield (field.get("branch"), name, counts(name), field.get("where", ""), *pairs,
+        yield (field.get("branch"), name, counts(name), conditions(name), *pairs,
                fill(field.get("besides", ""), name))
+
+
+def is_invented(name):
+    """Whether the setting of a chapter, and not the task, makes up the rewards."""
+    return re.search(r"^\+ +rewards\b", CHAPTERS[name].fields.get("setting", ""), re.M) is not None
+
+
+def conditions(name):
+    """Write the steps, outputs and passes of a chapter, and its setting. -> str"""
+    field = CHAPTERS[name].fields
+    chosen = [side for side in ("without", "with") if sides(name)[side] != script(BASE)]
+    outputs = [fmean(value(one, "samples") for one in runs_at(name, side)) for side in chosen]
+    text = setting_of(CHAPTERS[name].steps, outputs[0], lines.passes(sides(name)["with"]))
+    if outputs[0] != outputs[-1]:
+        text = text.replace(" outputs", f" → {outputs[-1]:,.0f} outputs")
+    parts = [text, "an invented reward" if is_invented(name) else "", field.get("where", "")]
+    return "; ".join(filter(None, parts))
+
+
+def mathematics():
+    """Build the page of mathematics before rung 1, with the numbers of worked.py. -> HTML"""
+    steps = ("J = sum_o pi(o) r(o)", "grad J = sum_o r(o) grad pi(o)",
+             "grad J = sum_o pi(o) r(o) grad log pi(o)",
+             "grad J = mean(r(o) grad log pi(o))")
+    loss = "L = -1/B sum_i r_i log pi(o_i)"
+    head = ["output", "reward r", "log π", "π", "derivative of log π", "π r times it"]
+    blocks = {"$table": f"<div class=wide>{grid(head, worked.rows())}</div>",
+              "$equations": "".join(map(equation, steps)), "$loss_equation": equation(loss)}
+    body = ""
+    for part in CHAPTERS[BASE].fields["worked"].split("\n\n"):
+        body += blocks.get(part) or prose(Template(part).substitute(worked.values()), BASE)
+    return (f"<section class=rung id=mathematics><h2>{CHAPTERS[BASE].fields['first']}</h2>{body}"
+            "</section>")
+
+
+def equation(text, number=""):
+    """Typeset an equation, with its number in the docstring. -> HTML"""
+    kinds = "eq long" if len(text) > 50 else "eq"
+    whole = paper.math(text, ' displaystyle=true')
+    shown = f"<span>({number})</span>" if number else ""
+    return f'<div class="{kinds}"><div>{whole}</div>{shown}</div>'
+
+
+def numbered(name):
+    """Read the numbered equations of the docstring of a rung. -> {left side: (number, equation)}"""
+    found = re.findall(r"^  (\S+)( += .*?) +\((\d+)\)$", script(name).split('"""')[1], re.M)
+    return {left: (number, re.sub(" +", " ", left + rest)) for left, rest, number in found}
 
 
 def build():
@@ -273,11 +450,13 @@ def build():
             kind = {"": "better", "worse": "worse"}.get(judged, "")
             note = judged and f" <small>{judged}</small>"
             cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
-        rows += f"<tr><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
+        kind = " class=invented" if is_invented(name) else ""
+        rows += f"<tr{kind}><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
     names = [*RUNGS, LAST]
     body = PAGE.substitute(
-        {key: prose(top[key], BASE) for key in ("lead", "after", "onward")},
+        {key: prose(top[key], BASE) for key in ("lead", "places", "after", "onward")},
         title=top["title"], measured=BASE_THEN, rate=rate(1), rows=rows,
+        lines=head_of_lines(), example=mathematics(),
         links="".join(map(link, names)), chapters="".join(chapter(name) for name in names))
     return look.document(top["title"], top["description"].replace("\n", " "), body, "../",
                          "The path", STYLES, "path")
@@ -292,10 +471,12 @@ def build_markdown(title):
         one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | | |\n" if branch else ""
         cells += [f"{text} ({judged})" if judged else text for text, judged in (shared, own)]
+        cells[1] = cells[1].replace("an invented reward", "*an invented reward*")
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{BASE_THEN}\n\n{top['here']}\n\n"
+            f"{lines_in_markdown()}{top['stand']}\n\n"
             f"![{title}](path.svg)\n\n"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"

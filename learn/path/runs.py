@@ -29,14 +29,15 @@ MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend"
 class Watch:
     """Execute a script as a module; self.steps gets a dict of numbers for each step it prints."""
 
-    def __init__(self, source, seed, label=None, file="rung.py"):
+    def __init__(self, source, seed, label=None, file="rung.py", is_brief=False):
         self.source = source
         self.seed = seed
         self.label = label              # begins each printed line; if None, nothing is printed
+        self.is_brief = is_brief        # if so, a step has only the numbers that the script prints
         self.steps, self.batches, self.accuracy = [], [], []
         self.module = load(source, "rung", file)
         self.real = dict(self.module.__dict__)
-        for name in ("make_base", "sample", "print"):
+        for name in ("make_base", "print", *(() if is_brief else ("sample",))):
             setattr(self.module, name, getattr(self, name))
 
     def base(self, steps):
@@ -77,9 +78,11 @@ class Watch:
         elif text.startswith("step "):
             kind = "samples: "
             printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
-            self.steps.append(self.summary() | printed)
-            self.batches = []
-            text += f", right {self.steps[-1]['right']:.3f}"
+            if not self.is_brief:
+                printed = self.summary() | printed
+                self.batches = []
+                text += f", right {printed['right']:.3f}"
+            self.steps.append(printed)
         if self.label is not None:
             builtins.print(f"{self.label}{kind}{text}", **options)
 
@@ -111,12 +114,13 @@ class Watch:
             step_kl=kl(policy, tokens, logps, mask))
 
 
-def run(source, seed, label=None, file="rung.py", **sizes):
-    """Run and watch a script, whose main gets the sizes, such as its number of steps. -> dict:
-    steps, CPU seconds after the base, greedy accuracy before and after"""
+def run(source, seed, label=None, file="rung.py", is_brief=False, **sizes):
+    """Run and watch a script, whose main gets the sizes, such as its number of steps.
+    is_brief: whether to keep only what the script prints, which takes less time. -> dict: steps,
+    CPU seconds after the base, greedy accuracy before and after"""
     torch.manual_seed(0)                # a script may draw numbers before its main sets the seed
     random.seed(0)
-    watch = Watch(source, seed, label, file)
+    watch = Watch(source, seed, label, file, is_brief)
     watch.module.main(seed=seed, **sizes)
     seconds = time.process_time() - watch.begun
     return dict(steps=watch.steps, seconds=seconds, accuracy=watch.accuracy)

@@ -3,32 +3,44 @@
 const HAND_G = 8;
 const STAGES = ["sample", "verify", "advantage", "push"];
 
+// The first two groups are chosen: in the first, the push does what one expects, and the second is
+// an exception. All others are drawn at random.
+const CHOSEN = [
+  { isFit: ({ isRight }, { times }) => isRight.some((right) => right) &&
+      times.every((factor, i) => isRight[i] ? factor > 1.02 : factor < 0.98),
+    why: "in which the push makes all right answers more likely, and all wrong ones less likely" },
+  { isFit: ({ isRight }, { times, tokens }) =>
+      times.some((factor, i) => !isRight[i] && factor > 1.02) &&
+      [...tokens.values()].some(({ up, down }) => up > 0 && down < 0),
+    why: "in which right and wrong answers share a token, and the push makes a wrong one more likely" }];
+const MOST_DRAWN = 50;
+
 // The state: { policy, optimizer, pushes, stage: how many of STAGES are done, group, push: result
-// of pushGroup(), isStuck: whether the group gives no gradient, tried: how many groups were drawn }
+// of pushGroup(), isStuck: whether the group gives no gradient, shown: how many groups were shown
+// before this one, tried: how many were drawn for it }
 let hand = null;
 
 function resetHand() {
   hand = { policy: copyOf(base), optimizer: newOptimizer(base), pushes: 0, stage: 0, group: null,
-           push: null, tried: 0 };
+           push: null, shown: 0, tried: 0 };
   showHand();
 }
 
-// Draw groups, 50 at most, with the seeds 1, 2, 3 ... until right and wrong answers of one share a
-// token and a push makes a wrong answer more likely.
-function tellingGroup() {
+// Draw groups, MOST_DRAWN at most, with the seeds 1, 2, 3 ... until one is fit.
+function chosenGroup({ isFit }) {
   for (hand.tried = 1; ; hand.tried += 1) {
-    const group = sampleGroup(base, problem, HAND_G, generator(hand.tried), USUAL);
-    const { times, tokens } = pushGroup(copyOf(base), newOptimizer(base), group);
-    const isTelling = times.some((factor, i) => !group.isRight[i] && factor > 1.02) &&
-      [...tokens.values()].some(({ up, down }) => up > 0 && down < 0);
-    if (isTelling || hand.tried === 50) return group;
+    const group = sampleGroup(hand.policy, problem, HAND_G, generator(hand.tried), USUAL);
+    const push = pushGroup(copyOf(hand.policy), structuredClone(hand.optimizer), group);
+    if (hand.tried === MOST_DRAWN || isFit(group, push)) return group;
   }
 }
 
 function handNext() {
-  if (hand.stage === 4 || hand.isStuck) Object.assign(hand, { stage: 0, push: null, tried: 0 });
+  if (hand.stage === 4 || hand.isStuck) {
+    Object.assign(hand, { stage: 0, push: null, shown: hand.shown + 1, tried: 0 });
+  }
   if (hand.stage === 0) {
-    hand.group = hand.group === null ? tellingGroup() :
+    hand.group = hand.shown < CHOSEN.length ? chosenGroup(CHOSEN[hand.shown]) :
       sampleGroup(hand.policy, problem, HAND_G, Math.random, USUAL);
   }
   if (hand.stage === 3) {
@@ -102,9 +114,9 @@ function leafFacts({ withIt: [i] }) {
 // ---- the notes -------------------------------------------------------------------------------
 
 function notesOnHand() {
-  const { stage, group, pushes, tried } = hand;
-  const chosen = tried < 2 || tried === 50 ? "" : ` We drew ${tried} groups; this is the first ` +
-    "in which right and wrong answers share a token and the push makes a wrong one more likely.";
+  const { stage, group, pushes, shown, tried } = hand;
+  const chosen = tried < 2 || tried === MOST_DRAWN ? "" :
+    ` We drew ${tried} groups; this is the first ${CHOSEN[shown].why}.`;
   return [
     () => [`The base${pushes > 0 ? ` after ${plural(pushes, "push", "pushes")}` : ""} answers ` +
            "the problem at the top eight times."],

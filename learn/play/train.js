@@ -318,8 +318,7 @@ function showEnd() {
   byId("end").hidden = run.exam === null;
   if (run.exam === null) return;
   const why = {
-    learned: `It stopped because at least ${inPercent(ENOUGH)} of the last ${RECENT * BATCH} of ` +
-      "these were right.",
+    learned: `It stopped because enough of these were right in the last ${RECENT} steps.`,
     silent: `It stopped because no group gave a gradient in ${SILENT} steps.`,
     limit: `It stopped after ${LIMIT} steps, the most that a run may take.`,
   }[run.ended];

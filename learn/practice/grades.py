@@ -30,6 +30,9 @@ from vectors.edits import load
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
 # Arguments that have gradients (the values that gae gets do not).
 LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
+# Arguments that get no gradient where the script detaches them. Where it does not, it does not
+# matter, because its callers compute them without gradients.
+CONSTANTS = ("old_logps",)
 # for the script, and for its texts with a planted mistake
 load_script = functools.cache(functools.partial(load, name="practised"))
 
@@ -62,7 +65,7 @@ def arguments(module, function, script, batch):
     for owner in ("", script.removesuffix(".py"), function):
         known |= {name.rpartition(".")[2]: value(name) for name in batch
                   if name.rpartition(".")[0] == owner}
-    for name in known.keys() & set(LEAVES) - {"values" if function == "gae" else ""}:
+    for name in known.keys() & {*LEAVES, *CONSTANTS} - {"values" if function == "gae" else ""}:
         known[name].requires_grad_()
     mask = known["mask"]
     known |= {"rows": torch.arange(3), "critic": lambda prompts, tokens: known["values"],
@@ -122,7 +125,7 @@ class Case:
         code = getattr(module, function)
         self.code = inspect.unwrap(code).__code__
         self.is_loss = function.endswith("loss")
-        self.leaves = {leaf: known[leaf] for leaf in LEAVES
+        self.leaves = {leaf: known[leaf] for leaf in LEAVES + CONSTANTS
                        if leaf in known and known[leaf].requires_grad}
         self.given = [name for name in inspect.signature(code).parameters if name in known]
         self.words = words | {name: numbers(known[name]) for name in self.given
@@ -214,6 +217,8 @@ def difference(right, mine, is_open=False):
         there = getattr(own, kind)
         for what, should in getattr(case, kind).items():
             found = there.get(what, should)
+            if what.endswith(CONSTANTS) and should.any():
+                continue
             if what == own.loss and found.shape == should.shape:
                 found = torch.where(found.isfinite(), should, found)
             if found.shape != should.shape or not torch.allclose(
@@ -297,11 +302,14 @@ def concerned(blanks, wrong):
 
 
 def planted(exercise, node):
-    """Plant each known mistake that is in a function. -> iterator of (Edit, module)"""
-    for mistake in mistakes(exercise.file):
+    """Plant each known mistake that is in a function: those of its script and those of grpo.py,
+    with which all scripts share functions. -> iterator of (Edit, module)"""
+    known = {mistake.hunks: mistake for mistake in mistakes("grpo.py")}
+    known |= {mistake.hunks: mistake for mistake in mistakes(exercise.file)}
+    for mistake in known.values():
         [(old, _)] = mistake.hunks
         line = exercise.source.partition(old)[0].count("\n") + 1
-        if node.lineno <= line <= node.end_lineno:
+        if exercise.source.count(old) == 1 and node.lineno <= line <= node.end_lineno:
             yield mistake, load_script(mistake.apply(exercise.source))
 
 
@@ -344,6 +352,8 @@ def explain(blanks, wrong):
     ratios = (found / should)[differ]
     if what.startswith("the gradient") and not found.any():
         sentences.append("no gradient arrives there: is something detached?")
+    elif what.startswith("the gradient") and what.endswith(CONSTANTS):
+        sentences.append("no gradient should arrive there: is a detach missing?")
     elif (len(ratios) > 2 and 0 < ratios[0].abs() < torch.inf
           and ratios.isclose(ratios[0], rtol=1e-4).all()):
         factor = numbers(ratios[0].item())

@@ -1,0 +1,144 @@
+"""Measure nano.py with one thing taken away or put back at a time; docs/lines.json has the results.
+
+lines.txt has a row for each change. A row has the seeds SEEDS at nano.py's learning rate and at the
+rate that is best for this row on the seeds CHOICE. Each row is completed before the next one.
+"""
+import math
+import re
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import measuring
+from learn.path.measure import CHOICE, EVERY_FACTOR, SEEDS, at_rate, digest, value
+from learn.path.rungs import NANO, ROOT, read
+from vectors.edits import patch
+
+ROWS = read(Path(__file__).with_name("lines.txt").read_text(encoding="utf-8"))
+STORE = measuring.Store(ROOT / "docs" / "lines.json", {})       # its cases are what `case` returns
+OUTPUTS = 256                       # of a step, P * G of nano.py
+LEVEL = 0.6                         # we count the outputs until this share of them is right
+DIRECTIONS = {"smaller": (-1, 0), "larger": (0, 1), "none": (-1, 1)}
+
+
+def source(name):
+    """Build the script of a row. -> str"""
+    row = ROWS[name]
+    return NANO if row.on == name else patch(source(row.on), row.fields.get("patch", ""))
+
+
+def case(name, factor):
+    """Hash what a run of a row depends on but for its seed. -> str"""
+    return digest(at_rate(source(name), factor), ROWS[name].steps)
+
+
+def numbers(name, of, seeds=SEEDS, factor=1):
+    """Look up a number of the runs of a row, as learn.path.measure.value names it. -> list, one per
+    seed. Raises KeyError if a run is missing"""
+    runs = [STORE.results[case(name, factor), seed] for seed in seeds]
+    return [value({"steps": {"right": one["right"], "samples": [OUTPUTS] * len(one["right"])}}, of)
+            for one in runs]
+
+
+def tune(name):
+    """Search for the best learning rate of a row, on the seeds of CHOICE. -> factors of nano.py's
+    rate that have to be tried, and the best one; None if some of the runs are missing"""
+    def score(factor):
+        try:
+            return fmean(numbers(name, "last", CHOICE, factor))
+        except KeyError:
+            return None
+    return measuring.search(1, (1, 2), score)
+
+
+def missing(results):
+    """List the runs that the first incomplete row lacks, as far as the stored ones show them.
+    -> {(case, seed): (name, factor, seed)}; empty if all rows are complete"""
+    for name in ROWS:
+        tried, best = tune(name)
+        runs = [(1, seed) for seed in SEEDS] + [(rate, seed) for rate in tried for seed in CHOICE]
+        runs += [(best, seed) for seed in SEEDS] if best else []
+        jobs = {(case(name, rate), seed): (name, rate, seed) for rate, seed in runs}
+        if lacking := {job: jobs[job] for job in jobs if job not in results}:
+            return lacking
+    return {}
+
+
+class Effect(NamedTuple):
+    """The share of right outputs at the end of a row, compared with another row on the same seeds.
+    Differences are in points, which are hundredths."""
+    factor: float       # of nano.py's learning rate
+    shares: list        # of right outputs at the end, one per seed
+    difference: float   # their mean difference; nan for nano.py itself
+    interval: tuple     # its 95% interval
+    predicted: tuple    # the ends of the predicted range
+    words: str          # the prediction
+
+
+def against(name):
+    """Name the row with which a row is compared; nano.py is compared with none. -> str"""
+    return ROWS[name].fields.get("against", "" if name == "nano" else "nano")
+
+
+def effects(name):
+    """Compare a row with another one, at nano.py's rate, and both at their best rates.
+    -> two Effects. Raises KeyError if a run is missing"""
+    found = []
+    predictions = ROWS[name].fields.get("predicted", "none 0 | none 0").split(" | ")
+    for is_best, words in zip((False, True), predictions):
+        direction, bound = words.split()
+        text = "no difference" if direction == "none" else direction
+        rows = [name, against(name)] if against(name) else [name]
+        factors = [tune(row)[1] if is_best else 1 for row in rows]
+        if None in factors:
+            raise KeyError(name)
+        shares = [numbers(row, "last", factor=factor) for row, factor in zip(rows, factors)]
+        gains = [100 * (a - b) for a, b in zip(shares[0], shares[-1])]
+        predicted = tuple(end * float(bound) for end in DIRECTIONS[direction])
+        found.append(Effect(factors[0], shares[0], fmean(gains),
+                            tuple(map(float, measuring.student(gains))), predicted,
+                            f"{text}, at most {bound}"))
+    return found
+
+
+def complete():
+    """List the rows whose runs are all stored, and those of the rows with which they are compared.
+    -> names"""
+    names = []
+    for name in ROWS:
+        try:
+            effects(name)
+        except KeyError:
+            continue
+        names.append(name)
+    return names
+
+
+def passes(text):
+    """Count the passes over a batch that a script makes. -> int"""
+    found = re.search(r"randperm\(P \* G\)\.chunk\(\d+\)\] \* (\d+):", text)
+    return int(found[1]) if found else 1
+
+
+def outputs_until(name, factor):
+    """Write the mean number of outputs until LEVEL are right. -> str"""
+    counts = numbers(name, f"samples_to {LEVEL}", factor=factor)
+    n = sum(map(math.isfinite, counts))
+    return f"{fmean(counts):,.0f}" if n == len(counts) else f"reached on {n} of {len(counts)} seeds"
+
+
+def run_row(name, factor, seed):
+    """Run a row. -> the share of right outputs in each step, and the greedy accuracy at the end"""
+    from learn.path.runs import run
+    one = run(at_rate(source(name), factor), seed, is_brief=True, steps=ROWS[name].steps)
+    right = [step["reward"] for step in one["steps"]]
+    print(f"{ROWS[name].fields['short']}, {factor:g} times the rate, seed {seed}: "
+          f"{fmean(right[-3:]):.3f}", flush=True)
+    return {"right": right, "accuracy": one["accuracy"][-1]}
+
+
+def measure():
+    """Run what docs/lines.json does not contain yet, and leave out the runs of scripts that have
+    changed. If you stop it, the next call continues."""
+    measuring.collect(STORE, missing, lambda *job: run_row(*missing(STORE.results)[job]))
+    STORE.keep({case(name, factor) for name in ROWS for factor in EVERY_FACTOR})

@@ -1,0 +1,179 @@
+"""nano.py without each of its lines: the rows run, are measured one after the other, and are shown
+when they are complete. And the mathematics before rung 1 agrees with PyTorch."""
+import contextlib
+import io
+import random
+from statistics import fmean
+
+import pytest
+import torch
+
+from learn.path import lines, measure, page, runs, worked
+from learn.path.rungs import BASE, CHAPTERS, NANO
+
+SMALL = (("P = 32 ", "P = 4 "), ("HELD_OUT = 500 ", "HELD_OUT = 4 "), ("T = 38 ", "T = 8 "))
+
+
+def small(source):
+    for old, new in SMALL:
+        source = source.replace(old, new)
+    return source
+
+
+def store(monkeypatch, levels):
+    """Pretend that these rows are measured: levels has the share of right outputs that a row
+    reaches at each factor of the rate, to which each seed adds a thousandth."""
+    results = {}
+    for name, by_factor in levels.items():
+        for factor, level in by_factor.items():
+            for seed in (*measure.SEEDS, *measure.CHOICE):
+                right = [level + seed / 1000] * lines.ROWS[name].steps
+                results[lines.case(name, factor), seed] = {"right": right, "accuracy": 0.9}
+    monkeypatch.setattr(lines.STORE, "results", results)
+
+
+@pytest.mark.parametrize("name", lines.ROWS)
+def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    source = lines.source(name)
+    one = runs.run(small(source), 0, is_brief=True, base_steps=2, steps=2)
+    assert len(one["steps"]) == 2 and all(0 <= step["reward"] <= 1 for step in one["steps"])
+    assert (source == NANO) == (name in ("nano", "quarter"))
+
+
+def test_a_brief_run_is_the_run_that_is_watched(monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    source = small(NANO)
+    with contextlib.redirect_stdout(io.StringIO()):
+        brief, whole = (runs.run(source, 3, "", is_brief=is_brief, base_steps=2, steps=3)
+                        for is_brief in (True, False))
+    assert [step["tokens"] for step in brief["steps"]] == [step["tokens"] for step in whole["steps"]]
+    assert brief["steps"][0].keys() == {"reward", "tokens"}
+    assert [step["reward"] for step in brief["steps"]] == [
+        round(step["right"], 3) for step in whole["steps"]]
+
+
+def test_every_row_but_nano_has_a_prediction():
+    for name, row in lines.ROWS.items():
+        predicted = row.fields.get("predicted", "")
+        assert (predicted == "") == (name == "nano")
+        for words in predicted.split(" | ") if predicted else ():
+            direction, bound = words.split()
+            assert direction in lines.DIRECTIONS and float(bound) > 0
+
+
+def test_a_row_is_completed_before_the_next_one_begins(monkeypatch):
+    store(monkeypatch, {})
+    assert {name for name, *_ in lines.missing({}).values()} == {"nano"}
+    store(monkeypatch, {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}})
+    jobs = lines.missing(lines.STORE.results)
+    assert {name for name, *_ in jobs.values()} == {"raw"}
+    assert {(factor, seed) for _, factor, seed in jobs.values()} == {
+        *((1, seed) for seed in (0, 1, 2, 3, 4, 5, 6, 7)), *((2, seed) for seed in (5, 6, 7))}
+    store(monkeypatch, {name: {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1} for name in lines.ROWS})
+    assert lines.missing(lines.STORE.results) == {}
+    del lines.STORE.results[lines.case("constant", 2), 3]           # at its best rate
+    assert [*lines.missing(lines.STORE.results).values()] == [("constant", 2, 3)]
+
+
+def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
+    store(monkeypatch, {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
+                        "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}})
+    shared, own = lines.effects("raw")
+    assert (shared.factor, own.factor) == (1, 0.5)
+    assert shared.difference == pytest.approx(-10) and own.difference == pytest.approx(5)
+    assert shared.interval == pytest.approx((-10, -10))
+    assert shared.predicted == (-10, 0) and own.words == "smaller, at most 5"
+    assert lines.complete() == ["nano", "raw"]
+    for seed in measure.SEEDS:                          # of one seed, the difference is 12 points
+        lines.STORE.results[lines.case("raw", 1), seed]["right"] = [0.5 + seed / 1000 - (
+            0.02 if seed == 4 else 0)] * 80
+    [shared, _] = lines.effects("raw")
+    assert shared.difference == pytest.approx(-10.4)
+    assert shared.interval == pytest.approx((-11.511, -9.289), abs=0.001)   # 0.4 * 2.776
+
+
+def test_outputs_are_counted_until_sixty_percent_are_right(monkeypatch):
+    store(monkeypatch, {"nano": {1: 0.7}, "raw": {1: 0.598}})
+    assert lines.outputs_until("nano", 1) == "768"                  # three steps of 256
+    assert lines.outputs_until("raw", 1) == "reached on 3 of 5 seeds"
+
+
+def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
+    rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
+    store(monkeypatch, {"nano": rates})
+    assert page.head_of_lines() == page.lines_in_markdown() == ""
+    store(monkeypatch, {"nano": rates, "raw": rates, "single": {1: 0.6}})
+    for text in (page.head_of_lines(), page.lines_in_markdown()):
+        assert "no baseline" in text and "one update" not in text
+        assert "predicted: smaller, at most 10" in text and "80 steps, 20,480 outputs, 1 pass" in text
+    store(monkeypatch, {name: rates for name in lines.ROWS})
+    text = page.lines_in_markdown()
+    assert "20 steps, 5,120 outputs, 8 passes" in text
+    assert "eight, no clip (compared with eight passes)" in text
+
+
+def test_the_store_has_only_runs_of_today_s_rows():
+    cases = {lines.case(name, factor) for name in lines.ROWS for factor in measure.EVERY_FACTOR}
+    assert {case for case, _ in lines.STORE.results} <= cases
+
+
+# ---- before rung 1 ---------------------------------------------------------------------------
+
+def test_the_gradient_on_the_page_is_that_of_pytorch_and_that_of_differences():
+    theta = torch.tensor(worked.THETA, dtype=torch.float64, requires_grad=True)
+    p = theta.sigmoid()
+    pi = torch.stack([o.share * (p if o.thinks else 1 - p) for o in worked.OUTPUTS])
+    rewards = torch.tensor([o.reward for o in worked.OUTPUTS], dtype=torch.float64)
+    J = (pi * rewards).sum()
+    [exact] = torch.autograd.grad(J, theta, retain_graph=True)
+    assert pi.sum().item() == pytest.approx(1) and J.item() == worked.expected_reward()
+    assert exact.item() == pytest.approx(worked.exact_gradient())
+    assert worked.gradient_by_differences() == pytest.approx(exact.item(), rel=1e-4)
+    shown = worked.values()
+    assert shown["exact"] == shown["differences"]
+    batch = worked.sample(random.Random(worked.SEED))
+    chosen = [worked.OUTPUTS.index(o) for o in batch]
+    loss = -(rewards[chosen] * pi[chosen].log()).mean()                 # of rung 1
+    [slope] = torch.autograd.grad(loss, theta)
+    assert -slope.item() == pytest.approx(worked.sampled_gradient(batch))
+    assert float(shown["loss"]) == pytest.approx(loss.item(), abs=0.005)
+    many = fmean(worked.sampled_gradient(worked.sample(random.Random(i))) for i in range(4000))
+    assert many == pytest.approx(exact.item(), abs=0.01)
+
+
+def test_the_rewards_of_the_page_are_those_of_the_verifier_and_its_answer_is_right():
+    module = runs.Watch(NANO, 0).module
+    assert eval(worked.QUESTION[:-1]) == worked.ANSWER
+    assert [module.verify(worked.ANSWER, o.text) for o in worked.OUTPUTS] == [
+        o.reward for o in worked.OUTPUTS]
+    text = page.mathematics()
+    assert "$" not in text and all(value in text for value in worked.values().values())
+
+
+# ---- the chapters ----------------------------------------------------------------------------
+
+def test_an_equation_has_the_number_of_the_docstring_and_so_has_each_that_a_patch_quotes():
+    assert page.numbered("mean") == {
+        "A_i": ("1", "A_i = (r_i - mean(r)) / (std(r) + 1e-4)"),
+        "rho_t": ("2", "rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)"),
+        "L_t": ("3", "L_t = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)"),
+        "L": ("5", "L = 1/B sum_i 1/|o_i| sum_t L_t")}
+    text = page.chapter("clip")
+    assert text.count("<span>(3)</span>") == 1          # the idea's equation
+    assert text.count("<span>(2)</span>") == 1          # quoted by the patch, below it
+
+
+def test_rows_with_an_invented_reward_stand_apart_and_all_rows_say_what_they_cost():
+    invented = [name for name in CHAPTERS if name != BASE and page.is_invented(name)]
+    assert invented == ["baseline", "group", "std", "kl", "critic", "gae"]
+    rows = {name: cells[0] for _, name, _, *cells in page.table()}
+    assert rows["reinforce"] == "20 steps, 5,120 outputs, 1 pass"
+    assert rows["dynamic"].startswith("10 steps, 2,560 → 7,834 outputs, 8 passes")
+    assert all(("an invented reward" in text) == (name in invented) for name, text in rows.items())
+
+
+def test_a_frame_has_no_address_until_it_is_opened():
+    text = page.build()
+    assert text.count("<iframe ") == text.count(" data-src=") == text.count("ontoggle=") > 5
+    assert "<iframe src=" not in text and "loading=lazy" not in text
