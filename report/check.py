@@ -458,7 +458,9 @@ def held_out(table):
             if best - last > max(limit * scale, margin * (noise + chance)):
                 fallen.append(best)
         if fallen:
-            yield f"held-out falls: {name} from {max(fallen):.2g} to {last:.2g} (#held-out)"
+            rises = table.trend.rises and table.goal == "reward"
+            but = ", but the reward rises: it pays for something else" if rises else ""
+            yield f"held-out falls: {name} from {max(fallen):.2g} to {last:.2g}{but} (#held-out)"
     found = collapse(table["accuracy"])
     if found and table.trend.rises and table.goal == "reward":
         yield (f"the reward rises, but right answers fall from {found[0]:.2g} to {found[1]:.2g}: "

@@ -91,7 +91,7 @@ NO_SCORE = re.compile(
     r"loss|length|time|second|std|entropy|(?<![a-z])kl(?![a-z])|token|num_|sampl|logp|logit|clip|"
     r"complet|truncat|positive|epoch|step|turns|error|grad|rewards/(?!accuracies|margins)|"
     r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
-OURS = re.compile("eval/greedy(?:_return)?(?:/.*)?")
+OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 
 
 def is_number(value):

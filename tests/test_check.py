@@ -40,6 +40,17 @@ def run_of(n=20, trainer="ours", flags=FLAGS, samples=(), **changes):
         name: name for name in names if name not in ("step", *sets)}, sets, samples, "a run")
 
 
+def test_a_reward_of_the_tests_that_a_policy_sees_is_named(tmp_path):
+    """The share of programs that pass all tests is read, and the line says that the reward rises."""
+    falls = [0.3, 0.8, 0.8, 0.0]
+    steps = [GOOD | {"step": i, "reward": 0.3 + 0.02 * i, "eval/greedy": 0.9,
+                     "eval/greedy_all_tests": falls[i // 10]} for i in range(40)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    (tmp_path / "config.json").write_text('{"script": "grpo.py", "config": {}}')
+    assert check(read(tmp_path)) == ["held-out falls: eval/greedy_all_tests from 0.8 to 0, but the "
+                                     "reward rises: it pays for something else (#held-out)"]
+
+
 def anchors(**changes):
     return [re.search(r"\(#(.*)\)", text)[1] for text in check(run_of(**changes))]
 
