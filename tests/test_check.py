@@ -41,7 +41,7 @@ def run_of(n=20, trainer="ours", flags=FLAGS, samples=(), **changes):
 
 
 def test_a_reward_of_the_tests_that_a_policy_sees_is_named(tmp_path):
-    """The share of programs that pass all tests is read, and the line says that the reward rises."""
+    """The share of programs that pass all tests is read, and the line says what rises."""
     falls = [0.3, 0.8, 0.8, 0.0]
     steps = [GOOD | {"step": i, "reward": 0.3 + 0.02 * i, "eval/greedy": 0.9,
                      "eval/greedy_all_tests": falls[i // 10]} for i in range(40)]
