@@ -205,10 +205,21 @@ def numbered(numbers, first):
     return [(case, first + i) for i, case in enumerate(cases)]
 
 
+def jobs_from(first):
+    """List a broken run and a correct one in turn, with seeds from the first on. -> jobs"""
+    correct = numbered({case: number for case, (_, number) in CORRECT.items()}, first)
+    broken = numbered(dict.fromkeys(BROKEN, 3), first)
+    return [job for pair in zip(broken, correct) for job in pair]
+
+
 def page():
     """Write the tables of docs/why.md from the stored numbers."""
     results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
-    tables = [of_correct(results), of_broken(results), f"{about['machine']}.\n"]
+    number = len(jobs_from(PUBLISHED))
+    share = ""
+    if len(results) < number:
+        share = f"{len(results)} of {number} runs are counted so far; the intervals are wide. "
+    tables = [of_correct(results), of_broken(results), f"{share}{about['machine']}.\n"]
     put("check", "\n".join(tables), "doctor")
 
 
@@ -218,9 +229,7 @@ def main(argv=None):
     words.add_argument("--rl-doctor", metavar="PATH", help="the program of rldoctor")
     words.add_argument("--processes", type=int, metavar="N", default=os.cpu_count())
     args = words.parse_args(argv)
-    correct = numbered({case: number for case, (_, number) in CORRECT.items()}, args.seed)
-    broken = numbered(dict.fromkeys(BROKEN, 3), args.seed)
-    jobs = [job for pair in zip(broken, correct) for job in pair]
+    jobs = jobs_from(args.seed)
     store = measured(
         "check", lambda _: jobs, functools.partial(measure, args.rl_doctor),
         describe(args.processes) | {"seed": args.seed, "rl-doctor": bool(args.rl_doctor)},
