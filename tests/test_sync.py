@@ -36,10 +36,10 @@ MOST = {
     "vectors": {".py": 2060, ".txt": 920, ".json": 920},
     "report": {".py": 2050, ".html": 820},
     "engines": {".py": 1560, ".txt": 20},
-    "measuring": {".py": 160},
-    "learn": {".py": 3480, ".txt": 4080, ".js": 2700, ".css": 630, ".html": 280},
-    "lab": {".py": 3650, ".txt": 72, ".json": 28},
-    "tests": {".py": 15800, ".txt": 5200, ".json": 380}}
+    "measuring": {".py": 190},
+    "learn": {".py": 3990, ".txt": 4380, ".js": 2700, ".css": 630, ".html": 280},
+    "lab": {".py": 3840, ".txt": 72, ".json": 28},
+    "tests": {".py": 16600, ".txt": 5200, ".json": 380}}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
