@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds lines levers \
-        zoo r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
+        zoo doctor r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
 ##@ To start

@@ -30,7 +30,7 @@ GENERATED = re.compile(
     r"<!-- made by make ([\w-]+): ([\w-]+) -->\n(.*?)<!-- end of ([\w-]+) -->\n", re.S)
 LANGUAGE_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
-TARGETS = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split()
+TARGETS = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].split()
 # Commands that need a file which the reader writes first.
 TO_COME = ("mine.py", "--task sorting", "--task nim")
 
