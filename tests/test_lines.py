@@ -113,6 +113,17 @@ def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
     assert "eight, no clip (compared with eight passes)" in text
 
 
+def test_what_the_outcomes_of_the_rows_say_is_so():
+    """Of rows whose runs are complete."""
+    until, nano = (lines.numbers(name, "samples_to 0.6") for name in ("raw", "nano"))
+    assert all(a > b for a, b in zip(until, nano, strict=True)) and max(until) > 0.9 * 20_480
+    low, high = lines.effects("raw")[0].interval
+    assert low < 0 < high
+    shared, own = lines.effects("unweighted")
+    assert shared.interval[0] < 0 < shared.interval[1] and own.factor == 2
+    assert sum(share < 0.5 for share in own.shares) == 2
+
+
 def test_the_store_has_only_runs_of_today_s_rows():
     cases = {lines.case(name, factor) for name in lines.ROWS for factor in measure.EVERY_FACTOR}
     assert {case for case, _ in lines.STORE.results} <= cases
