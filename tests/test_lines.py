@@ -47,11 +47,9 @@ def test_a_brief_run_is_the_run_that_is_watched(monkeypatch, tmp_path):
     with contextlib.redirect_stdout(io.StringIO()):
         brief, whole = (runs.run(source, 3, "", is_brief=is_brief, base_steps=2, steps=3)
                         for is_brief in (True, False))
-    assert [step["tokens"] for step in brief["steps"]] == [
-        step["tokens"] for step in whole["steps"]]
     assert brief["steps"][0].keys() == {"reward", "tokens"}
-    assert [step["reward"] for step in brief["steps"]] == [
-        round(step["right"], 3) for step in whole["steps"]]
+    assert [(step["tokens"], step["reward"]) for step in brief["steps"]] == [
+        (step["tokens"], round(step["right"], 3)) for step in whole["steps"]]
 
 
 def test_every_row_but_nano_has_a_prediction():
@@ -113,6 +111,17 @@ def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
     text = page.lines_in_markdown()
     assert "20 steps, 5,120 outputs, 8 passes" in text
     assert "eight, no clip (compared with eight passes)" in text
+
+
+def test_what_the_outcomes_of_the_rows_say_is_so():
+    """Of rows whose runs are complete."""
+    until, nano = (lines.numbers(name, "samples_to 0.6") for name in ("raw", "nano"))
+    assert all(a > b for a, b in zip(until, nano, strict=True)) and max(until) > 0.9 * 20_480
+    low, high = lines.effects("raw")[0].interval
+    assert low < 0 < high
+    shared, own = lines.effects("unweighted")
+    assert shared.interval[0] < 0 < shared.interval[1] and own.factor == 2
+    assert sum(share < 0.5 for share in own.shares) == 2
 
 
 def test_the_store_has_only_runs_of_today_s_rows():

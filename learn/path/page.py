@@ -200,7 +200,7 @@ def lines_in_markdown():
     top = CHAPTERS[BASE].fields
     head, rows = effects_table(lines.complete())
     lined = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-    notes = "".join(f"{text}\n\n" for text in outcomes(lines.complete()))
+    notes = "".join(f"{fill(text, BASE)}\n\n" for text in outcomes(lines.complete()))
     return (f"## {top['headline']}\n\n{fill(top['lines'], BASE)}\n\n{lined}\n\n{notes}"
             "## The rungs\n\n")
 
