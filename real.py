@@ -38,7 +38,6 @@ if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
     sys.exit('real.py needs two packages: pip install torch "transformers<6"')
 import torch
 import torch.nn.functional as F
-from huggingface_hub import model_info, try_to_load_from_cache
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
@@ -136,11 +135,9 @@ def load(model):
     """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
     global TOKENIZER
     try:
-        if not os.path.isdir(model) and not try_to_load_from_cache(model, "config.json"):
-            model_info(model, timeout=10)       # asks once; transformers would for half a minute
         TOKENIZER = AutoTokenizer.from_pretrained(model)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
-    except Exception as error:                  # of the network, or of a package
+    except (OSError, ValueError, ImportError) as error:
         sys.exit(f"{model}: cannot be loaded: {str(error).strip().splitlines()[0]}")
     if getattr(policy, "_hf_peft_config_loaded", False):
         sys.exit(f"{model} is an adapter: merge it into its model, with merge_and_unload")

@@ -594,16 +594,3 @@ def test_a_question_and_an_output_have_to_fit_in_the_models_context(change):
     change(T=106)
     with pytest.raises(SystemExit, match="^129 tokens, 106 of them of an output, exceed the model"):
         real.main(folder, "data.jsonl", steps=0)
-
-
-def test_a_name_that_is_no_folder_is_asked_for_once(monkeypatch):
-    """transformers itself asks the Hub for half a minute."""
-    asked = []
-
-    def unreachable(name, **_):
-        asked.append(name)
-        raise ConnectionError("Name or service not known")
-    monkeypatch.setattr(real, "model_info", unreachable)
-    with pytest.raises(SystemExit, match="^lama: cannot be loaded: Name or service not known$"):
-        real.load("lama")
-    assert asked == ["lama"]
