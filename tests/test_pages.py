@@ -233,6 +233,7 @@ def test_a_link_to_a_text_opens_its_page_in_site_and_without_site_a_note(name, b
         if folder == "site":
             page.wait_for_url("**/site/docs/lab.html")
             (tmp_path / "site").rename(tmp_path / "no-site")
+    page.wait_for_selector("dialog code")               # it opens when no page is found
     assert page.locator("dialog code").all_text_contents() == ["docs/lab.md", "make site"]
     page.click("dialog a")
     assert page.url == (tmp_path / "docs/lab.md").as_uri()
