@@ -32,8 +32,8 @@ import sys
 import time
 from decimal import Decimal
 
-if __name__ == "__main__":      # a folder kernels/ next to this file would hide the package of
-    sys.path.append(sys.path.pop(0))    # that name, which transformers imports if it is installed
+if __name__ == "__main__" and os.path.isdir(os.path.join(sys.path[0], "kernels")):
+    sys.path.pop(0)             # transformers would take this folder for a package of that name
 if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
     sys.exit('real.py needs two packages: pip install torch "transformers<6"')
 import torch
@@ -160,7 +160,19 @@ def logits_after(policy, tokens, n, cache=None, at=slice(None)):
     return policy(                              # earlier columns are in the cache
         input_ids=tokens[:, at].clamp(min=0), position_ids=positions[:, at],
         attention_mask=is_token.long(), use_cache=cache is not None,
-        logits_to_keep=n, **{CACHE: cache}).logits.float() / TEMPERATURE
+        logits_to_keep=n, **{CACHE: cache}).logits
+
+def load_kernel():
+    """Load kernels/logprob.py by its path. -> module; None if it is not there or cannot run"""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels", "logprob.py")
+    if not os.path.exists(path):
+        return None
+    spec = importlib.util.spec_from_file_location("real_logprob", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module if module.can_run(DEVICE) else None
+
+KERNEL = load_kernel()      # reads the logits once, and makes no copy of them in float32
 
 @torch.autocast(DEVICE, DTYPE, enabled=DEVICE == "cuda")
 def logprobs_of_few(policy, tokens):
@@ -169,7 +181,11 @@ def logprobs_of_few(policy, tokens):
     tokens = tokens[:, (tokens != PAD).any(0)]                  # without empty columns
     logits = logits_after(policy, tokens[:, :-1], n).flatten(0, 1)          # (M * n, V)
     outputs = tokens[:, -n:].flatten()                                      # (M * n,)
-    logps = -F.cross_entropy(logits, outputs, reduction="none", ignore_index=PAD)
+    if KERNEL:
+        logps, *_ = KERNEL.logprob(logits, outputs, temperature=TEMPERATURE)
+    else:
+        y = logits.float() / TEMPERATURE
+        logps = -F.cross_entropy(y, outputs, reduction="none", ignore_index=PAD)
     return F.pad(logps.view(-1, n), (0, T - n))
 
 def logprobs(policy, tokens):
@@ -196,7 +212,8 @@ def sample_few(policy, questions, uniforms, greedy):
 
     def write():                                # reads the columns `at`, and writes the next one
         seen = tokens[:, first:] if is_fixed else tokens[:, first:first + at[-1] + 1]
-        log_pi = logits_after(policy, seen, 1, cache, at)[:, 0].log_softmax(-1)     # (N, V)
+        logits = logits_after(policy, seen, 1, cache, at)[:, 0].float()             # (N, V)
+        log_pi = (logits / TEMPERATURE).log_softmax(-1)
         cdf = log_pi.exp().cumsum(-1)
         t = at[-1:] + 1 + first - W
         drawn = torch.searchsorted(cdf, uniforms[:, t] * cdf[:, -1:])               # (N, 1)

@@ -3,6 +3,7 @@ several families; and the mistakes that people make here: padding, ends, tempera
 import inspect
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -48,6 +49,7 @@ def random_model(family="llama", **changes):
 def module(source, **values):
     """Run a script that is like real.py, and set its globals, by default to small sizes."""
     script = types.ModuleType("script")
+    script.__file__ = real.__file__
     exec(source, vars(script))
     vars(script).update(SMALL | values)
     return script
@@ -168,6 +170,57 @@ def test_the_gradient_is_that_of_trl_with_our_loss(family, change):
     same(ours, theirs, rtol=0, atol=2e-6 * scale)
 
 
+KERNEL_OR_TORCH = """
+import sys
+sys.path.append(sys.argv[1])
+import torch
+import real
+from torch.testing import assert_close as same
+
+real.W, real.T, real.M, real.TEMPERATURE = 3, 5, 3, 0.7
+policy = real.load("llama")
+torch.manual_seed(0)
+tokens = torch.randint(321, (4, real.W + real.T))
+tokens[0, :2] = tokens[0, -2:] = tokens[1, real.W:] = tokens[3, -4:] = real.PAD
+kernel, found = real.KERNEL, []
+for real.KERNEL in (kernel, None):
+    policy.zero_grad()
+    logps, mask = real.logprobs(policy, tokens)
+    (logps.exp() * torch.linspace(-1, 2, real.T)).sum().backward()
+    found.append([logps.detach(), *(weight.grad for weight in policy.parameters())])
+same(*found, rtol=1e-4, atol=1e-5)
+assert found[0][0][0, 0] < -1 and (logps[mask == 0] == 0).all()
+print(kernel.__name__, isinstance(kernel.forward_kernel, kernel.triton.JITFunction))
+"""
+
+
+def test_the_kernel_and_torch_compute_the_same_log_probabilities_and_gradients():
+    """Rows of PAD, a vocabulary of 321 tokens, a temperature."""
+    pytest.importorskip("triton", reason="needs Triton")
+    random_model(vocab_size=321)
+    found = subprocess.run([sys.executable, "-c", KERNEL_OR_TORCH, rungs.ROOT], text=True,
+                           env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True)
+    assert (found.stdout.split(), found.returncode) == (
+        ["real_logprob", "False"], 0), found.stderr
+
+
+def test_it_runs_in_a_checkout_without_the_packages_of_the_scripts():
+    """transformers looks for a package `kernels`, and imports a folder of that name."""
+    Path("site").mkdir()
+    Path("site/tiktoken.py").write_text("raise ModuleNotFoundError('no tiktoken')")
+    write_rows([{"prompt": f"{n}" * (1000 if n == 9 else 1), "answer": n} for n in range(20)])
+    found = subprocess.run([sys.executable, real.__file__, random_model(), "data.jsonl"], text=True,
+                           env=os.environ | {"PYTHONPATH": "site"}, capture_output=True)
+    assert found.stderr.splitlines()[-1].startswith("over W = 512 tokens: '999"), found.stderr
+
+
+def test_a_copy_of_the_file_alone_computes_with_torch():
+    shutil.copy(real.__file__, "real.py")
+    found = subprocess.run([sys.executable, "-c", "import real; print(real.KERNEL)"], text=True,
+                           env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True)
+    assert found.stdout.split() == ["None"], found.stderr
+
+
 # ---- padding, memory, ends -------------------------------------------------------------------
 
 def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(change):
@@ -236,7 +289,8 @@ def sampled_without_a_cache(policy, questions, uniforms):
     tokens, logps = torch.nn.functional.pad(questions, (0, real.T), value=real.PAD), []
     ends = torch.tensor(policy.generation_config.eos_token_id)
     for column in range(real.W, real.W + real.T):
-        log_pi = real.logits_after(policy, tokens[:, :column], 1)[:, 0].log_softmax(-1)
+        logits = real.logits_after(policy, tokens[:, :column], 1)[:, 0]
+        log_pi = (logits / real.TEMPERATURE).log_softmax(-1)
         has_ended = torch.isin(tokens[:, real.W:], ends).any(1)
         places = (log_pi.exp().cumsum(1) < uniforms[:, [column - real.W]]).sum(1).clamp(max=319)
         logps.append(log_pi.gather(1, places[:, None]))
@@ -363,7 +417,7 @@ def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(monkeypa
     monkeypatch.setattr("sys.stdout", console)
     monkeypatch.setattr("sys.argv", ["real.py", "llama", "data.jsonl"])
     with pytest.raises(MemoryError):
-        exec(source, {"__name__": "__main__"})
+        exec(source, {"__name__": "__main__", "__file__": real.__file__})
     assert b" \\u2212 1 =" in console.buffer.getvalue()
     assert [path.name for path in Path().glob("trained*/mine")] == ["mine"] * 2
     modes = {path.stat().st_mode for path in Path("trained-3").iterdir()}
