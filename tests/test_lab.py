@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import json
 import math
 import re
@@ -455,26 +454,66 @@ def test_no_estimate_is_made_from_the_rollouts_of_its_reference(monkeypatch):
     assert [V[0, 0].item() for V in values[:-1]] == [(K - 1) / 2 for K in credit.ROLLOUTS]
 
 
-def test_the_time_of_a_step_is_that_of_all_its_updates(tmp_path, monkeypatch, capsys):
-    """Three steps of two updates, which take 1, 2 .. 6 seconds."""
+def test_the_time_of_a_step_is_that_of_its_updates_and_each_part_has_its_own(
+        tmp_path, monkeypatch, capsys):
+    """Three steps of two updates. Each part takes other seconds."""
     pytest.importorskip("transformers", reason=NEEDS)
     import real
     monkeypatch.chdir(tmp_path)
     for name in ("P", "G", "W", "T", "HELD_OUT"):
         monkeypatch.setattr(real, name, getattr(real, name))            # restored afterwards
-    clock = itertools.accumulate(itertools.count(1)).__next__
-    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=clock))
+    now = [0]
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def passes(seconds):
+        now[0] += seconds
+
+    def sample():
+        passes(30)
+        with torch.no_grad():
+            real.logprobs(1)
 
     def main(folder, data, steps):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
         for step in range(steps):
             print(f"cut 0.000, gap {step + 1}e-07, ", end="")
-            optimizer.step()
-            optimizer.step()
+            passes(step)
+            real.sample()
+            with torch.no_grad():
+                real.logprobs(2)
+            for _ in range(2):
+                real.logprobs(4)
+                real.descend(lambda: optimizer.step(lambda: passes(700)))
             print(f"step {step}: reward 0.500, tokens {step + 5}.0")
+        passes(9000)                                                    # to evaluate
     monkeypatch.setattr(real, "main", main)
+    monkeypatch.setattr(real, "sample", sample)
+    monkeypatch.setattr(real, "logprobs", passes)
+    monkeypatch.setattr(real, "descend", lambda update: (passes(50), update()))
+    monkeypatch.setattr(measure, "limits", lambda *sizes: {"sampling": sizes})
     measure.one_step("real.py", str(tmp_path), "16")
-    assert json.loads(capsys.readouterr().out)[:3] == [5 + 6, 16 * 7.0, 3e-7]
+    *found, parts = json.loads(capsys.readouterr().out)
+    assert found == [2 + 30 + 1 + 2 + 2 * 754, 16 * 7.0, 3e-7, 0.0]
+    assert {name: (seconds, least) for name, seconds, least, _ in parts} == {
+        "the rest": (2, None), "sampling": (30, [16, 16 * 7.0]), "gap": (1, None),
+        "old log-probs": (2, None), "updates": (2 * 54, None), "optimizer": (2 * 700, None)}
+
+
+def test_the_limit_of_a_part_counts_the_operations_and_bytes_that_it_needs(monkeypatch):
+    """A model with 2 layers, 10 wide, with 3 heads and 1 group of 4 numbers, 7 inside, 11 tokens.
+    4 outputs of 5 tokens after a prompt of 6."""
+    monkeypatch.setattr(measure, "SIZES", (10, 2, 3, 1, 4, 7, 11))
+    monkeypatch.setattr(measure, "PROMPT", 6)
+    layer = 2 * 10 * 12 + 2 * 10 * 4 + 3 * 10 * 7           # queries and outputs; keys, values; MLP
+    forward = 2 * (2 * layer * 4 * (6 + 5) + 110 * 4 * 5)
+    weights = 4 * (2 * layer + 110)
+    keys = 4 * 4 * (6 + 2.5) * 2 * (4 + 4)                  # and values, of 2 layers
+    for flops, speed in ((1e3, 1e9), (1e9, 1e3)):
+        monkeypatch.setattr(measure, "peaks", lambda found=(flops, speed): found)
+        assert measure.limits(4, 20) == {
+            "sampling": pytest.approx(max(forward / flops, 5 * (weights + keys) / speed)),
+            "old log-probs": forward / flops, "updates": 3 * forward / flops,
+            "optimizer": pytest.approx(2 * 7 * weights / speed)}
 
 
 def test_walks_of_another_step_draw_other_numbers(monkeypatch):
