@@ -544,9 +544,14 @@ def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second
 
     monkeypatch.setattr(measure, "write_model", lambda folder: None)
     monkeypatch.setattr(measure, "TRAINERS", ["real.py"])
-    monkeypatch.setattr(measure, "printed_by", lambda *_: "noise\n[2.5, 5000, 1e-7, 3.25]\n")
+    monkeypatch.setattr(measure, "printed_by", lambda *_: (
+        'noise\n[2.5, 5000, 1e-7, 3.25, [["sampling", 1.5, 0.25, 2.75], ["gap", 1, null, 0]]]\n'))
     measure.steps("16")
     assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]
+    assert stored["parts"] == [["16", "sampling", "1.500", "0.250", "2.8"],
+                               ["16", "gap", "1.000", "", ""]]
+    (tmp_path / "step-a.json").write_text(json.dumps({"machine": "A", "commit": "b"} | stored))
+    assert "| 16 | sampling | 1.500 | 0.250 | 2.8 |" in measure.tables("step")
 
 
 def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(monkeypatch):
