@@ -340,7 +340,8 @@ def steps(*numbers, reward=0.5):
 @pytest.mark.parametrize("records, is_one", [
     (steps(1, 2, 3) + steps(3, 4, reward=7), True), (steps(3, 2, 1), True),
     (steps(1, 10, 11, 2, 20, 3), True), (steps(1, 2, 3) + steps(1, 2), False),
-    (steps(2, 4, 6) + steps(1, 2), False), (steps(1, 2) + [{"step": 1, "eval_reward": 1}], True)])
+    (steps(2, 4, 6) + steps(1, 2), False), (steps(1, 2) + steps(1, 2), False),
+    (steps(1, 2) + [{"step": 1, "eval_reward": 1}], True)])
 def test_a_resumed_run_is_joined_and_a_second_one_is_not(records, is_one, tmp_path, capsys):
     with contextlib.ExitStack() as stack:
         if not is_one:
