@@ -37,6 +37,7 @@ MARGIN = 0.5            # of DPO's rewards between chosen and rejected answers, 
 SHRUNK = 10.0           # times shorter than they were: completions that end at once
 SURPRISE = 0.1          # largest difference between the samples' surprise and the entropy, relative
 LOSS = 0.1              # held-out accuracy that a run may lose after its best evaluation
+REPEATED = 3            # scores that hardly happen to be those of the evaluation before
 BELOW = 0.05            # held-out accuracy that a run may lose against its first evaluation
 PARTS = ("flat", "groups", "held-out", "no-gradient", "not-finite", "rate", "rounding", "stale",
          "temperature", "turns", "unused")      # of docs/why.md, to which a finding can send
@@ -467,6 +468,19 @@ def held_out(table):
                "it pays for something else (#held-out)")
 
 
+def never_changes(table):
+    """The reward rises, and all scores are the same in each evaluation."""
+    scores = {name: column(table.run.records, name) for name in table.run.sets}
+    scores = {name: values for name, values in scores.items() if values}
+    most = len(table.run.records) / 2           # else a program has filled the rows between
+    repeated = sum(len(values) - 1 for values in scores.values() if len(values) < most)
+    is_still = all(len({*values}) == 1 and 0 < values[0] < 1 for values in scores.values())
+    if is_still and repeated >= REPEATED and table.trend.rises and table.goal == "reward":
+        name, values = next(iter(scores.items()))
+        yield (f"the reward rises, but {name} is {values[0]:.3g} in each evaluation: is it the "
+               "policy that learns? (#held-out)")
+
+
 def masks(table):
     """What the masks of samples leave out, or do not."""
     completions = [one for group in table.run.samples for one in group["completions"]
@@ -481,7 +495,7 @@ def masks(table):
 AT_ONCE = (groups_without_signal, truncated, entropy_changes, sampler_differs)
 RULES = (not_finite, vanished, no_gradient, groups_without_signal, few_groups, truncated, unused,
          gradient_grows, far_from_reference, length_collapses, entropy_changes, other_distribution,
-         sampler_differs, masks, held_out, pairs, falls, flat)
+         sampler_differs, masks, held_out, never_changes, pairs, falls, flat)
 
 
 def warnings(metrics, cfg):

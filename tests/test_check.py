@@ -128,6 +128,16 @@ def noise(i):
     ("held-out", {"eval/greedy": [0.8, 0.5]}),
     ("held-out", {"eval/greedy": [0.8, 0.5], "eval/greedy/b": [0.1, 0.9], "reward": [0.4, 0.6]}),
     ("held-out", {"eval/a": [0.1, 0.9], "eval/b": [0.3, 0.2]}),
+    ("held-out", {"eval/greedy": lambda i: 0.3 if i % 6 == 0 else None}),
+    ("held-out", {"eval/a": lambda i: 0.3 if i in (0, 5, 9) else None,
+                  "eval/b": lambda i: 0.4 if i in (0, 19) else None}),
+    ("", {"eval/greedy": lambda i: 0.3 if i % 9 == 0 else None}),           # may be by chance
+    ("", {"eval/greedy": lambda i: 0.0 if i % 6 == 0 else None}),           # too hard
+    ("", {"eval/greedy": lambda i: 1.0 if i % 6 == 0 else None}),
+    ("", {"eval/a": lambda i: 0.3 if i % 6 == 0 else None,
+          "eval/b": lambda i: 0.3 + i / 99 if i in (0, 19) else None}),
+    ("", {"eval/greedy": [0.3, 0.3]}),                  # a program has filled the rows between
+    ("", {"eval/greedy": lambda i: 0.3 if i % 6 == 0 else None, "reward": [0.8, 0.8]}),
     ("flat", {"eval/greedy": [0.1, 0.12], "rewards/margins": [0.0, 2.0]}),
     ("", {"eval/greedy": [0.1, 0.12], "rewards/margins": [0.0, 0.3]}),          # has hardly begun
     ("", {"eval/greedy": [0.6, 0.62], "rewards/margins": [0.0, 2.0]}),
