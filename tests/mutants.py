@@ -213,7 +213,7 @@ def import_as(texts):
         return compile(text, self.path, "exec", dont_inherit=True)
     importlib.machinery.SourceFileLoader.get_code = changed_code
     for path, text in texts.items():
-        if "@triton.jit" in text:       # Triton reads the text of a kernel
+        if "triton.jit" in text:        # Triton reads the text of a kernel
             linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
 
