@@ -32,7 +32,7 @@ import sys
 from collections import Counter
 
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
-from vectors.binding import bind, parameters_of
+from vectors.binding import bind, opened, parameters_of
 from vectors.names import LOSSES
 from vectors.ways import adapter, arranged, check, constants, of_class, told_way
 
@@ -299,7 +299,7 @@ def run(module, name, function, file, chosen, args):
     elif hasattr(function, "forward"):
         name, function = f"{name}.forward", function.forward
     try:
-        takes = parameters_of(function)
+        parameters_of(function)
     except ValueError as error:
         fail(f"{name}: {error}")
     file, content, cases, of_all, chosen, settings = chosen_cases(function, file, chosen, args)
@@ -336,7 +336,7 @@ def run(module, name, function, file, chosen, args):
         names = arranged(function, content, cases, decides, options)
     if is_unfit or names or fitted.binding.by_position and not is_right:
         why = fitted.why() or "its arguments have other names"
-        signature = inspect.Signature([*takes.values()])
+        signature = inspect.Signature([*opened(function).own.values()])
         gaps = adapter(module, name, function, cases[0], inputs_of(content, cases[0]), fitted,
                        names, fixed)
         told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
