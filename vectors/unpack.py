@@ -276,7 +276,6 @@ def written(x):
     return f"({', '.join(map(written, x))},)" if isinstance(x, tuple) else x
 
 
-@functools.cache
 def unpacked(function, is_known):
     """Make parameters of what a function looks up in its own. -> Unpacked"""
     inner = function.func if isinstance(function, functools.partial) else function

@@ -83,7 +83,8 @@ def told_way(function, content, way, first, decides, options):
     line = f"more cases are right with {way}"
     shape = way.removesuffix(" and a boolean mask")
     if shape not in SHAPES or not shape:
-        return f"{line}; with a mask of numbers, {error}"
+        usual = "rewards of the shape (P, G)" if "rewards" in shape else "a mask of numbers"
+        return f"{line}; with {usual}, {error}"
     line += f"; with the shape (B,), {error}"
     if is_silent(function, content, wrong[0].case, way, options):
         line += "; and if B = T, it is wrong without an error"
@@ -142,7 +143,7 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed):
     ours = [one for one in ours if one not in fixed]
     theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
     theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours}
-    parts = getattr(opened(function).function, "parts", [opened(function)])
+    parts = getattr(function.function, "parts", [function])
     calls = [part.written({one: theirs.get(one, "...") for one in part.parameters
                            if one in theirs or one in fitted.needed}) for part in parts]
     made = f"{name}({calls[-1]})"
