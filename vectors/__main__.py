@@ -40,7 +40,8 @@ RECIPES = {                             # a loss of vectors.names, and the metho
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
     "ppo": "given", "rloo": "rloo", "dpo": ""}
 # Inputs of files, of which a function that names others has one.
-ESSENTIAL = {"recipe": {"logps", "old_logps"}, "gae": {"values"}, "value_loss": {"values"}}
+ESSENTIAL = {"policy_loss": {"logps", "old_logps", "advantages"},
+             "recipe": {"logps", "old_logps"}, "gae": {"values"}, "value_loss": {"values"}}
 MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
              "other_mean", "weight_grad"}
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",

@@ -22,8 +22,9 @@ WORDS = {word: meaning for meaning, words in {
     "advantage": "advantages adv advs", "reward": "rewards r score scores",
     "mask": "masks", "chosen": "w win winner preferred",
     "rejected": "l lose loser", "value": "values vpred vpreds",
-    "return": "returns ret rets", "logits": "", "entropy": "entropies ent", "id": "ids tokens index indices idx uid uids",
-    "clip": "epsilon eps cliprange ratio range", "low": "lower min lo", "high": "upper higher max hi",
+    "return": "returns ret rets", "logits": "", "entropy": "entropies ent",
+    "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
+    "low": "lower min lo", "high": "upper higher max hi",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
@@ -47,7 +48,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "mask_chosen": "chosen mask", "mask_rejected": "rejected mask",
     "values": "value, new value", "old_values": "old value", "returns": "return",
     "logits": "logits, student logits, new logits", "teacher_logits": "teacher logits, ref logits",
-    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam", "lengths": "length", "temperature": "temperature",
+    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam",
+    "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")

@@ -1,6 +1,5 @@
 """Find how anybody's function is called: its shapes, its constants, and arguments with other names.
 """
-import inspect
 import itertools
 
 from vectors import SHAPES, WAYS, call, cases_of, check_case, fit, flat, inputs_of, value
