@@ -20,6 +20,9 @@ DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_re
 OFF = {"beta": 0.0, "entropy_coef": 0.0, "nll_coef": 0.0, "label_smoothing": 0.0, "delta": 1e9}
 # Keys under which functions return a loss, if there is no key "loss".
 LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_loss")
+# Words of keys, such as kl_loss, that are not the loss, and those of a critic's.
+OTHER_LOSS = {"kl", "entropy", "ent", "aux", "reg", "nll", "sft", "lm", "std", "min", "max", "var"}
+OF_CRITIC = {"value", "vf", "critic", "baseline"}
 
 
 class Outcome(NamedTuple):
@@ -234,6 +237,15 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     return Fit(binding, given, missing, needed)
 
 
+def loss_keys(keys, content):
+    """List the keys under which there may be a loss, best first: one such as actor/grpo_loss only
+    if it is the only one."""
+    others = OTHER_LOSS if content["function"] == "value_loss" else OTHER_LOSS | OF_CRITIC
+    words = {key: {*re.split("[^a-z]+", str(key).lower())} for key in keys}
+    own = [key for key, its in words.items() if {"loss", "losses"} & its and not its & others]
+    return [key for key in LOSS_KEYS if key in keys] + (own if len(own) == 1 else [])
+
+
 def named(found, content, case, tool):
     """Find the results in what a function returned: by their keys; or, of a tuple or a list, by
     their order, but a loss is only the first. ValueError if there are none. -> {result: array}"""
@@ -244,7 +256,7 @@ def named(found, content, case, tool):
         found = found if isinstance(found, Mapping) else vars(found)
     if isinstance(found, Mapping):
         results = {name: x for name, x in found.items() if name in content["results"]}
-        keys = [key for key in LOSS_KEYS if key in found] if first in LOSS_KEYS else []
+        keys = loss_keys(found, content) if first in LOSS_KEYS else []
         keys += [key for key in found if meaning(str(key), (first,)) == first]
         if first not in results and keys:
             results[first] = found[keys[0]]

@@ -187,8 +187,9 @@ def fields_of(function, parameters, is_known):
                               if name.startswith("self.")}
     elif isinstance(tree, ast.FunctionDef):
         lookups.generic_visit(tree)
+    inner = {path[:n] for path in lookups.fields for n in range(1, len(path))}
     found = [one._replace(default=None) if path in lookups.optional and one.default is EMPTY
-             else one for path, one in lookups.fields.items()]
+             else one for path, one in lookups.fields.items() if path not in inner]
     return [one for one in found if one.path[0] not in lookups.whole or one.path[0][:2] != "**"]
 
 
@@ -233,8 +234,7 @@ class Unpacked:
         places = [one for one in self.own.values() if one.kind is one.POSITIONAL_ONLY]
         last = []
         for name, one in self.own.items():
-            bag = nested([(field.path[1:], values[field.name]) for field in self.fields[name]
-                          if field.name in values])
+            bag = nested(self.fields[name], values)
             if not self.fields[name]:
                 rest |= {name: values[name]} if name in values else {}
             elif one.kind is one.VAR_POSITIONAL:
@@ -258,14 +258,18 @@ class Unpacked:
                           *(f"{name}={written(x)}" for name, x in rest.items())])
 
 
-def nested(pairs):
-    """Nest (path, value) pairs. -> Bag, or a tuple if the keys are places"""
-    if any(type(path[0]) is int for path, _ in pairs):
-        return tuple(value for _, value in sorted(pairs, key=lambda pair: pair[0]))
+def nested(fields, values, depth=1):
+    """Nest those values of {name: value} that a parameter gets by its fields. -> Bag, or a tuple if
+    the keys are places"""
+    if any(type(one.path[depth]) is int for one in fields):
+        return tuple(values[one.name] for one in sorted(fields) if one.name in values)
     bag = Bag()
-    for key in dict.fromkeys(path[0] for path, _ in pairs):
-        inner = [(path[1:], value) for path, value in pairs if path[0] == key]
-        bag[key] = nested(inner) if inner[0][0] else inner[0][1]
+    for key in dict.fromkeys(one.path[depth] for one in fields):
+        inside = [one for one in fields if one.path[depth] == key]
+        if len(inside[0].path) > depth + 1:
+            bag[key] = nested(inside, values, depth + 1)
+        elif inside[0].name in values:
+            bag[key] = values[inside[0].name]
     return bag
 
 
