@@ -192,6 +192,13 @@ def test_what_a_loss_looks_up_in_its_arguments_is_found(kind, tmp_path, capsys):
             assert command.main([f"{adapted}:adapted", "--recipe", "grpo"]) == 0, told
 
 
+def test_a_key_in_two_arguments_has_two_meanings(tmp_path):
+    def margin(policy, reference):
+        return policy["chosen_logps"] - reference["chosen_logps"]
+    bound = binding.bind(margin, PAIRS)
+    assert bound.call({"chosen": 3, "ref_chosen": 1}) == 2 and not bound.needed()
+
+
 def test_a_wrong_loss_that_looks_up_its_inputs_is_wrong_and_named(tmp_path, capsys):
     file = tmp_path / "looks_wrong.py"
     file.write_text(CLIPPED.replace("torch.min", "torch.max") + OF_PARTS)
