@@ -251,6 +251,12 @@ def normalized(scores, epsilon=1e-6):
     return (scores - mean) / (std + epsilon)
 
 
+@recipe("dr_grpo")
+def centered(rewards):
+    A = rewards - rewards.mean(1, keepdim=True)
+    return A
+
+
 @recipe("grpo")
 def normalized_flat(rewards, num_generations):
     rewards = rewards.flatten()
@@ -393,4 +399,30 @@ MISTAKES = [            # the mistake, a function above, a part of it, and what 
      "(rejected - ref_rejected)"),
     ("bootstrapped", gae, "values[:, 0] * 0",
      "values.gather(1, (mask * torch.arange(1, 1 + mask.shape[1])).argmax(1)[:, None])[:, 0]"),
-    ("no_gamma", gae, "    A =", "    gamma = 1.0\n    A =")]
+    ("no_gamma", gae, "    A =", "    gamma = 1.0\n    A ="),
+    ("no_lam", gae, "gamma * gae_lambda", "gamma"),
+
+    ("scaled", centered, "return A", "return A / (rewards.std(1, keepdim=True) + 1e-4)"),
+    ("scaled_8", centered, "return A", "return A / (rewards.std(1, keepdim=True) + 1e-6)"),
+    ("other_length", plain, ".sum(1)", ".sum(1) / mask.sum(1)"),
+    ("other_length", constant, f"x.sum() / {LONGEST}", "(x.sum(1) / mask.sum(1)).mean()"),
+    ("over_slots", plain, "(logps * mask).sum(1)", "(logps * mask).mean(1)"),
+    ("k2", with_kl, "(d.exp() - d - 1)", "d.square() / 2"),
+    ("k2", whole_step, "A, response_mask, clip_eps, clip_eps, kl_coef)", "A, response_mask, "
+     "clip_eps, clip_eps, 0) + kl_coef / 2 * (((logps - ref_logps).square() * response_mask).sum(1)"
+     " / response_mask.sum(1)).mean()"),
+    ("whole_batch", whole_step, "rewards.mean(1, True)) / (rewards.std(1, keepdim=True)",
+     "rewards.mean()) / (rewards.std()"),
+    ("cut_1", textbook, "logps - old_logps", "(logps - old_logps).clamp(-1, 1)"),
+    ("cut_2", pooled, "logps - old_logps", "(logps - old_logps).clamp(-2, 2)"),
+    ("tokens_mean", clipped, "A = advantages if",
+     "A = ((advantages * mask).sum(-1) / mask.sum(1))[:, None] if"),
+    ("A_rolled", clipped, "A = advantages if", "A = advantages.roll(1, 1) if"),
+    ("A_rolled_back", clipped, "A = advantages if", "A = advantages.roll(-1, 1) if"),
+    ("tokens_shifted", clipped, "A = advantages if", "A = F.pad(advantages[:, :-1], (1, 0)) if"),
+    ("tokens_shifted_back", clipped, "A = advantages if",
+     "A = F.pad(advantages[:, 1:], (0, 1)) if"),
+    ("A_shifted", clipped_of_tokens, "    ratio =",
+     "    advantages = F.pad(advantages[:, :-1] + 0 * mask[:, 1:], (1, 0))\n    ratio ="),
+    ("A_shifted_back", clipped_of_tokens, "    ratio =",
+     "    advantages = F.pad(advantages[:, 1:] + 0 * mask[:, 1:], (0, 1))\n    ratio =")]

@@ -1,5 +1,6 @@
 """Anybody's arguments are bound to our names in one way, in the vectors and in the engines."""
 import functools
+import textwrap
 
 import pytest
 import torch
@@ -110,3 +111,124 @@ def test_what_passes_in_the_vectors_is_what_the_engines_run(old, new, mask, tmp_
         assert torch.equal(found(logps.requires_grad_(), *given), right(logps, *given))
     leaky, _ = engines.load(f"{file}:loss slope=0.1")
     assert not torch.equal(leaky(logps, *given), found(logps, *given))
+
+
+# ---- what is looked up in arguments ----------------------------------------------------------
+
+CLIPPED = """
+import torch
+def surrogate(new, old, A, low, high):
+    ratio = (new - old).exp()
+    A = A if A.dim() == 2 else A[:, None]
+    return -torch.min(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
+"""
+OF_BATCH = """
+def loss(batch, cfg):
+    return surrogate(batch.logprobs, batch.old_logprobs, batch.advantages, cfg.low, cfg.high)
+""".replace("cfg.low", "cfg.clip_low").replace("cfg.high", "cfg.clip_high")
+OF_PARTS = """
+def loss(proto, settings):
+    data = proto.batch
+    x = surrogate(data["log_probs"], data["old_log_probs"], data["advantages"],
+                  settings.actor.clip_ratio_low, getattr(settings.actor, "clip_ratio_high", 0.2))
+    if proto.meta.get("use_kl", False):
+        x = x + settings.actor.coef * data["ref_log_probs"]
+    return x
+"""
+OF_ARGS = """
+def loss(*args):
+    new_logp, old_logp, adv, mask, clip_lo, clip_hi = args
+    return surrogate(new_logp, old_logp, adv, clip_lo, clip_hi)
+"""
+OF_PLACES = """
+def loss(logps, *args, **kwargs):
+    old_logps, adv = args[0], args[1]
+    return surrogate(logps, old_logps, adv, kwargs["clip_low"], kwargs.get("clip_high", 0.2))
+"""
+OF_HELPER = """
+def of_minibatch(mb, low, high):
+    return surrogate(mb["logp"], mb["old_logp"], mb["adv"] if "adv" in mb else 0, low, high)
+def loss(minibatch, clip_low, clip_high):
+    return of_minibatch(minibatch, clip_low, high=clip_high)
+"""
+OF_STARS = """
+def of_names(logps, old_logps, advantages, low, high):
+    return surrogate(logps, old_logps, advantages, low, high)
+def loss(batch, clip_low, clip_high):
+    return of_names(**batch, low=clip_low, high=clip_high)
+"""
+OF_CLASS = """
+class loss:
+    def __init__(self, args):
+        self.args = args
+        self.low = args.clip_low
+    def __call__(self, experience):
+        x = experience
+        return surrogate(x.action_log_probs, x.old_action_log_probs, x.advantages, self.low,
+                         self.args.clip_high)
+"""
+OF_BOTH = """
+def loss(logprobs, inputs, clip_low, *, config):
+    low = config.clip_low if config.clip_low is not None else config.clip_ratio
+    return surrogate(logprobs, inputs["old_logprobs"], inputs["advantages"], low, config.clip_high)
+"""
+LOOKED_UP = {"a batch": OF_BATCH, "parts": OF_PARTS, "*args": OF_ARGS, "places": OF_PLACES,
+             "a helper": OF_HELPER, "**batch": OF_STARS, "a class": OF_CLASS, "both": OF_BOTH}
+
+
+@pytest.mark.parametrize("kind", LOOKED_UP)
+def test_what_a_loss_looks_up_in_its_arguments_is_found(kind, tmp_path, capsys):
+    for end, code in ((LOOKED_UP[kind], 0), (LOOKED_UP[kind].replace("old_log", "cold_log"), 2)):
+        file = tmp_path / f"looks_{len(list(tmp_path.iterdir()))}_{abs(hash(kind))}.py"
+        file.write_text(CLIPPED + end)
+        if code == 0:
+            assert command.main([f"{file}:loss", "--recipe", "grpo"]) == 0, capsys.readouterr().out
+        elif kind in ("a batch", "parts"):          # an adapter is printed, and it is right
+            assert command.main([f"{file}:loss", "--recipe", "grpo"]) == 2
+            told = textwrap.dedent(capsys.readouterr().out.partition("\n\n")[2])
+            assert "Bag({" in told and "..." not in told
+            adapted = tmp_path / f"adapted_{file.name}"
+            adapted.write_text(told)
+            assert command.main([f"{adapted}:adapted", "--recipe", "grpo"]) == 0, told
+
+
+def test_a_key_in_two_arguments_has_two_meanings(tmp_path):
+    def margin(policy, reference):
+        return policy["chosen_logps"] - reference["chosen_logps"]
+    bound = binding.bind(margin, PAIRS)
+    assert bound.call({"chosen": 3, "ref_chosen": 1}) == 2 and not bound.needed()
+
+
+def test_a_wrong_loss_that_looks_up_its_inputs_is_wrong_and_named(tmp_path, capsys):
+    file = tmp_path / "looks_wrong.py"
+    file.write_text(CLIPPED.replace("torch.min", "torch.max") + OF_PARTS)
+    assert command.main([f"{file}:loss", "--recipe", "grpo"]) == 1
+    assert "likely: the clip takes the max instead of the min" in capsys.readouterr().out
+
+
+def test_what_is_optional_may_be_missing_and_methods_are_no_keys():
+    def loss(batch, cfg, prior):
+        if cfg.beta > 0:
+            return batch["ref_logps"] - prior.detach()
+        slope = getattr(cfg, "slope", 0.5)
+        return batch.logps.exp() * batch.get("mask", 1) * slope * prior.shape[0]
+    fields = binding.parameters_of(loss)
+    assert [*fields] == ["ref_logps", "logps", "mask", "beta", "slope", "prior"]
+    empty = [name for name, one in fields.items() if one.default is one.empty]
+    assert empty == ["logps", "beta", "prior"] and fields["slope"].default == 0.5
+    x = torch.ones(2)
+    bound = binding.bind(loss, {*KNOWN, "prior"})
+    assert bound.call({"logps": 0 * x, "beta": 0, "prior": x}).tolist() == [1.0, 1.0]
+    assert bound.call({"ref_logps": x, "beta": 1, "prior": x}).tolist() == [0.0, 0.0]
+
+
+def test_the_engines_run_a_loss_that_looks_up_its_inputs(tmp_path):
+    file = tmp_path / "looks_engine.py"
+    file.write_text(CLIPPED + OF_BATCH)
+    logps = torch.tensor([[-1.0, -0.5, -2.0], [-0.3, -1.5, -0.7]])
+    given = (logps - 0.9, torch.tensor([1.0, -1.0]), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="loss needs clip_low, clip_high"):
+        engines.load(f"{file}:loss")
+    found, _ = engines.load(f"{file}:loss clip_low=0.2 clip_high=0.28")
+    right, _ = engines.load("grpo:policy_loss epsilon_high=0.28")
+    assert torch.equal(found(logps, *given), right(logps, *given))

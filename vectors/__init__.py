@@ -20,6 +20,9 @@ DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_re
 OFF = {"beta": 0.0, "entropy_coef": 0.0, "nll_coef": 0.0, "label_smoothing": 0.0, "delta": 1e9}
 # Keys under which functions return a loss, if there is no key "loss".
 LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_loss")
+# Words of keys, such as kl_loss, that are not the loss, and those of a critic's.
+OTHER_LOSS = {"kl", "entropy", "ent", "aux", "reg", "nll", "sft", "lm", "std", "min", "max", "var"}
+OF_CRITIC = {"value", "vf", "critic", "baseline"}
 
 
 class Outcome(NamedTuple):
@@ -144,12 +147,33 @@ def as_bools(known):
     return known | {"mask": known["mask"] > 0} if "mask" in known else known
 
 
+def as_rows(known):
+    """Give rewards the shape (B,)."""
+    return known | {"rewards": known["rewards"].reshape(-1)} if "rewards" in known else known
+
+
+def with_uids(known):
+    """Give rewards the shape (B,), and the groups names, in an array of numpy."""
+    uids = [f"prompt {n}" for n in known.get("group_ids", ())]
+    uids = {"group_ids": importlib.import_module("numpy").array(uids, dtype=object)} if uids else {}
+    return as_rows(known) | uids
+
+
+def as_ends(known):
+    """Give rewards to the only token of each output, (B, 1)."""
+    known = with_uids(known)
+    return known | {"rewards": known["rewards"][:, None]} if "rewards" in known else known
+
+
 # Ways to call a function, tried in this order. What the inputs mean stays the same.
 SHAPES = {"": lambda known: known, "advantages of the shape (B, 1)": as_columns,
           "advantages of the shape (B, T)": as_tables}
 WAYS = SHAPES | {"a boolean mask": as_bools} | {
     f"{name} and a boolean mask": lambda known, shape=shape: as_bools(shape(known))
-    for name, shape in SHAPES.items() if name}
+    for name, shape in SHAPES.items() if name} | {
+    "rewards of the shape (B,)": as_rows,
+    "rewards of the shape (B,), and names of the groups in an array of numpy": with_uids,
+    "rewards of outputs with one token, (B, 1)": as_ends}
 
 
 def inputs_of(content, case):
@@ -183,7 +207,11 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     others = {name for one in content["cases"] for name in one["parameters"]}
     off = {name: value for name, value in OFF.items() if name in others - own.keys()}
     if isinstance(case["inputs"].get("rewards", [0])[0], list):
-        off["num_generations"] = len(case["inputs"]["rewards"][0])
+        groups = case["inputs"]["rewards"]
+        off["num_generations"] = len(groups[0])
+        off["group_ids"] = [p for p, group in enumerate(groups) for _ in group]
+        off["mask"] = [[1.0] for _ in off["group_ids"]]             # of outputs with one token
+        off = {name: value for name, value in off.items() if name not in case["inputs"]}
     known = {**case["inputs"], **own, **off}
     binding = bind(function, known, inputs_of(content, case)).also(dict(names))
     takes = parameters_of(function)
@@ -209,6 +237,15 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     return Fit(binding, given, missing, needed)
 
 
+def loss_keys(keys, content):
+    """List the keys under which there may be a loss, best first: one such as actor/grpo_loss only
+    if it is the only one."""
+    others = OTHER_LOSS if content["function"] == "value_loss" else OTHER_LOSS | OF_CRITIC
+    words = {key: {*re.split("[^a-z]+", str(key).lower())} for key in keys}
+    own = [key for key, its in words.items() if {"loss", "losses"} & its and not its & others]
+    return [key for key in LOSS_KEYS if key in keys] + (own if len(own) == 1 else [])
+
+
 def named(found, content, case, tool):
     """Find the results in what a function returned: by their keys; or, of a tuple or a list, by
     their order, but a loss is only the first. ValueError if there are none. -> {result: array}"""
@@ -219,7 +256,7 @@ def named(found, content, case, tool):
         found = found if isinstance(found, Mapping) else vars(found)
     if isinstance(found, Mapping):
         results = {name: x for name, x in found.items() if name in content["results"]}
-        keys = [key for key in LOSS_KEYS if key in found] if first in LOSS_KEYS else []
+        keys = loss_keys(found, content) if first in LOSS_KEYS else []
         keys += [key for key in found if meaning(str(key), (first,)) == first]
         if first not in results and keys:
             results[first] = found[keys[0]]
@@ -250,6 +287,8 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=()):
 
     def given():
         known = arrays(case, content["integers"], tool, dtype) | fitted.parameters
+        for name in {"group_ids", "mask"} & fitted.parameters.keys():
+            known[name] = module_of(tool).asarray(known[name])
         if tool == "torch":
             for leaf in {leaf for leaves in slopes.values() for leaf in leaves}:
                 known[leaf].requires_grad_()

@@ -32,13 +32,16 @@ import sys
 from collections import Counter
 
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
-from vectors.binding import bind, parameters_of
+from vectors.binding import bind, opened, parameters_of
 from vectors.names import LOSSES
 from vectors.ways import adapter, arranged, check, constants, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
     "ppo": "given", "rloo": "rloo", "dpo": ""}
+# Inputs of files, of which a function that names others has one.
+ESSENTIAL = {"policy_loss": {"logps", "old_logps", "advantages"},
+             "recipe": {"logps", "old_logps"}, "gae": {"values"}, "value_loss": {"values"}}
 MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
              "other_mean", "weight_grad"}
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
@@ -101,7 +104,10 @@ def of_recipe(recipe, function):
         """Count the inputs that the function names, or by how many parameters a file misses those
         of a function that names none."""
         content = read(name)
-        names = bind(function, content["inputs"]).names.values()
+        bound = bind(function, content["inputs"]).names
+        names = bound.values()
+        if bound and bound.keys().isdisjoint(ESSENTIAL.get(name, bound)):
+            return 0
         case = next(iter(cases_of(content, found[name])), content["cases"][0])
         needs = len(inputs_of(content, case)) + len(case["parameters"].keys() - found[name].keys())
         return len(takes.keys() & {*names}) or -abs(needs - len(takes))
@@ -299,7 +305,7 @@ def run(module, name, function, file, chosen, args):
     elif hasattr(function, "forward"):
         name, function = f"{name}.forward", function.forward
     try:
-        takes = parameters_of(function)
+        function = opened(function)
     except ValueError as error:
         fail(f"{name}: {error}")
     file, content, cases, of_all, chosen, settings = chosen_cases(function, file, chosen, args)
@@ -336,7 +342,7 @@ def run(module, name, function, file, chosen, args):
         names = arranged(function, content, cases, decides, options)
     if is_unfit or names or fitted.binding.by_position and not is_right:
         why = fitted.why() or "its arguments have other names"
-        signature = inspect.Signature([*takes.values()])
+        signature = inspect.Signature([*function.own.values()])
         gaps = adapter(module, name, function, cases[0], inputs_of(content, cases[0]), fitted,
                        names, fixed)
         told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"

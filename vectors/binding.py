@@ -7,10 +7,11 @@
 A parameter is found by its name, or by the words that its name consists of. If no name is known,
 arguments are bound by their position.
 """
-import functools
 import inspect
 import re
 from typing import NamedTuple
+
+from vectors.unpack import Unpacked, unpacked
 
 # Words of names, in lower case -> one word for each meaning. A name with any other word is unknown.
 WORDS = {word: meaning for meaning, words in {
@@ -21,8 +22,9 @@ WORDS = {word: meaning for meaning, words in {
     "advantage": "advantages adv advs", "reward": "rewards r score scores",
     "mask": "masks", "chosen": "w win winner preferred",
     "rejected": "l lose loser", "value": "values vpred vpreds",
-    "return": "returns ret rets", "logits": "", "entropy": "entropies ent", "id": "ids tokens",
-    "clip": "epsilon eps cliprange ratio range", "low": "lower min", "high": "upper higher max",
+    "return": "returns ret rets", "logits": "", "entropy": "entropies ent",
+    "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
+    "low": "lower min lo", "high": "upper higher max hi",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
@@ -46,8 +48,10 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "mask_chosen": "chosen mask", "mask_rejected": "rejected mask",
     "values": "value, new value", "old_values": "old value", "returns": "return",
     "logits": "logits, student logits, new logits", "teacher_logits": "teacher logits, ref logits",
-    "tokens": "id", "lam": "lam", "lengths": "length", "temperature": "temperature",
+    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam",
+    "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
+MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 
 
@@ -56,11 +60,13 @@ class Binding(NamedTuple):
     settings: dict      # the other parameters: {name: inspect.Parameter}
     function: object
     by_position: bool   # whether no name is known
+    twins: dict         # {parameter: our name} of those that another parameter stands for, too
 
     def needed(self):
         """List the other parameters without a default."""
         return [name for name, one in self.settings.items() if one.default is one.empty
-                and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+                and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+                and name not in self.twins]
 
     def also(self, names):
         """Bind more of our names. -> Binding"""
@@ -71,28 +77,19 @@ class Binding(NamedTuple):
         """Call the function with those arguments of {our name: value} that it takes, and with
         settings under its own names."""
         values = {self.names[name]: x for name, x in given.items() if name in self.names} | settings
-        places = [one for one in parameters_of(self.function).values()
-                  if one.kind is one.POSITIONAL_ONLY]
-        while places and places[-1].name not in values:
-            places.pop()                        # they have defaults, as all that precede them
-        first = [values.pop(one.name, one.default) for one in places]
-        return self.function(*first, **values)
+        values |= {twin: given[ours] for twin, ours in self.twins.items() if ours in given}
+        return self.function(**values)
+
+
+def opened(function):
+    """Make parameters of what a function looks up in its own. -> function that takes names alone"""
+    return function if isinstance(function, Unpacked) else unpacked(function, has_meaning)
 
 
 def parameters_of(function):
-    """List the parameters of a function, also of one that torch.jit has compiled. ValueError if
-    Python does not know them. -> {name: inspect.Parameter}"""
-    first = getattr(function, "args", ()) if isinstance(function, functools.partial) else ()
-    given = getattr(function, "keywords", {}) if isinstance(function, functools.partial) else {}
-    compiled = function.func if given or first else function
-    if not hasattr(compiled, "schema"):
-        return dict(inspect.signature(function).parameters)
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    own = [one for one in compiled.schema.arguments if one.name != "self"][len(first):]
-    defaults = {one.name: one.default_value for one in own if one.has_default_value()} | given
-    return {one.name: inspect.Parameter(
-        one.name, kinds[one.kwarg_only or one.name in given],
-        default=defaults.get(one.name, inspect.Parameter.empty)) for one in own}
+    """List the parameters of a function, or what it looks up in them. ValueError if Python does not
+    know them. -> {name: inspect.Parameter}"""
+    return opened(function).parameters
 
 
 def words_of(name):
@@ -116,11 +113,16 @@ def meaning(name, known):
     return next((one for one in NAMES.get(words_of(name), ()) if one in known), None)
 
 
+def has_meaning(name):
+    return meaning(name, MEANT) is not None
+
+
 def bind(function, known, order=()):
     """Find which parameters of a function get which of our names. known: our names; order: those
     that are bound by their position if the function names none of them. Of `new_logprobs` and
     `logprobs`, the plain one is old. ValueError if Python does not know the parameters. -> Binding
     """
+    function = opened(function)
     parameters = parameters_of(function)
     named = [one.name for one in parameters.values()
              if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
@@ -143,4 +145,7 @@ def bind(function, known, order=()):
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         names |= {name: name for name in known if name not in names}
     settings = {name: one for name, one in parameters.items() if name not in names.values()}
-    return Binding(names, settings, function, by_position)
+    twins = {name: meaning(name, known) for name, one in settings.items()
+             if name not in function.own and one.default is one.empty
+             and meaning(name, known) in names}
+    return Binding(names, settings, function, by_position, twins)

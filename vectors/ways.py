@@ -1,29 +1,30 @@
 """Find how anybody's function is called: its shapes, its constants, and arguments with other names.
 """
-import inspect
 import itertools
 
 from vectors import SHAPES, WAYS, call, cases_of, check_case, fit, flat, inputs_of, value
-from vectors.binding import parameters_of
+from vectors.binding import opened, parameters_of
+from vectors.unpack import Unpacked
 
+OUTPUTS_ALONE = "it takes advantages of outputs, (B,), but none of tokens, (B, T)"
 MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
 
 
 def of_class(name, found, part):
     """Find a method of a class. An object is made with those arguments of the class that the method
     does not have. -> name, function whose parameters are those of both"""
-    own = parameters_of(found)
-    rest = dict([*parameters_of(getattr(found, part)).items()][1:])         # without self
+    first, rest = opened(found), opened(getattr(found, part))
 
     def made(**given):
-        first = {key: x for key, x in given.items() if key in own and key not in rest}
-        method = getattr(found(**first), part)
-        return method(**{key: x for key, x in given.items() if key in rest})
-    made.__signature__ = inspect.Signature([
-        one.replace(kind=one.KEYWORD_ONLY) for one in (own | rest).values()
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)])
-    made.of_class = [key for key in own if key not in rest]
-    return f"{name}.{part}", made
+        own = first(**{key: x for key, x in given.items()
+                       if key in first.parameters and key not in rest.parameters})
+        method = opened(getattr(own, part))
+        return method(**{key: x for key, x in given.items() if key in rest.parameters})
+    made.parts = [first, rest]
+    return f"{name}.{part}", Unpacked(made, {
+        key: one.replace(kind=one.KEYWORD_ONLY)
+        for key, one in (first.parameters | rest.parameters).items()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and key != "self"}, [])
 
 
 def check(function, content, cases, decides, options):
@@ -39,7 +40,20 @@ def check(function, content, cases, decides, options):
         if not any(one.errors for one in found[way] if decides(one.case)):
             break
     way = max(found, key=right)
+    if is_of_outputs(found, way, decides):
+        found[way] = [one._replace(errors=[], skipped=OUTPUTS_ALONE)
+                      if one.case.get("grade") == "tokens" else one for one in found[way]]
     return found[way], way, found[""]
+
+
+def is_of_outputs(found, way, decides):
+    """Tell whether a function is right for all advantages of outputs, and wrong if the same are
+    given for each token, so that it takes those of outputs alone."""
+    outputs = [n for n, one in enumerate(found[way]) if decides(one.case) and not one.skipped
+               and one.case.get("grade") != "tokens" and "advantages" in one.case["inputs"]]
+    tables = found.get("advantages of the shape (B, T)", [])
+    return bool(outputs and tables) and all(
+        not found[way][n].errors and tables[n].errors for n in outputs)
 
 
 def is_silent(function, content, case, way, options):
@@ -68,7 +82,8 @@ def told_way(function, content, way, first, decides, options):
     line = f"more cases are right with {way}"
     shape = way.removesuffix(" and a boolean mask")
     if shape not in SHAPES or not shape:
-        return f"{line}; with a mask of numbers, {error}"
+        usual = "rewards of the shape (P, G)" if "rewards" in shape else "a mask of numbers"
+        return f"{line}; with {usual}, {error}"
     line += f"; with the shape (B,), {error}"
     if is_silent(function, content, wrong[0].case, way, options):
         line += "; and if B = T, it is wrong without an error"
@@ -126,17 +141,15 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed):
     ours = [*dict.fromkeys((*inputs, *case["parameters"], *fitted.parameters))]
     ours = [one for one in ours if one not in fixed]
     theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
-    of_class = getattr(function, "of_class", [])
-    takes = parameters_of(function)
-
-    def words(chosen):
-        return ", ".join(
-            (f"{theirs.get(one, '...')}" if takes[one].kind is takes[one].POSITIONAL_ONLY
-             else f"{one}={theirs.get(one, '...')}") for one in takes
-            if chosen(one) and one != "self" and (one in theirs or one in fitted.needed))
-    made = name
-    if "of_class" in vars(function) or "self" in takes:
-        made = name.replace(".", f"({words(lambda one: one in of_class) or '...'}).", 1)
+    theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours}
+    parts = getattr(function.function, "parts", [function])
+    calls = [part.written({one: theirs.get(one, "...") for one in part.parameters
+                           if one in theirs or one in fitted.needed}) for part in parts]
+    made = f"{name}({calls[-1]})"
+    if len(parts) > 1 or "self" in parts[0].own:
+        of_class = calls[0] if len(parts) > 1 else ""
+        made = name.replace(".", f"({of_class or '...'}).", 1) + f"({calls[-1]})"
     return (f"    from {module.__name__} import {name.split('.')[0]}\n"
+            + "    from vectors.unpack import Bag\n" * ("Bag(" in made) +
             f"    def adapted({', '.join(ours)}):\n"
-            f"        return {made}({words(lambda one: one not in of_class)})")
+            f"        return {made}")
