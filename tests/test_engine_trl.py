@@ -559,6 +559,69 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(small_llam
     assert record.is_complete(folder / "out/checkpoint-3")
 
 
+def test_a_signal_while_a_checkpoint_is_saved_ends_the_run_with_it(
+        small_llama, folder, monkeypatch, capsys):
+    """After the last step, nothing is left to stop: the run ends as usual."""
+    save = trl.GRPOTrainer._save_optimizer_and_scheduler
+    at = 2
+
+    def stopped(trainer, output_dir):
+        if trainer.state.global_step == at:
+            signal.raise_signal(signal.SIGINT)
+        save(trainer, output_dir)
+    monkeypatch.setattr(trl.GRPOTrainer, "_save_optimizer_and_scheduler", stopped)
+    each = {"save_strategy": "steps", "save_steps": 2}
+    with pytest.raises(SystemExit) as stop:
+        ours.main(words_of(small_llama, "grpo", **each))
+    assert stop.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().out.endswith("--resume_from_checkpoint out/checkpoint-2\n")
+    assert [path.name for path in record.complete("out")] == ["checkpoint-2"]
+    at = 4
+    ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-2", **each))
+    assert capsys.readouterr().out.endswith("the trained model is in out\n")
+
+
+def test_a_signal_before_the_training_is_one_line(small_llama, folder, refused):
+    """Also while a reward is tried, whose SystemExit would count as its failure."""
+    (folder / "mine.py").write_text(MINE.replace(
+        "    return 1.0", "    signal.raise_signal(signal.SIGTERM)"))
+    before = signal.getsignal(signal.SIGTERM)
+    refused("stopped by SIGTERM before the training", ours.main,
+            words_of(small_llama, "grpo", reward_funcs="mine.py:number"), code=128 + 15)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_run_writes_over_no_checkpoint_of_another_and_takes_none_for_its_own(
+        small_llama, folder, monkeypatch, capsys, refused):
+    """A run continues from its second step, while the folder has its third and fourth: a signal has
+    to save its own third step, and a kill while it writes over one must not look complete."""
+    each = {"save_strategy": "steps", "save_steps": 1}
+    ours.main(words_of(small_llama, "grpo", **each))
+    refused("--output_dir out: has checkpoints of another run; name a new folder, or continue with "
+            "--resume_from_checkpoint out/checkpoint-4", ours.main, words_of(small_llama, "grpo"))
+    weights = folder / "out/checkpoint-3/model.safetensors"
+    os.utime(weights, (1, 1))
+    train = trl.GRPOTrainer.training_step
+
+    def stopped(trainer, *args):
+        if trainer.state.global_step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return train(trainer, *args)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(trl.GRPOTrainer, "training_step", stopped)
+        ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-2"))
+    assert capsys.readouterr().out.endswith("--resume_from_checkpoint out/checkpoint-3\n")
+    assert weights.stat().st_mtime > 1
+
+    def killed(*_):
+        raise KeyboardInterrupt         # which nothing catches
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trl.GRPOTrainer, "_save_optimizer_and_scheduler", killed)
+        ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-3", **each))
+    assert (folder / "out/checkpoint-4/model.safetensors").exists()
+    assert [path.name for path in record.complete("out")] == [f"checkpoint-{n}" for n in (1, 2, 3)]
+
+
 @pytest.fixture
 def ends(capsys):
     """ends(words): checks that a run fails, with 1. -> its last line, below bars of progress"""
@@ -599,6 +662,17 @@ def test_a_full_disk_leaves_no_half_checkpoint(small_llama, folder, ends, monkey
     assert error == ("error: out/checkpoint-4: cannot be saved: OSError: [Errno 28] No space left "
                      "on device; the last checkpoint is out/checkpoint-2")
     assert not (folder / "out/checkpoint-4").exists()
+
+
+def test_a_log_that_cannot_be_written_ends_a_run_in_one_line_with_a_checkpoint(
+        small_llama, folder, ends, monkeypatch):
+    def full(trainer, *_):
+        if trainer.state.global_step == 2:
+            raise OSError(28, "No space left on device")
+    monkeypatch.setattr(trl.GRPOTrainer, "log", full)
+    assert ends(words_of(small_llama, "grpo")) == (
+        "error: step 3: OSError: [Errno 28] No space left on device; the last checkpoint is "
+        "out/checkpoint-2")
 
 
 def test_the_page_shows_the_completions_and_the_answers_of_a_run(
