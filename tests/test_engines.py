@@ -150,6 +150,8 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("grpo epsilon", "epsilon: must be a setting"),
     ("grpo eps=0.1", "eps: is not a setting of grpo; it has loss_type, epsilon, epsilon_high"),
     ("grpo loss_type=grop", "loss_type=grop: must be one of grpo, dr_grpo, dapo"),
+    ("gspo level=anything", "level=anything: must be one of sequence, sequence_token"),
+    ("gspo:log_ratio level=", "level=: must be one of sequence, sequence_token"),
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
     ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
     ("zoo:grpo", "zoo: has no function grpo"),
