@@ -105,8 +105,9 @@ def read(flags, has_eval):
     if not name:
         raise ValueError("--dataset_name: is missing; name a file, a folder or a data set")
     is_local = path.exists() or path.suffix[1:] in KINDS
-    prepared = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
-    if not is_local and not prepared.exists():          # which is loaded without the Hub
+    *owner, own = name.split("/")
+    prepared = "___".join([*owner, datasets.naming.camelcase_to_snakecase(own)])    # in its cache
+    if not is_local and not Path(datasets.config.HF_DATASETS_CACHE, prepared).exists():
         ask_hub("--dataset_name", name, "README.md", kind="dataset")
     try:
         if is_local:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -479,6 +480,27 @@ def test_numbers_become_texts_with_all_their_digits(folder):
     datasets.Dataset.from_dict({"prompt": ["a"], "answer": [2**53 + 1]}).to_parquet(table)
     [found] = data.read(ours.Flags(dataset_name=str(table)), has_eval=False)
     assert list(found["answer"]) == ["9007199254740993"]
+
+
+@pytest.mark.parametrize("name, place", [("sums", "sums"), ("me/my-sums", "me___my-sums"),
+                                         ("Me/MySums-7K", "Me___my_sums-7_k")])
+def test_a_data_set_that_this_machine_has_prepared_is_read_without_the_hub(
+        name, place, folder, monkeypatch):
+    cache = folder / "cache"
+    datasets.load_dataset("json", data_files="data.jsonl", cache_dir=cache)
+    [made] = (cache / "json").glob("*/*/*/")
+    shutil.copytree(made, cache / place / "default/0.0.0/1")
+    for file in (cache / place).rglob("json-train.arrow"):
+        file.rename(file.with_name(f"{place.rpartition('___')[2]}-train.arrow"))
+    info = cache / place / "default/0.0.0/1/dataset_info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {
+        "config_name": "default", "dataset_name": place.rpartition("___")[2]}))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr(data, "ask_hub", None)
+    [found] = data.read(ours.Flags(dataset_name=name), has_eval=False)
+    assert [row["answer"] for row in found] == [row["answer"] for row in ROWS]
+    with pytest.raises(TypeError):                      # one that is not there is asked for
+        data.read(ours.Flags(dataset_name=f"{name}x"), has_eval=False)
 
 
 def test_a_line_that_is_damaged_is_named(folder, refused, small_llama):
