@@ -482,6 +482,36 @@ def test_numbers_become_texts_with_all_their_digits(folder):
     assert list(found["answer"]) == ["9007199254740993"]
 
 
+def test_a_number_in_json_keeps_its_spelling_unless_it_is_in_a_list(folder):
+    texts = ["1E5", "-0", "1.10", "true", "0.12345678901234567890", "null"]
+    rows = ", ".join(f'{{"prompt": "a", "answer": {text}}}' for text in texts)
+    (folder / "list.json").write_text(f"[{rows}]")
+    (folder / "lines.jsonl").write_text(rows.replace("}, ", "}\n"))
+    (folder / "lists.jsonl").write_text('{"prompt": "a", "answer": [1, 2.50]}')
+    for name in ("list.json", "lines.jsonl"):
+        [found] = data.read(ours.Flags(dataset_name=name), has_eval=False)
+        assert list(found["answer"]) == [*texts[:-1], None]
+    [found] = data.read(ours.Flags(dataset_name="lists.jsonl"), has_eval=False)
+    assert list(found["answer"]) == [[1, 2.5]]
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a.csv", "prompt,answer\na,1\nb,2,3\n", "cannot be read: ValueError: line 3: has not as many"),
+    ("a.csv", "prompt,answer\na,1\nb\n", "cannot be read: ValueError: line 3: has not as many"),
+    ("a.csv", 'prompt,answer\na,"1\nb,2\n', "cannot be read: Error: unexpected end of data"),
+    ("a.jsonl", '{"prompt": "a", "level": 1}\n{"prompt": "b", "level": "2"}',
+     "cannot be read: ValueError: the column level has values of several kinds"),
+    ("a.jsonl", '{"prompt": "a"}\n{"answer": 1}', "row 2: the prompt must be a text, or a list"),
+    ("a.jsonl", '{"prompt": 5}', "row 1: the prompt must be a text, or a list of messages"),
+    ("a.jsonl", '{"prompt": [{"role": "user"}]}', "row 1: the prompt must be a text, or a list"),
+    ("a.jsonl", '{"prompt": []}', "row 1: the prompt must be a text, or a list of messages")])
+def test_rows_that_are_not_what_they_seem_are_named(name, content, message, folder):
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError) as error:
+        data.read(ours.Flags(dataset_name=name), has_eval=False)
+    assert re.fullmatch(rf"--dataset_name {name}(:|,) {message}.*", str(error.value))
+
+
 @pytest.mark.parametrize("name, place", [("sums", "sums"), ("me/my-sums", "me___my-sums"),
                                          ("Me/MySums-7K", "Me___my_sums-7_k")])
 def test_a_data_set_that_this_machine_has_prepared_is_read_without_the_hub(
