@@ -87,12 +87,12 @@ def refuse_other(folder, record):
                          "of the files")
 
 
-def refuse_incomplete(checkpoint):
+def refuse_incomplete(checkpoint, output):
     """Raise a ValueError, with one line, if there is no complete checkpoint of TRL. The output
     folder has a trainer_state.json, too, but no random numbers to continue with."""
     folder = Path(checkpoint)
     if not is_complete(folder) or not any(folder.glob("rng_state*")):
-        found = complete(folder if folder.is_dir() else folder.parent)
+        found = complete(folder if folder.is_dir() else folder.parent) or complete(output)
         there = f"choose one of {', '.join(map(str, found))}" if found else "there is none near it"
         raise ValueError(f"--resume_from_checkpoint {checkpoint}: is no complete checkpoint; "
                          f"{there}")

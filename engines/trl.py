@@ -37,6 +37,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import safetensors
 import torch
 import transformers
 import trl
@@ -70,7 +71,7 @@ class Trainer(trl.GRPOTrainer):
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.record, files = record.of_run(loss, self.how, rewards)
         if args.resume_from_checkpoint:
-            record.refuse_incomplete(args.resume_from_checkpoint)
+            record.refuse_incomplete(args.resume_from_checkpoint, args.output_dir)
             record.refuse_other(args.resume_from_checkpoint, self.record)
         if args.should_save:                        # one process; before a model is loaded
             with plumbing.writing(args.output_dir):
@@ -319,24 +320,36 @@ def check_model(name, revision):
     data.ask_hub("--model_name_or_path", name, "config.json", revision)
 
 
+def check_numbers(args):
+    """Raise a ValueError for a number with which no training is possible."""
+    for name in ("temperature", "gradient_accumulation_steps", "max_completion_length"):
+        if not 0 < getattr(args, name) < math.inf:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be finite and above 0")
+    if not 0 <= args.learning_rate < math.inf:
+        raise ValueError(f"--learning_rate {args.learning_rate}: must be finite and at least 0")
+
+
 def check_prompts(model, problems, most_tokens, name):
-    """Raise a ValueError if a long prompt leaves no room for a completion in the model's context.
-    The 20 problems with most characters are measured, of a stream none. OSError if there is no such
-    model."""
+    """Raise a ValueError if a prompt has no tokens, or if a long one leaves no room for a
+    completion in the model's context. The 20 problems with most characters are measured, and the
+    one with fewest; of a stream none. OSError if there is no such model."""
     config = transformers.AutoConfig.from_pretrained(
         model.model_name_or_path, revision=model.model_revision)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if context is None or not isinstance(problems, datasets.Dataset):
+    context = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if not isinstance(problems, datasets.Dataset):
         return
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.model_name_or_path, revision=model.model_revision)
     prompts = problems["prompt"]
-    for row in sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))[:20]:
+    order = sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))
+    for row in [*order[:20], order[-1]]:
         if isinstance(prompts[row], str):
             ids = tokenizer(prompts[row])["input_ids"]
         else:
             ids = tokenizer.apply_chat_template(
                 prompts[row], add_generation_prompt=True, return_dict=False)
+        if len(ids) == 0:
+            raise ValueError(f"{name}, row {row + 1}: the prompt has no tokens")
         if len(ids) + most_tokens > context:
             raise ValueError(f"{name}, row {row + 1}: the prompt has {len(ids)} tokens, and with "
                              f"--max_completion_length {most_tokens} it does not fit in the "
@@ -350,6 +363,7 @@ def prepare(text, words):
     parser.error = common.fail                  # without a list of all flags
     flags, args, model = parser.parse_args_and_config(words)
     refuse_replaced(args, words)
+    check_numbers(args)
     engines.load(text)                          # before anything is loaded
     if not args.resume_from_checkpoint:
         record.refuse_taken(args.output_dir)
@@ -398,7 +412,7 @@ def run(text, words, stop):
     try:
         trainer = prepare(text, words)
         accelerator = stop.accelerator = trainer.accelerator
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError, safetensors.SafetensorError) as error:
         common.fail(engines.message_of(error))
     except KeyboardInterrupt:
         number = signal.Signals(stop.heard or signal.SIGINT)

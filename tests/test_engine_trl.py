@@ -360,7 +360,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "bad.jsonl").write_text("".join(
         json.dumps({"prompt": f"{n}+1=", "answer": "12 km" if n == 69 else n + 1}) + "\n"
         for n in range(80)))
-    (tmp_path / "runs").mkdir()
+    (tmp_path / "no_tokens.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n'
+                                              '{"prompt": "", "answer": 2}\n')
+    (tmp_path / "runs/checkpoint-7").mkdir(parents=True)
+    (tmp_path / "runs/checkpoint-7/trainer_state.json").write_text("{}")
     return tmp_path
 
 
@@ -414,8 +417,15 @@ def words_of(model, *words, **flags):
      "must take completions and **columns"),
     ("grpo M --reward_funcs mine.py:digits helped.py mine.py:digits",
      "--reward_funcs: has two rewards that are called digits"),
-    ("grpo M --dataset_name data.jsonl --resume_from_checkpoint runs/checkpoint-3",
-     "--resume_from_checkpoint runs/checkpoint-3: is no complete checkpoint; there is none near"),
+    ("grpo M --dataset_name data.jsonl --resume_from_checkpoint none/checkpoint-3",
+     "--resume_from_checkpoint none/checkpoint-3: is no complete checkpoint; there is none near"),
+    ("grpo M --dataset_name data.jsonl --output_dir runs --resume_from_checkpoint True",
+     "--resume_from_checkpoint True: is no complete checkpoint; choose one of runs/checkpoint-7"),
+    ("grpo M --temperature 0", "--temperature 0.0: must be finite and above 0"),
+    ("grpo M --gradient_accumulation_steps 0", "--gradient_accumulation_steps 0: must be finite"),
+    ("grpo M --learning_rate nan", "--learning_rate nan: must be finite and at least 0"),
+    ("grpo M --dataset_name no_tokens.jsonl",
+     "--dataset_name no_tokens.jsonl, row 2: the prompt has no tokens"),
     ("grpo M --dataset_name data.jsonl --output_dir mine.py/out",
      "mine.py/out: cannot be written (Not a directory)"),
     ("grpo M --dataset_name data.jsonl --max_completion_length 2048",
@@ -426,6 +436,13 @@ def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused,
         " M ", f" --model_name_or_path {small_llama} ")
     out = () if "--output_dir" in words else ("--output_dir", "out")
     refused(message, ours.main, [*words.split(), *out, "--use_cpu", "--bf16", "False"])
+
+
+def test_half_a_model_is_one_line(folder, stops, small_llama):
+    shutil.copytree(small_llama, "half")
+    os.truncate("half/model.safetensors", 9000)
+    stops("Error while deserializing header: incomplete metadata", ours.main,
+          words_of("half", "grpo"))
 
 
 def test_rewards_are_the_functions_with_the_signature_of_a_reward_that_no_other_one_calls(folder):
