@@ -274,6 +274,12 @@ def test_an_engine_started_by_its_path_names_the_command(tmp_path):
         "error: start it in the checkout as a module: python -m engines.trl\n")
 
 
+def test_the_command_that_continues_a_run_of_engines_here_runs(tmp_path):
+    """It names the file, as the commands of the scripts do."""
+    assert printed_by("engines/here.py", "--resume_from_checkpoint", str(tmp_path)) == (
+        f"error: {tmp_path}: this folder contains no run\n")
+
+
 def test_real_py_hides_no_package_either(site):
     (site / "transformers.py").write_text("import kernels\nexit(kernels.__file__)\n")
     printed = printed_by("real.py", "none", PYTHONPATH=str(site))
