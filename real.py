@@ -19,7 +19,6 @@ which you can train further as MODEL. For an adapter (LoRA), RATE = 3e-5; after 
 engines/ takes a loss of yours to TRL and verl, which have flags, vLLM, tools and many GPUs.
 """
 import copy
-import glob
 import importlib.util
 import inspect
 import json
@@ -43,6 +42,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 from transformers.generation import GenerationMixin
+from transformers.utils.hub import has_file
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 P = 32              # questions in a step
@@ -135,18 +135,17 @@ def load(model):
     """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
     global TOKENIZER
     try:
-        TOKENIZER = AutoTokenizer.from_pretrained(model)
+        is_absent = not has_file(model, "config.json")      # asks once, not for half a minute
+        TOKENIZER = AutoTokenizer.from_pretrained(model, local_files_only=is_absent)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:                  # of the network, or of a package
         sys.exit(f"{model}: cannot be loaded: {str(error).strip().splitlines()[0]}")
     if getattr(policy, "_hf_peft_config_loaded", False):
         sys.exit(f"{model} is an adapter: merge it into its model, with merge_and_unload")
     if hasattr(policy.config, "quantization_config"):
         sys.exit(f"{model} has quantized weights, which cannot be trained")
     ends = policy.generation_config.eos_token_id                # one id, or several, or None
-    if not isinstance(ends, list):
-        ends = [ends]
-    ends = {*ends, TOKENIZER.eos_token_id} - {None}
+    ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
     if not ends:
         sys.exit(f"{model} has no eos_token_id")
     policy.generation_config = GenerationConfig(    # without settings that cannot be saved again
@@ -297,12 +296,14 @@ def save(policy, folder):
         TOKENIZER.save_pretrained(new)
         for name in os.listdir(new):
             os.chmod(f"{new}/{name}", os.stat(f"{new}/tokenizer_config.json").st_mode)
+        shutil.rmtree(old, ignore_errors=True)      # a signal may have ended an earlier save
+        os.makedirs(folder, exist_ok=True)          # after any of these lines
         os.rename(folder, old)
         os.rename(new, folder)
     except Exception as error:                  # OSError, or what safetensors makes of it
         shutil.rmtree(new, ignore_errors=True)
         sys.exit(f"{folder}: the model cannot be saved: {error}")
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 def train(policy, rng, steps):
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
@@ -345,26 +346,26 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     if most > getattr(policy.config.get_text_config(), "max_position_embeddings", most):
         sys.exit(f"{most} tokens, {T} of them of an output, exceed the model's context; lower T")
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
-    folder = os.path.abspath(next(
-        name for name in names if not glob.glob(name) + glob.glob(f"{name}-unfinished*")))
+    taken = {name.partition("-unfinished")[0] for name in os.listdir()}
+    folder = os.path.abspath(next(name for name in names if name not in taken))
     unfinished = f"{folder}-unfinished"
     os.mkdir(unfinished)                    # now, so that no other run takes it
-    save(policy, unfinished)                # before the first step, because it may fail
-    print("held-out questions, before:", evaluate(policy, held_out), flush=True)
     done = 0
     try:
+        save(policy, unfinished)            # before the first step, because it may fail
+        print("held-out questions, before:", evaluate(policy, held_out), flush=True)
         for done in train(policy, rng, steps):
-            if done % SAVE_STEPS == 0:
+            if done % SAVE_STEPS == 0 or done == steps:
                 save(policy, unfinished)
     except RuntimeError as error:
         if "is non-finite" not in str(error):
             raise
         sys.exit(f"step {done}: the gradient is not finite")
-    finally:                                # also after Ctrl-C, SIGTERM or an error
+    finally:                # after Ctrl-C, SIGTERM or an error; again, if one has ended a save
         save(policy, unfinished)
         if done > 0:
             os.rename(unfinished, folder)
-            print(f"the trained model is in {folder}", flush=True)
+        print(f"after {done} steps, the model is in {folder if done else unfinished}", flush=True)
     print("held-out questions, after: ", evaluate(policy, held_out))
 
 def stop(number, _):

@@ -11,10 +11,8 @@ as logps or log_prob, or by their position if it has none of these names. It ret
 (B, T) of each token. `how` is the average over the tokens of an optimizer step: sequence_mean (the
 default), token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
 """
-import ast
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from pathlib import Path
@@ -23,7 +21,7 @@ HERE = Path(__file__).resolve().parent.parent
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
-SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "inf")
+LEVELS = ("sequence", "sequence_token")         # of the ratio of gspo.policy_loss
 INPUTS = {"logps": "log pi", "old_logps": "log pi_old", "advantages": "A", "mask": "mask"}
 
 
@@ -90,15 +88,6 @@ def read_setting(word):
     return name, text
 
 
-def read_value(text):
-    """Read a number, True, False, None or another value as Python writes it; anything else stays a
-    text. -> value"""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError):
-        return text
-
-
 def import_module(name):
     """Import a script, the zoo or a Python file. -> module"""
     if name.endswith(".py"):
@@ -122,6 +111,8 @@ def of_module(name, function_name, settings):
         raise ValueError(f"{name}: has no function {function_name}")
     known, average = parameters_of(module, function_name, settings.get("loss_type"))
     settings = read_settings(settings, known, name)
+    if "level" in settings and name in SCRIPTS:
+        refuse_other("level", settings["level"], LEVELS)
     binding = bind(loss, INPUTS, INPUTS)
     if missing := [one for one in binding.needed() if one not in settings]:
         raise ValueError(f"{name}: {function_name} needs {', '.join(missing)}, but a trainer gives "
@@ -156,29 +147,13 @@ def read_settings(texts, known, name):
     """Read the settings of a loss, {name: text}, as the defaults of its parameters show. ValueError
     for a setting that the loss does not have, or whose value has another type than its default; a
     setting whose default is None takes no text. -> {name: value}"""
+    from vectors.binding import setting  # here, because an engine first moves this checkout
     takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    settings = {}
-    for key, text in texts.items():
+    for key in texts:
         if key not in known and not takes_any:
             raise ValueError(f"{key}: is not a setting of {name}; it has "
                              f"{', '.join(known) or 'none'}, and how")
-        default = known[key].default if key in known else inspect.Parameter.empty
-        value = settings[key] = text if isinstance(default, str) else read_value(text)
-        if isinstance(default, bool):
-            kind, is_good = "True or False", isinstance(value, bool)
-        elif isinstance(default, (int, float)):
-            kind, is_good = "a number", type(value) in (int, float)
-        elif default is None:
-            kind = "a number, True, False or None"
-            is_good = value is None or isinstance(value, (int, float))
-        elif default is inspect.Parameter.empty:        # a text such as false would count as true
-            kind = "True, False, None, a number or a text with another meaning"
-            is_good = text.lower() not in SPELLINGS or not isinstance(value, str)
-        else:
-            kind, is_good = f"like its default, {default!r}", type(value) is type(default)
-        if not is_good:
-            raise ValueError(f"{key}={text}: must be {kind}")
-    return settings
+    return {key: setting(key, text, known.get(key)) for key, text in texts.items()}
 
 
 def refuse_other(name, value, choices):

@@ -11,11 +11,11 @@ import json
 import math
 import re
 import textwrap
-from decimal import Decimal
 from pathlib import Path
 
 import datasets
 import huggingface_hub
+import pyarrow.parquet
 import torch
 import transformers
 
@@ -33,14 +33,32 @@ def as_text(answer):
     return answer if answer is None or isinstance(answer, (list, dict)) else str(answer)
 
 
-def json_row(line):
-    """Read a JSON object. The digits of its answer stay as they are. -> dict"""
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError("is not an object, {...}")
-    if "answer" in row:
-        row["answer"] = as_text(json.loads(line, parse_float=Decimal)["answer"])
-    return row
+def json_rows(text):
+    """Read a JSON object, or a list of objects. An answer that is a number, true or false becomes
+    the text that the file has. -> list of dicts"""
+    rows, texts = json.loads(text), json.loads(text, parse_float=str, parse_int=str,
+                                               parse_constant=str)
+    if not isinstance(rows, list):
+        rows, texts = [rows], [texts]
+    for row, exact in zip(rows, texts):
+        if not isinstance(row, dict):
+            raise ValueError("is not an object, {...}")
+        answer = exact.get("answer")
+        if answer is not None and not isinstance(answer, (list, dict)):
+            row["answer"] = answer if isinstance(answer, str) else json.dumps(answer)
+    return rows
+
+
+def csv_rows(lines):
+    """Read CSV. ValueError if a line has more or fewer fields than the first one. -> list of dicts
+    """
+    rows = []
+    reader = csv.DictReader(lines, strict=True)
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(f"line {reader.line_num}: has not as many fields as the first line")
+        rows.append(row)
+    return rows
 
 
 def rows_of(file):
@@ -48,15 +66,15 @@ def rows_of(file):
     dicts. ValueError, with the number of the line, if one cannot be read"""
     with open(file, encoding="utf-8-sig", newline="") as lines:
         if file.suffix == ".csv":
-            return [*csv.DictReader(lines)]
+            return csv_rows(lines)
         text = lines.read()
     if file.suffix == ".json" and text.lstrip().startswith("["):
-        return [json_row(json.dumps(row)) for row in json.loads(text)]
+        return json_rows(text)
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                rows.append(json_row(line))
+                rows += json_rows(line)
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}: {line[:60]!r}") from None
     return rows
@@ -65,11 +83,16 @@ def rows_of(file):
 def read_file(file):
     """Read a file of problems. -> Dataset"""
     if file.suffix == ".parquet":
-        import pyarrow.parquet
         return datasets.Dataset(pyarrow.parquet.read_table(file))
     rows = rows_of(file)
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pyarrow.array([row.get(name) for row in rows])
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"the column {name} has values of several kinds: {error}") from None
+    return datasets.Dataset.from_dict(columns)
 
 
 def read_local(path, split):
@@ -105,8 +128,9 @@ def read(flags, has_eval):
     if not name:
         raise ValueError("--dataset_name: is missing; name a file, a folder or a data set")
     is_local = path.exists() or path.suffix[1:] in KINDS
-    prepared = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
-    if not is_local and not prepared.exists():          # which is loaded without the Hub
+    *owner, own = name.split("/")
+    prepared = "___".join([*owner, datasets.naming.camelcase_to_snakecase(own)])    # in its cache
+    if not is_local and not Path(datasets.config.HF_DATASETS_CACHE, prepared).exists():
         ask_hub("--dataset_name", name, "README.md", kind="dataset")
     try:
         if is_local:
@@ -126,6 +150,15 @@ def read(flags, has_eval):
     return [checked(found[split], f"--dataset_name {name}") for split in splits]
 
 
+def is_prompt(prompt):
+    """Whether a prompt is a text or a conversation."""
+    if isinstance(prompt, list):
+        return prompt != [] and all(
+            isinstance(one, dict) and one.get("role") and one.get("content") is not None
+            for one in prompt)
+    return isinstance(prompt, str)
+
+
 def checked(data, name):
     """Write the answers as texts. ValueError if there are no rows, or no prompts. -> the data"""
     columns = data.column_names or []
@@ -133,6 +166,10 @@ def checked(data, name):
         raise ValueError(f"{name}: has no rows")
     if columns and "prompt" not in columns:
         raise ValueError(f"{name}: has no column prompt, but {', '.join(columns)}")
+    for row, prompt in enumerate(data["prompt"] if isinstance(data, datasets.Dataset) else (), 1):
+        if not is_prompt(prompt):
+            raise ValueError(f"{name}, row {row}: the prompt must be a text, or a list of messages "
+                             f"with role and content, but it is {prompt!r:.60}")
     kind = (data.features or {}).get("answer")
     if isinstance(kind, datasets.Value) and kind.dtype not in ("string", "large_string", "null"):
         features = datasets.Features({**data.features, "answer": datasets.Value("string")})

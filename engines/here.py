@@ -6,8 +6,13 @@ This is grpo.py with another loss: any that `engines.load` reads, with its avera
 grpo.py work, except those that belong to its own loss. The update is that of examples/zoo.py.
 """
 import dataclasses
+import sys
+from pathlib import Path
 
-import common
+if not __package__:     # started as a file, as in the command that continues a run
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # isort: split
+
 import engines
 import grpo
 import plumbing

@@ -13,6 +13,7 @@ from pathlib import Path
 import engines
 
 FILE = "loss.json"
+STATE = "trainer_state.json"        # the last file of a checkpoint that TRL writes
 
 
 def checksum(path):
@@ -86,21 +87,37 @@ def refuse_other(folder, record):
                          "of the files")
 
 
-def refuse_incomplete(checkpoint):
+def refuse_incomplete(checkpoint, output):
     """Raise a ValueError, with one line, if there is no complete checkpoint of TRL. The output
     folder has a trainer_state.json, too, but no random numbers to continue with."""
     folder = Path(checkpoint)
     if not is_complete(folder) or not any(folder.glob("rng_state*")):
-        found = complete(folder if folder.is_dir() else folder.parent)
+        found = complete(folder if folder.is_dir() else folder.parent) or complete(output)
         there = f"choose one of {', '.join(map(str, found))}" if found else "there is none near it"
         raise ValueError(f"--resume_from_checkpoint {checkpoint}: is no complete checkpoint; "
                          f"{there}")
 
 
+def refuse_taken(folder):
+    """Raise a ValueError, with one line, if the output folder of a new run has checkpoints: TRL
+    would write over them, or delete them to keep --save_total_limit."""
+    if not any(Path(folder).glob("checkpoint-*")):
+        return
+    found = complete(folder)
+    more = f", or continue with --resume_from_checkpoint {found[-1]}" if found else ""
+    raise ValueError(f"--output_dir {folder}: has checkpoints of another run; name a new "
+                     f"folder{more}")
+
+
+def call_incomplete(checkpoint):
+    """Mark a checkpoint that is about to be written over, until TRL has written its end."""
+    Path(checkpoint, STATE).unlink(missing_ok=True)
+
+
 def is_complete(checkpoint):
-    """Whether a checkpoint was written to its end: TRL writes trainer_state.json last."""
+    """Whether a checkpoint was written to its end."""
     try:
-        json.loads(Path(checkpoint, "trainer_state.json").read_text("utf-8"))
+        json.loads(Path(checkpoint, STATE).read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return True

@@ -21,6 +21,11 @@ if __package__ != "engines":
     raise SystemExit("error: start it in the checkout as a module: python -m engines.trl")
 import engines.behind  # isort: split
 
+import signal  # isort: split
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)    # while packages load, Ctrl-C is no traceback
+
 import contextlib
 import copy
 import dataclasses
@@ -28,11 +33,11 @@ import itertools
 import math
 import shlex
 import shutil
-import signal
 import sys
 from pathlib import Path
 
 import datasets
+import safetensors
 import torch
 import transformers
 import trl
@@ -66,7 +71,7 @@ class Trainer(trl.GRPOTrainer):
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.record, files = record.of_run(loss, self.how, rewards)
         if args.resume_from_checkpoint:
-            record.refuse_incomplete(args.resume_from_checkpoint)
+            record.refuse_incomplete(args.resume_from_checkpoint, args.output_dir)
             record.refuse_other(args.resume_from_checkpoint, self.record)
         if args.should_save:                        # one process; before a model is loaded
             with plumbing.writing(args.output_dir):
@@ -75,6 +80,7 @@ class Trainer(trl.GRPOTrainer):
         args = copy.copy(args)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
         self.is_checked = False
+        self.saved = args.resume_from_checkpoint    # the last checkpoint of this run
         self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
         self.token_counts = torch.zeros(2, device=self.accelerator.device)      # see log_tokens
@@ -86,6 +92,7 @@ class Trainer(trl.GRPOTrainer):
         """Train as TRL does. ValueError if a checkpoint was trained on something else."""
         if isinstance(resume_from_checkpoint, (str, Path)):
             record.refuse_other(resume_from_checkpoint, self.record)
+            self.saved = resume_from_checkpoint
         return super().train(resume_from_checkpoint, **named)
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
@@ -208,22 +215,28 @@ class Trainer(trl.GRPOTrainer):
 
     def save_last(self):
         """Save a checkpoint after the last step, unless there is one."""
-        step = self.state.global_step
-        if step and not record.is_complete(Path(self.args.output_dir, f"checkpoint-{step}")):
+        folder = self.checkpoint()
+        if self.state.global_step > 0 and Path(self.saved or "").resolve() != folder.resolve():
             self._save_checkpoint(self.model, trial=None)
 
+    def checkpoint(self):
+        return Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+
     def kept(self):
-        """Name the last checkpoint in the output folder. -> str"""
-        found = record.complete(self.args.output_dir)
-        return f"the last checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+        """Name the last checkpoint of this run. -> str"""
+        if self.saved:
+            return f"the last checkpoint is {self.saved}"
+        return "there is no checkpoint yet"
 
     def _save_checkpoint(self, model, trial):
         """Save a checkpoint as TRL does, with the record."""
-        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        folder = self.checkpoint()
         with self.saving(folder):
             if self.args.should_save:
                 record.write(folder, self.record)
+                record.call_incomplete(folder)
             super()._save_checkpoint(model, trial)
+        self.saved = folder
 
     @contextlib.contextmanager
     def saving(self, folder):
@@ -251,11 +264,12 @@ def refuse_replaced(args, words=()):
 
 class Stop(transformers.TrainerCallback):
     """After Ctrl-C, SIGTERM or SIGHUP in any process, ends the training of all processes when the
-    current step has ended, with a checkpoint. TRL's own --enable_jit_checkpoint hears only SIGTERM,
-    and each process decides alone at which step."""
+    current step or checkpoint is done, with a checkpoint. TRL's own --enable_jit_checkpoint hears
+    only SIGTERM, and each process decides alone at which step. Before the training, a signal ends
+    the process at once."""
 
-    def __init__(self, trainer):
-        self.trainer = trainer
+    def __init__(self):
+        self.accelerator = None                         # until the training begins
         self.heard = 0                                  # number of a signal that came here
         self.number = 0                                 # number on which all processes agree
         numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
@@ -264,13 +278,22 @@ class Stop(transformers.TrainerCallback):
 
     def hear(self, number, _):
         self.heard = number
+        if self.accelerator is None:
+            raise KeyboardInterrupt                     # which no reward and no package catches
+
+    def agree(self):
+        """Exchange what the processes heard. -> whether the training ends"""
+        heard = torch.tensor([self.heard], device=self.accelerator.device)
+        self.number = self.accelerator.gather(heard).max().item()
+        return self.number > 0
 
     def on_step_end(self, args, state, control, **_):
-        accelerator = self.trainer.accelerator
-        heard = torch.tensor([self.heard], device=accelerator.device)
-        self.number = accelerator.gather(heard).max().item()
-        if self.number:
+        if state.global_step < state.max_steps and self.agree():
             control.should_save = control.should_training_stop = True
+
+    def on_save(self, args, state, control, **_):
+        if state.global_step < state.max_steps and self.agree():
+            control.should_training_stop = True
 
 
 # ---- 3. the command --------------------------------------------------------------------------
@@ -297,24 +320,36 @@ def check_model(name, revision):
     data.ask_hub("--model_name_or_path", name, "config.json", revision)
 
 
+def check_numbers(args):
+    """Raise a ValueError for a number with which no training is possible."""
+    for name in ("temperature", "gradient_accumulation_steps", "max_completion_length"):
+        if not 0 < getattr(args, name) < math.inf:
+            raise ValueError(f"--{name} {getattr(args, name)}: must be finite and above 0")
+    if not 0 <= args.learning_rate < math.inf:
+        raise ValueError(f"--learning_rate {args.learning_rate}: must be finite and at least 0")
+
+
 def check_prompts(model, problems, most_tokens, name):
-    """Raise a ValueError if a long prompt leaves no room for a completion in the model's context.
-    The 20 problems with most characters are measured, of a stream none. OSError if there is no such
-    model."""
+    """Raise a ValueError if a prompt has no tokens, or if a long one leaves no room for a
+    completion in the model's context. The 20 problems with most characters are measured, and the
+    one with fewest; of a stream none. OSError if there is no such model."""
     config = transformers.AutoConfig.from_pretrained(
         model.model_name_or_path, revision=model.model_revision)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if context is None or not isinstance(problems, datasets.Dataset):
+    context = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if not isinstance(problems, datasets.Dataset):
         return
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         model.model_name_or_path, revision=model.model_revision)
     prompts = problems["prompt"]
-    for row in sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))[:20]:
+    order = sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))
+    for row in [*order[:20], order[-1]]:
         if isinstance(prompts[row], str):
             ids = tokenizer(prompts[row])["input_ids"]
         else:
             ids = tokenizer.apply_chat_template(
                 prompts[row], add_generation_prompt=True, return_dict=False)
+        if len(ids) == 0:
+            raise ValueError(f"{name}, row {row + 1}: the prompt has no tokens")
         if len(ids) + most_tokens > context:
             raise ValueError(f"{name}, row {row + 1}: the prompt has {len(ids)} tokens, and with "
                              f"--max_completion_length {most_tokens} it does not fit in the "
@@ -328,7 +363,10 @@ def prepare(text, words):
     parser.error = common.fail                  # without a list of all flags
     flags, args, model = parser.parse_args_and_config(words)
     refuse_replaced(args, words)
+    check_numbers(args)
     engines.load(text)                          # before anything is loaded
+    if not args.resume_from_checkpoint:
+        record.refuse_taken(args.output_dir)
     check_model(model.model_name_or_path, model.model_revision)
     rewards = data.read_rewards(flags.reward_funcs)
     splits = data.read(flags, has_eval=args.eval_strategy != "no")
@@ -362,24 +400,36 @@ def main(argv=None):
         print(__doc__)
         return None
     words = words[len(text.split()):]
+    stop = Stop()
+    try:
+        return run(text, words, stop)
+    finally:
+        plumbing.handle(stop.handlers)
+
+
+def run(text, words, stop):
+    """Train. Exits with 128 + n after a signal. -> trainer"""
     try:
         trainer = prepare(text, words)
-    except (ValueError, OSError) as error:
+        accelerator = stop.accelerator = trainer.accelerator
+    except (ValueError, OSError, ImportError, safetensors.SafetensorError) as error:
         common.fail(engines.message_of(error))
-    stop = Stop(trainer)
+    except KeyboardInterrupt:
+        number = signal.Signals(stop.heard or signal.SIGINT)
+        common.fail(f"stopped by {number.name} before the training", code=128 + number)
     trainer.add_callback(stop)
     try:
         trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-    except Exception:                       # of a user's loss, or of a full memory
-        if trainer.accelerator.num_processes == 1:          # others would wait for each other
+    except Exception as error:              # of a user's loss, or of a full disk or memory
+        if accelerator.num_processes == 1:                  # others would wait for each other
             trainer.save_last()
+        if isinstance(error, OSError):
+            trainer.end(engines.one_line(error), is_saved=False)
         print(f"step {trainer.state.global_step + 1} fails; {trainer.kept()}", file=sys.stderr)
         raise
-    accelerator = trainer.accelerator
     if stop.number:
-        folder = record.complete(trainer.args.output_dir)[-1]
-        accelerator.print(f"stopped by {signal.Signals(stop.number).name}; to continue: "
-                          f"{command(text, words, folder, accelerator.num_processes)}")
+        words = command(text, words, trainer.saved, accelerator.num_processes)
+        accelerator.print(f"stopped by {signal.Signals(stop.number).name}; to continue: {words}")
     else:
         folder = trainer.args.output_dir
         with trainer.saving(Path(folder, "model.safetensors")):
@@ -387,7 +437,6 @@ def main(argv=None):
             trainer.save_state()            # the log, for report.check and report.page
         accelerator.print(f"the trained model is in {folder}")
     accelerator.end_training()
-    plumbing.handle(stop.handlers)
     if stop.number:
         raise SystemExit(128 + stop.number)
     return trainer

@@ -5,7 +5,7 @@ TRL logs the last completions before each line of its log, and the metrics in tr
 An evaluation has the same prompts each time, so what the files of all evaluations share is held
 out. verl logs all completions of a step with their scores, and no advantages.
 """
-import itertools
+import contextlib
 import json
 import math
 import re
@@ -51,13 +51,10 @@ def rows_of(path, names):
     between the completion and the advantage. -> list of dicts: prompt, text, reward, advantage,
     answer"""
     if path.suffix == ".jsonl":
-        return [{"prompt": row["input"], "text": row["output"], "reward": number(row.get("score")),
-                 "advantage": None, "answer": row.get("gts")}
+        return [{"prompt": text_of(row["input"]), "text": text_of(row["output"]),
+                 "reward": number(row.get("score")), "advantage": None, "answer": row.get("gts")}
                 for row in records(path, "input", "output")]
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ValueError(f"{path}: needs a package: pip install pyarrow") from None
+    import pyarrow.parquet
     rows = []
     for row in pyarrow.parquet.read_table(path).to_pylist():
         own = names or [name for name in row if name not in ("step", "advantage")]
@@ -68,11 +65,26 @@ def rows_of(path, names):
     return rows
 
 
+def readable(path, names, lost):
+    """Read the completions of a step; a file that a kill or a full disk has cut off has none, and
+    its name is added to `lost`. ValueError without pyarrow. -> list of dicts, as of rows_of"""
+    try:
+        return rows_of(path, names)
+    except ImportError:
+        raise ValueError(f"{path}: needs a package: pip install pyarrow") from None
+    except (ValueError, LookupError, TypeError):
+        lost[path.name] = True
+        return []
+
+
 def groups_of(step, rows):
-    """Put the completions of each prompt together, at most MOST_GROUPS. -> samples for the page"""
+    """Put the completions of each prompt together, at most MOST_GROUPS; verl writes a batch in
+    another order. -> samples for the page"""
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["prompt"], []).append(row)
     found = []
-    for prompt, group in itertools.groupby(rows, key=lambda row: row["prompt"]):
-        group = [*group]
+    for prompt, group in groups.items():
         found.append({"step": step, "prompt": prompt, "answer": group[0]["answer"], "completions": [
             {"text": row["text"], "reward": row["reward"], "advantage": row["advantage"]}
             for row in group]})
@@ -82,16 +94,16 @@ def groups_of(step, rows):
 # ---- a run -----------------------------------------------------------------------------------
 
 def history_of(folder):
-    """Read the newest trainer_state.json of TRL. -> list of dicts, one for each step, empty without
-    a state"""
-    states = [*Path(folder).glob("**/trainer_state.json")]
-    if not states:
-        return []
-    newest = max(states, key=lambda path: path.stat().st_mtime)
-    steps = {}
-    for one in loads(newest.read_text("utf-8"))["log_history"]:
-        steps.setdefault(one["step"], {}).update(one)
-    return [*steps.values()]
+    """Read the newest trainer_state.json of TRL that is whole. -> list of dicts, one for each step,
+    empty without a state"""
+    states = Path(folder).glob("**/trainer_state.json")
+    for path in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
+        steps = {}
+        with contextlib.suppress(ValueError, LookupError, TypeError):       # a kill has cut it off
+            for one in loads(path.read_text("utf-8"))["log_history"]:
+                steps.setdefault(one["step"], {}).update(one)
+            return [*steps.values()]
+    return []
 
 
 def spaced(steps, most):
@@ -121,17 +133,17 @@ def shared_prompts(evaluations):
     return set.intersection(*sets) if len(sets) > 1 else set()
 
 
-def mean_rewards(files):
+def mean_rewards(files, lost):
     """Average the rewards of each file, as the metrics of a run without a log. -> list of dicts"""
     found = []
     for step, path in files.items():
-        rewards = [row["reward"] for row in rows_of(path, ()) if row["reward"] is not None]
+        rewards = [row["reward"] for row in readable(path, (), lost) if row["reward"] is not None]
         if rewards:
             found.append({"step": step, "reward": fmean(rewards)})
     return found
 
 
-def missing(metrics, names, evaluations):
+def missing(metrics, names, evaluations, lost):
     """Say what the page cannot show. -> str, which begins with a space, or is empty"""
     texts = []
     if not metrics:
@@ -140,6 +152,8 @@ def missing(metrics, names, evaluations):
         texts.append(" A sample shows the plain sum of its rewards, without their weights.")
     if len(evaluations) == 1:
         texts.append(" Answers to held-out problems are shown after a second evaluation.")
+    if lost:
+        texts.append(f" These files cannot be read: {', '.join(lost)}.")
     return "".join(texts)
 
 
@@ -150,22 +164,25 @@ def read_completions(folder, most_samples):
     history = history_of(folder)
     found = [re.fullmatch("rewards/(.+)/mean", name) for one in history for name in one]
     names = {match[1] for match in found if match}
-    evaluations = {one["step"]: rows_of(files[one["step"]], names) for one in history
+    lost = {}
+    evaluations = {one["step"]: readable(files[one["step"]], names, lost) for one in history
                    if "eval_reward" in one and one["step"] in files}
     held_out = shared_prompts(evaluations)
     samples = []
     for step in sorted(spaced([*files], most_samples)):
-        rows = rows_of(files[step], names)
+        rows = readable(files[step], names, lost)
         samples += groups_of(step, [row for row in rows if row["prompt"] not in held_out])
-    metrics = history or mean_rewards(files)
+    metrics = history or mean_rewards(files, lost)
     seconds = next((one["train_runtime"] for one in history if "train_runtime" in one), None)
     record = Path(folder, "loss.json")                  # of engines.trl
-    config = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    config = {}
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads(record.read_text("utf-8"))
     trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
     return {
         "name": Path(folder).resolve().name, "command": "",
         "config": {"script": trainer} | {name: str(value) for name, value in config.items()},
-        "note": missing(history, names, evaluations),
+        "note": missing(history, names, evaluations, lost),
         "summary": seconds and {"base": {}, "trained": {}, "steps": history[-1]["step"],
                                 "seconds_total": seconds},
         "metrics": metrics, "samples": samples,

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -359,7 +360,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "bad.jsonl").write_text("".join(
         json.dumps({"prompt": f"{n}+1=", "answer": "12 km" if n == 69 else n + 1}) + "\n"
         for n in range(80)))
-    (tmp_path / "runs").mkdir()
+    (tmp_path / "no_tokens.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n'
+                                              '{"prompt": "", "answer": 2}\n')
+    (tmp_path / "runs/checkpoint-7").mkdir(parents=True)
+    (tmp_path / "runs/checkpoint-7/trainer_state.json").write_text("{}")
     return tmp_path
 
 
@@ -413,8 +417,15 @@ def words_of(model, *words, **flags):
      "must take completions and **columns"),
     ("grpo M --reward_funcs mine.py:digits helped.py mine.py:digits",
      "--reward_funcs: has two rewards that are called digits"),
-    ("grpo M --dataset_name data.jsonl --resume_from_checkpoint runs/checkpoint-3",
-     "--resume_from_checkpoint runs/checkpoint-3: is no complete checkpoint; there is none near"),
+    ("grpo M --dataset_name data.jsonl --resume_from_checkpoint none/checkpoint-3",
+     "--resume_from_checkpoint none/checkpoint-3: is no complete checkpoint; there is none near"),
+    ("grpo M --dataset_name data.jsonl --output_dir runs --resume_from_checkpoint True",
+     "--resume_from_checkpoint True: is no complete checkpoint; choose one of runs/checkpoint-7"),
+    ("grpo M --temperature 0", "--temperature 0.0: must be finite and above 0"),
+    ("grpo M --gradient_accumulation_steps 0", "--gradient_accumulation_steps 0: must be finite"),
+    ("grpo M --learning_rate nan", "--learning_rate nan: must be finite and at least 0"),
+    ("grpo M --dataset_name no_tokens.jsonl",
+     "--dataset_name no_tokens.jsonl, row 2: the prompt has no tokens"),
     ("grpo M --dataset_name data.jsonl --output_dir mine.py/out",
      "mine.py/out: cannot be written (Not a directory)"),
     ("grpo M --dataset_name data.jsonl --max_completion_length 2048",
@@ -425,6 +436,13 @@ def test_a_mistake_in_the_arguments_is_one_line(words, message, folder, refused,
         " M ", f" --model_name_or_path {small_llama} ")
     out = () if "--output_dir" in words else ("--output_dir", "out")
     refused(message, ours.main, [*words.split(), *out, "--use_cpu", "--bf16", "False"])
+
+
+def test_half_a_model_is_one_line(folder, stops, small_llama):
+    shutil.copytree(small_llama, "half")
+    os.truncate("half/model.safetensors", 9000)
+    stops("Error while deserializing header: incomplete metadata", ours.main,
+          words_of("half", "grpo"))
 
 
 def test_rewards_are_the_functions_with_the_signature_of_a_reward_that_no_other_one_calls(folder):
@@ -479,6 +497,57 @@ def test_numbers_become_texts_with_all_their_digits(folder):
     datasets.Dataset.from_dict({"prompt": ["a"], "answer": [2**53 + 1]}).to_parquet(table)
     [found] = data.read(ours.Flags(dataset_name=str(table)), has_eval=False)
     assert list(found["answer"]) == ["9007199254740993"]
+
+
+def test_a_number_in_json_keeps_its_spelling_unless_it_is_in_a_list(folder):
+    texts = ["1E5", "-0", "1.10", "true", "0.12345678901234567890", "null"]
+    rows = ", ".join(f'{{"prompt": "a", "answer": {text}}}' for text in texts)
+    (folder / "list.json").write_text(f"[{rows}]")
+    (folder / "lines.jsonl").write_text(rows.replace("}, ", "}\n"))
+    (folder / "lists.jsonl").write_text('{"prompt": "a", "answer": [1, 2.50]}')
+    for name in ("list.json", "lines.jsonl"):
+        [found] = data.read(ours.Flags(dataset_name=name), has_eval=False)
+        assert list(found["answer"]) == [*texts[:-1], None]
+    [found] = data.read(ours.Flags(dataset_name="lists.jsonl"), has_eval=False)
+    assert list(found["answer"]) == [[1, 2.5]]
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a.csv", "prompt,answer\na,1\nb,2,3\n", "cannot be read: ValueError: line 3: has not as many"),
+    ("a.csv", "prompt,answer\na,1\nb\n", "cannot be read: ValueError: line 3: has not as many"),
+    ("a.csv", 'prompt,answer\na,"1\nb,2\n', "cannot be read: Error: unexpected end of data"),
+    ("a.jsonl", '{"prompt": "a", "level": 1}\n{"prompt": "b", "level": "2"}',
+     "cannot be read: ValueError: the column level has values of several kinds"),
+    ("a.jsonl", '{"prompt": "a"}\n{"answer": 1}', "row 2: the prompt must be a text, or a list"),
+    ("a.jsonl", '{"prompt": 5}', "row 1: the prompt must be a text, or a list of messages"),
+    ("a.jsonl", '{"prompt": [{"role": "user"}]}', "row 1: the prompt must be a text, or a list"),
+    ("a.jsonl", '{"prompt": []}', "row 1: the prompt must be a text, or a list of messages")])
+def test_rows_that_are_not_what_they_seem_are_named(name, content, message, folder):
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError) as error:
+        data.read(ours.Flags(dataset_name=name), has_eval=False)
+    assert re.fullmatch(rf"--dataset_name {name}(:|,) {message}.*", str(error.value))
+
+
+@pytest.mark.parametrize("name, place", [("sums", "sums"), ("me/my-sums", "me___my-sums"),
+                                         ("Me/MySums-7K", "Me___my_sums-7_k")])
+def test_a_data_set_that_this_machine_has_prepared_is_read_without_the_hub(
+        name, place, folder, monkeypatch):
+    cache = folder / "cache"
+    datasets.load_dataset("json", data_files="data.jsonl", cache_dir=cache)
+    [made] = (cache / "json").glob("*/*/*/")
+    shutil.copytree(made, cache / place / "default/0.0.0/1")
+    for file in (cache / place).rglob("json-train.arrow"):
+        file.rename(file.with_name(f"{place.rpartition('___')[2]}-train.arrow"))
+    info = cache / place / "default/0.0.0/1/dataset_info.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {
+        "config_name": "default", "dataset_name": place.rpartition("___")[2]}))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr(data, "ask_hub", None)
+    [found] = data.read(ours.Flags(dataset_name=name), has_eval=False)
+    assert [row["answer"] for row in found] == [row["answer"] for row in ROWS]
+    with pytest.raises(TypeError):                      # one that is not there is asked for
+        data.read(ours.Flags(dataset_name=f"{name}x"), has_eval=False)
 
 
 def test_a_line_that_is_damaged_is_named(folder, refused, small_llama):
@@ -559,6 +628,69 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(small_llam
     assert record.is_complete(folder / "out/checkpoint-3")
 
 
+def test_a_signal_while_a_checkpoint_is_saved_ends_the_run_with_it(
+        small_llama, folder, monkeypatch, capsys):
+    """After the last step, nothing is left to stop: the run ends as usual."""
+    save = trl.GRPOTrainer._save_optimizer_and_scheduler
+    at = 2
+
+    def stopped(trainer, output_dir):
+        if trainer.state.global_step == at:
+            signal.raise_signal(signal.SIGINT)
+        save(trainer, output_dir)
+    monkeypatch.setattr(trl.GRPOTrainer, "_save_optimizer_and_scheduler", stopped)
+    each = {"save_strategy": "steps", "save_steps": 2}
+    with pytest.raises(SystemExit) as stop:
+        ours.main(words_of(small_llama, "grpo", **each))
+    assert stop.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().out.endswith("--resume_from_checkpoint out/checkpoint-2\n")
+    assert [path.name for path in record.complete("out")] == ["checkpoint-2"]
+    at = 4
+    ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-2", **each))
+    assert capsys.readouterr().out.endswith("the trained model is in out\n")
+
+
+def test_a_signal_before_the_training_is_one_line(small_llama, folder, refused):
+    """Also while a reward is tried, whose SystemExit would count as its failure."""
+    (folder / "mine.py").write_text(MINE.replace(
+        "    return 1.0", "    signal.raise_signal(signal.SIGTERM)"))
+    before = signal.getsignal(signal.SIGTERM)
+    refused("stopped by SIGTERM before the training", ours.main,
+            words_of(small_llama, "grpo", reward_funcs="mine.py:number"), code=128 + 15)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_run_writes_over_no_checkpoint_of_another_and_takes_none_for_its_own(
+        small_llama, folder, monkeypatch, capsys, refused):
+    """A run continues from its second step, while the folder has its third and fourth: a signal has
+    to save its own third step, and a kill while it writes over one must not look complete."""
+    each = {"save_strategy": "steps", "save_steps": 1}
+    ours.main(words_of(small_llama, "grpo", **each))
+    refused("--output_dir out: has checkpoints of another run; name a new folder, or continue with "
+            "--resume_from_checkpoint out/checkpoint-4", ours.main, words_of(small_llama, "grpo"))
+    weights = folder / "out/checkpoint-3/model.safetensors"
+    os.utime(weights, (1, 1))
+    train = trl.GRPOTrainer.training_step
+
+    def stopped(trainer, *args):
+        if trainer.state.global_step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return train(trainer, *args)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(trl.GRPOTrainer, "training_step", stopped)
+        ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-2"))
+    assert capsys.readouterr().out.endswith("--resume_from_checkpoint out/checkpoint-3\n")
+    assert weights.stat().st_mtime > 1
+
+    def killed(*_):
+        raise KeyboardInterrupt         # which nothing catches
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trl.GRPOTrainer, "_save_optimizer_and_scheduler", killed)
+        ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-3", **each))
+    assert (folder / "out/checkpoint-4/model.safetensors").exists()
+    assert [path.name for path in record.complete("out")] == [f"checkpoint-{n}" for n in (1, 2, 3)]
+
+
 @pytest.fixture
 def ends(capsys):
     """ends(words): checks that a run fails, with 1. -> its last line, below bars of progress"""
@@ -599,6 +731,17 @@ def test_a_full_disk_leaves_no_half_checkpoint(small_llama, folder, ends, monkey
     assert error == ("error: out/checkpoint-4: cannot be saved: OSError: [Errno 28] No space left "
                      "on device; the last checkpoint is out/checkpoint-2")
     assert not (folder / "out/checkpoint-4").exists()
+
+
+def test_a_log_that_cannot_be_written_ends_a_run_in_one_line_with_a_checkpoint(
+        small_llama, folder, ends, monkeypatch):
+    def full(trainer, *_):
+        if trainer.state.global_step == 2:
+            raise OSError(28, "No space left on device")
+    monkeypatch.setattr(trl.GRPOTrainer, "log", full)
+    assert ends(words_of(small_llama, "grpo")) == (
+        "error: step 3: OSError: [Errno 28] No space left on device; the last checkpoint is "
+        "out/checkpoint-2")
 
 
 def test_the_page_shows_the_completions_and_the_answers_of_a_run(

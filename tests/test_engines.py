@@ -150,6 +150,8 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("grpo epsilon", "epsilon: must be a setting"),
     ("grpo eps=0.1", "eps: is not a setting of grpo; it has loss_type, epsilon, epsilon_high"),
     ("grpo loss_type=grop", "loss_type=grop: must be one of grpo, dr_grpo, dapo"),
+    ("gspo level=anything", "level=anything: must be one of sequence, sequence_token"),
+    ("gspo:log_ratio level=", "level=: must be one of sequence, sequence_token"),
     ("grpo how=mean", "how=mean: must be one of sequence_mean, token_mean"),
     ("ppo delta=3", "delta: is not a setting of ppo; it has epsilon, epsilon_high"),
     ("zoo:grpo", "zoo: has no function grpo"),
@@ -270,6 +272,12 @@ def test_a_package_that_hides_a_module_of_ours_ends_an_engine_with_one_line(site
 def test_an_engine_started_by_its_path_names_the_command(tmp_path):
     assert printed_by("engines/trl.py") == (
         "error: start it in the checkout as a module: python -m engines.trl\n")
+
+
+def test_the_command_that_continues_a_run_of_engines_here_runs(tmp_path):
+    """It names the file, as the commands of the scripts do."""
+    assert printed_by("engines/here.py", "--resume_from_checkpoint", str(tmp_path)) == (
+        f"error: {tmp_path}: this folder contains no run\n")
 
 
 def test_real_py_hides_no_package_either(site):

@@ -446,6 +446,83 @@ def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, change)
     assert (before - after).abs().max() > 1e-3
 
 
+def test_a_signal_at_any_moment_of_a_save_leaves_a_folder_that_the_next_save_completes(
+        monkeypatch, tmp_path):
+    policy = real.load(random_model())
+    calls = []
+
+    def interrupted(place, name):
+        function = getattr(place, name)
+
+        def call(*args, **named):
+            done = function(*args, **named)
+            calls.append(name)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return done
+        return call
+    for place, name in ((os, "rename"), (os, "makedirs"), (os, "chmod"), (shutil, "rmtree"),
+                        (type(policy), "save_pretrained")):
+        monkeypatch.setattr(place, name, interrupted(place, name))
+    at, total = 0, 10
+    for at in range(1, 99):
+        (tmp_path / str(at)).mkdir()
+        monkeypatch.chdir(tmp_path / str(at))
+        policy.lm_head.weight.data[0, 0] = -at
+        calls[:] = [""] * 99
+        real.save(policy, "model")
+        calls.clear()
+        policy.lm_head.weight.data[0, 0] = at
+        try:
+            real.save(policy, "model")
+        except KeyboardInterrupt:
+            total = at
+            real.save(policy, "model")
+        assert [path.name for path in Path().iterdir()] == ["model"]
+        assert real.load("model").lm_head.weight[0, 0] == at
+        if total < at:                          # no call was left to interrupt
+            break
+    assert total > 8
+
+
+def test_a_signal_in_the_last_save_or_in_the_first_step_leaves_a_model_with_its_right_name(
+        change, capsys):
+    save, calls = real.save, []
+
+    def stopped(*args):
+        calls.append(args)
+        if len(calls) == 2:                     # the first call is before the first step
+            raise KeyboardInterrupt
+        save(*args)
+
+    def stopped_at_once(*args):
+        raise KeyboardInterrupt
+    folder = random_model()
+    for name, steps, values in (("trained", 1, {"save": stopped}), (
+            "trained-2-unfinished", 0, {"save": save, "descend": stopped_at_once})):
+        change(P=2, T=3, **values)
+        with pytest.raises(KeyboardInterrupt):
+            real.main(folder, steps=1)
+        assert capsys.readouterr().out.endswith(
+            f"after {steps} steps, the model is in {Path(name).absolute()}\n")
+        real.load(name)
+
+
+def test_a_name_that_is_no_folder_is_asked_for_once(monkeypatch):
+    """transformers itself asks the Hub for half a minute, unless it has to look here alone."""
+    asked = []
+    monkeypatch.setattr(real, "has_file", lambda *words: asked.append(words))
+    load = real.AutoTokenizer.from_pretrained
+
+    def here(name, local_files_only):
+        asked.append(local_files_only)
+        return load(name, local_files_only=True)
+    monkeypatch.setattr(real.AutoTokenizer, "from_pretrained", here)
+    with pytest.raises(SystemExit, match="^lama: cannot be loaded: .{9}"):
+        real.load("lama")
+    assert asked == [("lama", "config.json"), True]
+
+
 def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(change, capsys):
     write_rows({"prompt": f"{i}=", "answer": i} for i in range(20))
     change(HELD_OUT=100)
@@ -467,7 +544,7 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
             child.send_signal(signal.SIGINT)
             break
     said, error = child.communicate(timeout=60)
-    assert child.returncode == 130 and "the trained model is in" in said
+    assert child.returncode == 130 and "steps, the model is in" in said
     assert "Traceback" not in error and Path("trained/model.safetensors").exists()
     with pytest.raises(SystemExit):
         real.stop(signal.SIGTERM, None)

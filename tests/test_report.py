@@ -3,6 +3,7 @@ reads it."""
 import dataclasses
 import io
 import json
+import os
 import re
 import shlex
 import sys
@@ -14,7 +15,7 @@ import plumbing
 import report
 from report import formats
 from report.logs import read_log
-from report.page import command, import_script, main, write_report
+from report.page import command, import_script, main, read_run, write_report
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{DATA}} \ud800")
@@ -386,6 +387,32 @@ def test_the_curves_show_how_often_greedy_answers_think_and_how_many_of_these_ar
     assert panel.locator("span").all_text_contents()[2] == "\u25e6 accuracy if forced to think"
     assert panel.locator("path[stroke-width]").count() == 2     # no line joins the two dots
     assert panel.locator("circle").count() == 2 + 2
+
+
+def test_a_file_of_completions_that_a_kill_has_cut_off_is_named_and_the_others_are_shown(tmp_path):
+    """Also a state of TRL, of which an older one is whole. verl shuffles a batch, and a prompt may
+    be a list of messages."""
+    pytest.importorskip("pyarrow", reason="the completions of TRL are parquet files")
+    rows = [{"input": [{"role": "user", "content": prompt}], "output": prompt, "score": 1.0}
+            for prompt in "abab"]
+    (tmp_path / "1.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "2.jsonl").write_text('{"input": 5, "output": "b", "score": 1}')
+    run = read_run(tmp_path)
+    assert [[one["text"] for one in group["completions"]] for group in run["samples"]] == [
+        ["a", "a"], ["b", "b"]]
+    assert [one["reward"] for one in run["metrics"]] == [1.0]
+    assert run["note"].endswith(" These files cannot be read: 2.jsonl.")
+
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "completions/completions_00003.parquet").write_bytes(b"PAR1")
+    for number, text in ((1, '{"log_history": [{"step": 1, "reward": 0.5}]}'), (2, '{"log_hist')):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        state = tmp_path / f"checkpoint-{number}/trainer_state.json"
+        state.write_text(text)
+        os.utime(state, (number, number))
+    run = read_run(tmp_path)
+    assert run["metrics"] == [{"step": 1, "reward": 0.5}]
+    assert run["note"] == " These files cannot be read: 2.jsonl, completions_00003.parquet."
 
 
 def test_ctrl_c_ends_a_command_with_one_line(stops, monkeypatch):

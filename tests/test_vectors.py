@@ -165,6 +165,17 @@ def test_what_cannot_be_called_is_told_in_a_line(words, reply, answer):
     assert code == 2 and reply in text and text.startswith("error: ") and text.count("\n") == 1
 
 
+@pytest.mark.parametrize("word, reply", [
+    ("clip=false", "error: clip=false: must be True or False\n"),
+    ("slope=high", "error: slope=high: must be a number\n"),
+    ("cap=off", "error: cap=off: must be a number, True, False or None\n")])
+def test_a_text_for_a_setting_that_is_none_is_refused(word, reply, answer):
+    """Any text counts as true, so clip=false would leave the clip on."""
+    source = RIGHT.replace("epsilon_high):", "epsilon_high, clip=True, slope=0.0, cap=None):", 1)
+    assert answer(source, "grpo_loss", "policy_loss", "method=clip", word) == (2, reply)
+    assert answer(source, "grpo_loss", "policy_loss", "method=clip", "clip=True")[0] == 0
+
+
 METHOD = TRL.replace("\n    ", "\n        ").replace(
     "def grpo_loss(", "class Loss(torch.nn.Module):\n  def forward(self, ") + "\nloss = Loss()"
 

@@ -21,7 +21,6 @@ infinite numbers in masked slots, outputs without tokens) and matters of convent
 Inputs such as old_logps are data, which your caller detaches; --detached tests it.
 """
 import argparse
-import ast
 import importlib
 import inspect
 import json
@@ -32,7 +31,7 @@ import sys
 from collections import Counter
 
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
-from vectors.binding import bind, opened, parameters_of
+from vectors.binding import bind, opened, parameters_of, setting
 from vectors.names import LOSSES
 from vectors.ways import adapter, arranged, check, constants, of_class, told_way
 
@@ -259,14 +258,6 @@ def arguments(argv):
     return parser.parse_intermixed_args(argv)
 
 
-def setting(text):
-    """Read a value: a number, True, False or None, or else a text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
 def chosen_cases(function, file, chosen, args):
     """Find the file, and the cases that are chosen by a recipe and by KEY=VALUE; other keys are
     settings. -> file, content, cases, parameters of the recipe, of KEY=VALUE, settings"""
@@ -278,8 +269,12 @@ def chosen_cases(function, file, chosen, args):
              "in --recipe grpo")
     content = read(file)
     known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
-    settings = {key: setting(text) for key, text in chosen.items()
-                if key not in known and key in parameters_of(function)}
+    takes = parameters_of(function)
+    try:
+        settings = {key: setting(key, text, takes[key]) for key, text in chosen.items()
+                    if key in takes and key not in known}
+    except ValueError as error:
+        fail(error)
     chosen = {key: text for key, text in chosen.items() if key not in settings}
     cases = cases_of(content, fixed | chosen)
     if not cases:

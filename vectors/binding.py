@@ -7,12 +7,15 @@
 A parameter is found by its name, or by the words that its name consists of. If no name is known,
 arguments are bound by their position.
 """
+import ast
 import inspect
 import re
 from typing import NamedTuple
 
 from vectors.unpack import Unpacked, unpacked
 
+# Texts that mean no text
+SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "inf")
 # Words of names, in lower case -> one word for each meaning. A name with any other word is unknown.
 WORDS = {word: meaning for meaning, words in {
     "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
@@ -84,6 +87,31 @@ class Binding(NamedTuple):
 def opened(function):
     """Make parameters of what a function looks up in its own. -> function that takes names alone"""
     return function if isinstance(function, Unpacked) else unpacked(function, has_meaning)
+
+
+def setting(name, text, parameter=None):
+    """Read a setting, a number, True, False, None or a text, as the default of its parameter shows.
+    ValueError if it has another type; a parameter whose default is None takes no text. -> value"""
+    default = parameter.default if parameter else inspect.Parameter.empty
+    try:
+        value = text if isinstance(default, str) else ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError):
+        value = text
+    if isinstance(default, bool):
+        kind, is_good = "True or False", isinstance(value, bool)
+    elif isinstance(default, (int, float)):
+        kind, is_good = "a number", type(value) in (int, float)
+    elif default is None:
+        kind = "a number, True, False or None"
+        is_good = value is None or isinstance(value, (int, float))
+    elif default is inspect.Parameter.empty:            # a text such as false would count as true
+        kind = "True, False, None, a number or a text with another meaning"
+        is_good = text.lower() not in SPELLINGS or not isinstance(value, str)
+    else:
+        kind, is_good = f"like its default, {default!r}", type(value) is type(default)
+    if not is_good:
+        raise ValueError(f"{name}={text}: must be {kind}")
+    return value
 
 
 def parameters_of(function):
