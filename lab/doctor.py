@@ -194,7 +194,7 @@ def of_broken(results):
                      *map(theirs.count, OF_BROKEN)])
     runs, *sums = map(sum, zip(*(row[1:] for row in rows)))
     rows.append(["**all**", runs, *sums])
-    kinds = len(BROKEN)         # the runs of a kind fare alike, so they say little about other kinds
+    kinds = len(BROKEN)         # the runs of a kind fare alike
     rows.append(["95% interval, by kind", "", *(wilson(hits / runs * kinds, kinds)
                                                 for hits in sums)])
     heads = [f"{tool}: {how}" for tool in (OURS, OTHER) for how in OF_BROKEN]

@@ -1,11 +1,14 @@
 """Find how anybody's function is called: its shapes, its constants, and arguments with other names.
 """
 import itertools
+import math
+import warnings
 
 from vectors import SHAPES, WAYS, call, cases_of, check_case, fit, flat, inputs_of, value
 from vectors.binding import opened, parameters_of
 from vectors.unpack import Unpacked
 
+TABLES = "advantages of the shape (B, T)"
 OUTPUTS_ALONE = "it takes advantages of outputs, (B,), but none of tokens, (B, T)"
 MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
 
@@ -36,42 +39,70 @@ def check(function, content, cases, decides, options):
     def right(way):
         return sum(not one.errors and not one.skipped and decides(one.case) for one in found[way])
     for way in WAYS:
-        found[way] = [check_case(function, content, case, way=way, **options) for case in cases]
+        with warnings.catch_warnings():
+            if way:                     # a way that may not be meant
+                warnings.simplefilter("ignore")
+            found[way] = [check_case(function, content, case, way=way, **options)
+                          for case in cases]
         if not any(one.errors for one in found[way] if decides(one.case)):
             break
-    way = max(found, key=right)
-    if is_of_outputs(found, way, decides):
+    way = max(found, key=lambda way: (right(way), -sum(one.raised for one in found[way])))
+    if is_of_outputs(function, content, found, way, decides, options):
         found[way] = [one._replace(errors=[], skipped=OUTPUTS_ALONE)
                       if one.case.get("grade") == "tokens" else one for one in found[way]]
     return found[way], way, found[""]
 
 
-def is_of_outputs(found, way, decides):
-    """Tell whether a function is right for all advantages of outputs, and wrong if the same are
-    given for each token, so that it takes those of outputs alone."""
+def is_of_outputs(function, content, found, way, decides, options):
+    """Tell whether a function is right for all advantages of outputs, and takes none of tokens: if
+    the same are given for each token, it raises, or it is wrong only because PyTorch repeats all
+    outputs for each, which a batch of one output does not show."""
     outputs = [n for n, one in enumerate(found[way]) if decides(one.case) and not one.skipped
                and one.case.get("grade") != "tokens" and "advantages" in one.case["inputs"]]
-    tables = found.get("advantages of the shape (B, T)", [])
+    tables = found.get(TABLES, [])
     return bool(outputs and tables) and all(
-        not found[way][n].errors and tables[n].errors for n in outputs)
+        not found[way][n].errors and tables[n].errors and (
+            tables[n].raised or is_alike(function, content, tables[n].case, options))
+        for n in outputs)
+
+
+def is_alike(function, content, case, options):
+    """Tell whether each output alone gets the same results with advantages of the shapes (B,) and
+    (B, T)."""
+    for row in range(len(case["inputs"]["mask"])):
+        try:
+            found = results_of(
+                function, content, case, slice(row, row + 1), ("", TABLES), options)
+        except Exception:               # it takes no batch of one
+            return False
+        if not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(*found)):
+            return False
+    return True
+
+
+def results_of(function, content, case, rows, ways, options, columns=slice(None)):
+    """Call a function in some ways with some rows and columns of a case. -> list of the results of
+    each way"""
+    names = {"fixed", "settings", "names"}
+    fitted = fit(function, content, case, **{key: options[key] for key in names & options.keys()})
+    part = case | {"inputs": {name: [x[columns] if isinstance(x, list) else x for x in values[rows]]
+                              for name, values in case["inputs"].items()}}
+    found = []
+    for way in ways:
+        results, _ = call(function, part, content, options["tool"], options["dtype"], fitted, way,
+                          options.get("settings", ()))
+        found.append(flat([*results.values()])[1])
+    return found
 
 
 def is_silent(function, content, case, way, options):
     """Tell whether a function that is right in one way returns something else in the first way, if
     there are as many outputs as tokens."""
-    names = {"fixed", "settings", "names"}
-    fitted = fit(function, content, case, **{key: options[key] for key in names & options.keys()})
-    n = min(len(case["inputs"]["mask"]), len(case["inputs"]["mask"][0]))
-    square = case | {"inputs": {name: [row[:n] if isinstance(row, list) else row for row in x[:n]]
-                                for name, x in case["inputs"].items()}}
-    found = []
-    for one in ("", way):
-        try:
-            results, _ = call(function, square, content, options["tool"], options["dtype"], fitted,
-                              one, options.get("settings", ()))
-        except Exception:               # then it is not silent
-            return False
-        found.append(flat([*results.values()])[1])
+    first = slice(min(len(case["inputs"]["mask"]), len(case["inputs"]["mask"][0])))
+    try:
+        found = results_of(function, content, case, first, ("", way), options, first)
+    except Exception:               # then it is not silent
+        return False
     return not all(abs(a - b) <= 1e-9 for a, b in zip(*found))
 
 
