@@ -36,20 +36,20 @@ def store(monkeypatch, levels):
 def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     source = lines.source(name)
-    one = runs.run(small(source), 0, is_brief=True, base_steps=2, steps=2)
+    one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
     assert len(one["steps"]) == 2 and all(0 <= step["reward"] <= 1 for step in one["steps"])
     assert (source == NANO) == (name in ("nano", "quarter"))
 
 
-def test_a_brief_run_is_the_run_that_is_watched(monkeypatch, tmp_path):
+def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     source = small(NANO)
     with contextlib.redirect_stdout(io.StringIO()):
-        brief, whole = (runs.run(source, 3, "", is_brief=is_brief, base_steps=2, steps=3)
-                        for is_brief in (True, False))
-    assert brief["steps"][0].keys() == {"reward", "tokens"}
-    assert [(step["tokens"], step["reward"]) for step in brief["steps"]] == [
-        (step["tokens"], round(step["right"], 3)) for step in whole["steps"]]
+        brief, whole = (runs.run(source, 3, "", has_kl=is_whole, evaluates=is_whole, base_steps=2,
+                                 steps=3) for is_whole in (False, True))
+    assert len(brief["steps"]) == 3 and brief["accuracy"] == [] and len(whole["accuracy"]) == 2
+    assert brief["steps"] == [{name: x for name, x in step.items() if name not in ("kl", "step_kl")}
+                              for step in whole["steps"]]
 
 
 def test_every_row_but_nano_has_a_prediction():
