@@ -62,6 +62,8 @@ def rate(factor):
 def wins(name, at_best=False):
     """Count the seeds on which more outputs are right with the patch than without it. -> int"""
     shares = ends(name, at_best)
+    if not shares:
+        raise NotMeasured(name)
     return sum(b > a for a, b in zip(shares["without"], shares["with"], strict=True))
 
 
