@@ -1,6 +1,8 @@
 """Build docs/path.html and docs/path.md from chapters.txt and the runs in docs/path.json."""
 import html
+import itertools
 import math
+import operator
 import re
 from pathlib import Path
 from statistics import fmean
@@ -222,7 +224,7 @@ def prose(text, name):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
     paragraph that begins with ! is an answer, and one that begins with + is a detail; both are
     folded. A paragraph with a number that is not measured yet is left out."""
-    paragraphs = ""
+    paragraphs = []
     for part in text.split("\n\n"):
         mark = part[:2] if part[:2] in FOLDED else ""
         words = part.removeprefix(mark).split()
@@ -234,9 +236,12 @@ def prose(text, name):
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
         inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
-        inner = f"<p>{inner}</p>"
-        paragraphs += folded(FOLDED[mark], inner, "ask") if mark else inner
-    return paragraphs
+        paragraphs.append((mark, f"<p>{inner}</p>"))
+    text = ""
+    for mark, group in itertools.groupby(paragraphs, key=operator.itemgetter(0)):
+        inner = "".join(paragraph for _, paragraph in group)
+        text += folded(FOLDED[mark], inner, "ask") if mark else inner
+    return text
 
 
 def patch_box(lines):
@@ -413,9 +418,10 @@ def table():
                fill(field.get("besides", ""), name))
 
 
-def is_invented(name):
-    """Whether the setting of a chapter, and not the task, makes up the rewards."""
-    return re.search(r"^\+ +rewards\b", CHAPTERS[name].fields.get("setting", ""), re.M) is not None
+def has_other_rewards(name):
+    """Whether the setting of a chapter rewards something that the verifier does not see."""
+    setting = CHAPTERS[name].fields.get("setting", "")
+    return re.search(r"^\+ +rewards\b(?!.*verify)", setting, re.M) is not None
 
 
 def conditions(name):
@@ -430,7 +436,7 @@ def conditions(name):
             text = text.replace(" outputs", f" → {outputs[-1]:,.0f} outputs")
     else:
         text = setting_of(steps, None, num_passes)
-    parts = [text, "an invented reward" if is_invented(name) else "", field.get("where", "")]
+    parts = [text, "another reward" if has_other_rewards(name) else "", field.get("where", "")]
     return "; ".join(filter(None, parts))
 
 
@@ -475,7 +481,7 @@ def build():
             kind = {"": "better", "worse": "worse"}.get(judged, "")
             note = f" <small>{judged}</small>" if judged else ""
             cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
-        kind = " class=invented" if is_invented(name) else ""
+        kind = " class=apart" if has_other_rewards(name) else ""
         rows += f"<tr{kind}><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
     names = [*RUNGS, LAST]
     body = PAGE.substitute(
@@ -496,17 +502,18 @@ def build_markdown(title):
         one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | | |\n" if branch else ""
         cells += [f"{text} ({judged})" if judged else text for text, judged in (shared, own)]
-        cells[1] = cells[1].replace("an invented reward", "*an invented reward*")
+        cells[1] = cells[1].replace("another reward", "*another reward*")
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields
+    offer = re.sub(r"^\+ ", "", last["offer"], flags=re.M)
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{BASE_THEN}\n\n{top['here']}\n\n"
             f"{lines_in_markdown()}{top['stand']}\n\n"
             f"![{title}](path.svg)\n\n"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"
             f"| --- | --- | --- | --- | --- | --- | --- |\n{rows}\n## A real model\n\n"
-            f"{last['hook']}\n\n{fill(last['offer'], LAST)}\n")
+            f"{last['hook']}\n\n{fill(offer, LAST)}\n")
 
 
 def write():
