@@ -14,6 +14,7 @@ SEEDS = (0, 1, 2, 3, 4)
 EXERCISE_SEED = 0                   # of the answers to the exercises, and of edited scripts
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
+BEHIND = 0.15                       # of right outputs
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get
 FINAL = ("last", "mean", "last_cut", "last_tokens", "samples")  # what is stored at another rate
 BASE_THEN = CHAPTERS[BASE].fields["measured"]          # a sentence for whoever reads the numbers
@@ -114,17 +115,33 @@ def default_seed(name):
 
 
 def tune(name, side):
-    """Search for the best learning rate of a side of a chapter, on the seeds of CHOICE. -> factors
-    of RATE that have to be tried, and the best one; None if some of the runs are missing"""
+    """Search for the best learning rate of a side of a chapter, on the seeds of CHOICE. A rate that
+    is BEHIND another one on the first of these seeds is not the best, so the other seeds are left
+    out. -> runs that are needed so far, [(factor of RATE, seed)]; the best factor, or None if some
+    of these runs are missing"""
     is_drawn = any("x=rate" in line and f"| {side}=" in line
                    for line in CHAPTERS[name].fields["picture"].splitlines())
 
-    def score(factor):
+    def last(factor, seeds):
         try:
-            return fmean(value(one, "last") for one in runs_at(name, side, CHOICE, factor))
+            return fmean(value(one, "last") for one in runs_at(name, side, seeds, factor))
         except NotMeasured:
             return None
-    return measuring.search(1, FACTORS if is_drawn else (0.5, 1), score)
+    factors = FACTORS if is_drawn else (0.5, 1)
+    first = {factor: last(factor, CHOICE[:1]) for factor in factors}
+
+    def seeds_of(factor):
+        if is_drawn:
+            return CHOICE
+        is_behind = None in first.values() or first[factor] < max(first.values()) - BEHIND
+        return CHOICE[:1] if is_behind else CHOICE
+
+    def score(factor):
+        first[factor] = last(factor, CHOICE[:1])
+        shares = None if None in first.values() else last(factor, seeds_of(factor))
+        return shares if shares is None or seeds_of(factor) == CHOICE else shares - 1
+    tried, chosen = measuring.search(1, factors, score)
+    return [(factor, seed) for factor in tried for seed in seeds_of(factor)], chosen
 
 
 def best(name):
@@ -144,8 +161,8 @@ def jobs(name):
     for side, source in sides(name).items():
         runs = [*product((1,), SEEDS)]
         if name != RUNGS[0]:                                # before which nothing is trained
-            tried, chosen = tune(name, side)
-            runs += product(tried, CHOICE)
+            searched, chosen = tune(name, side)
+            runs += searched
             runs += product((chosen,), SEEDS) if chosen else ()
         for factor, seed in runs:
             case = digest(at_rate(source, factor), CHAPTERS[name].steps)
