@@ -189,6 +189,73 @@ def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
         assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
 
 
+def without_their_runs(monkeypatch, names):
+    """Pretend that these chapters are not measured yet."""
+    cases = {case for name in names for case, _ in measure.jobs(name)}
+    kept = {job: one for job, one in measure.STORE.results.items() if job[0] not in cases}
+    monkeypatch.setattr(measure.STORE, "results", kept)
+
+
+def test_a_chapter_without_its_runs_says_so_and_shows_neither_their_numbers_nor_their_pictures(
+        monkeypatch):
+    measured = [name for name in RUNGS if measure.is_measured(name)]
+    pending = CHAPTERS[BASE].fields["unmeasured"]
+    assert pending not in page.chapter("kl") and "<svg" in page.chapter("kl")
+    without_their_runs(monkeypatch, ["kl", "dpo"])
+    for name in ("kl", "dpo"):
+        shown = page.chapter(name)
+        assert pending in shown and measure.BASE_THEN not in shown and "<svg" not in shown
+        assert "{" not in re.sub(r"<code>.*?</code>|<div class=patch>.*?</div></div>", "", shown)
+        assert "With the best learning rate" not in shown
+    assert [name for name in RUNGS if measure.is_measured(name)] == [
+        name for name in measured if name not in ("kl", "dpo")]
+    rows = {name: cells for _, name, *cells in page.table()}
+    assert rows["kl"][2:] == [("not measured yet", None), ("", None), ""]
+    assert rows["kl"][1].startswith("10 steps, 8 passes; another reward")
+    assert "not measured yet" in page.build() and "not measured yet" in page.build_markdown("")
+
+
+def test_a_page_without_any_run_can_be_built(monkeypatch, tmp_path):
+    """As after a change of nano.py."""
+    monkeypatch.setattr(measure.STORE, "results", {})
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    page.write()
+    assert {file.name for file in tmp_path.iterdir()} == {"path.html", "path.md"}
+    assert "path.svg" not in (tmp_path / "path.md").read_text("utf-8")
+
+
+def is_open(shown):
+    """Leave out what is folded, pictures and code. HTML -> HTML"""
+    shown = re.sub(r"<svg.*?</svg>|<div class=patch>.*?</code></div></div>", "", shown, flags=re.S)
+    while "<details" in shown:
+        shown = re.sub(r"<details(?:(?!<details).)*?</details>", "", shown, flags=re.S)
+    return shown
+
+
+@pytest.mark.parametrize("name", [*RUNGS, LAST])
+def test_a_chapter_has_at_most_900_words_and_one_picture_before_one_opens_more(name):
+    shown = is_open(page.chapter(name))
+    assert len(re.sub("<[^>]*>", " ", shown).split()) <= 900
+    assert shown.count("<figure>") <= 1
+
+
+def test_the_first_line_of_a_chapter_says_if_its_patch_repairs_nothing_or_its_reward_is_invented():
+    firsts = {name: " ".join(CHAPTERS[name].fields["pain"].split("\n\n")[0].split())
+              for name in RUNGS}
+    warned = {name for name in RUNGS if re.match(
+        "Don't expect|This rung (makes|adds)|This chapter invents", firsts[name])}
+    worse = {name for name in RUNGS[1:]
+             if measure.is_measured(name) and page.wins(name, at_best=True) == 0}
+    assert worse and worse <= warned
+    random = {name for name in RUNGS if re.search(
+        r"^\+.*(torch\.rand\(| rewards \+= )", CHAPTERS[name].fields.get("setting", ""), re.M)}
+    assert random == {"group", "critic", "gae"} and random <= warned
+
+
+def test_every_rung_has_a_prediction():
+    assert all(CHAPTERS[name].fields["predicted"] for name in RUNGS)
+
+
 # ---- the command -----------------------------------------------------------------------------
 
 @pytest.fixture

@@ -494,8 +494,8 @@ def build():
 
 
 def build_markdown(title):
-    """Build docs/path.md: a table of the rungs, whose anchors are those of path.html, and what fits
-    real.py. -> Markdown"""
+    """Build docs/path.md: path.svg with this title, a table of the rungs, whose anchors are those of
+    path.html, and what fits real.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
     for branch, name, *cells, shared, own, besides in table():
@@ -506,10 +506,11 @@ def build_markdown(title):
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields
+    picture = f"![{title}](path.svg)\n\n" if title else ""
     offer = re.sub(r"^\+ ", "", last["offer"], flags=re.M)
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{BASE_THEN}\n\n{top['here']}\n\n"
             f"{lines_in_markdown()}{top['stand']}\n\n"
-            f"![{title}](path.svg)\n\n"
+            f"{picture}"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"
             f"| --- | --- | --- | --- | --- | --- | --- |\n{rows}\n## A real model\n\n"
@@ -517,13 +518,15 @@ def build_markdown(title):
 
 
 def write():
-    """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, title = chart(COVER, CHAPTERS[COVER].fields["picture"].split("\n")[0])
-    # An SVG in a page knows only its own width. Larger letters need room on the left, too
-    style = look.small(look.COLOURS + look.CHART
-                       + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
-    picture = picture.replace(">", f"><style>{style}</style>", 1)
-    picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
-    for name, text in (("path.html", build()), ("path.md", build_markdown(title)),
-                       ("path.svg", picture)):
+    """Write docs/path.html, docs/path.md and, if its chapter is measured, docs/path.svg."""
+    title = ""
+    if is_measured(COVER):
+        picture, title = chart(COVER, CHAPTERS[COVER].fields["picture"].split("\n")[0])
+        # An SVG in a page knows only its own width. Larger letters need room on the left, too
+        style = look.small(look.COLOURS + look.CHART
+                           + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
+        picture = picture.replace(">", f"><style>{style}</style>", 1)
+        picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
+        (DOCS / "path.svg").write_text(picture, encoding="utf-8")
+    for name, text in (("path.html", build()), ("path.md", build_markdown(title))):
         (DOCS / name).write_text(text, encoding="utf-8")
