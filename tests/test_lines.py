@@ -48,6 +48,7 @@ def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp
         brief, whole = (runs.run(source, 3, "", has_kl=is_whole, evaluates=is_whole, base_steps=2,
                                  steps=3) for is_whole in (False, True))
     assert len(brief["steps"]) == 3 and brief["accuracy"] == [] and len(whole["accuracy"]) == 2
+    assert {"kl", "step_kl"} <= whole["steps"][0].keys()
     assert brief["steps"] == [{name: x for name, x in step.items() if name not in ("kl", "step_kl")}
                               for step in whole["steps"]]
 

@@ -149,6 +149,37 @@ def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sid
     assert measure.default_seed("clip") == 0            # its runs are missing
 
 
+def test_a_search_leaves_out_the_other_seeds_of_a_rate_that_is_far_behind(monkeypatch):
+    lasts = {0.25: 0.3, 0.5: 0.5, 1: 0.6, 2: 0.65, 4: 0.44}
+    case = {factor: measure.digest(measure.at_rate(sides("kl")["with"], factor),
+                                   CHAPTERS["kl"].steps) for factor in lasts}
+    stored = {(case[factor], 5): {"last": last} for factor, last in lasts.items()}
+    monkeypatch.setattr(measure.STORE, "results", {})
+    assert measure.tune("kl", "with") == ([(0.5, 5), (1, 5)], None)
+    monkeypatch.setattr(measure.STORE, "results", stored)
+    assert measure.tune("kl", "with")[0] == [(f, seed) for f in (0.5, 1) for seed in (5, 6, 7)]
+    for factor, shift in ((0.5, 0.0), (1, 0.03), (2, -0.09)):
+        stored |= {(case[factor], seed): {"last": lasts[factor] + shift} for seed in (6, 7)}
+    runs, chosen = measure.tune("kl", "with")
+    assert chosen == 1 and runs == [(f, seed) for f in (0.5, 1, 2) for seed in (5, 6, 7)]
+    stored |= {(case[2], seed): {"last": 0.65} for seed in (6, 7)}
+    runs, chosen = measure.tune("kl", "with")                   # now 4 has to be tried
+    assert chosen == 2 and runs[-1] == (4, 5) and (4, 6) not in runs
+
+
+def test_only_runs_that_are_drawn_measure_a_kl_and_only_if_a_chapter_with_this_script_shows_it(
+        monkeypatch):
+    seen = []
+    monkeypatch.setattr(runs, "run", lambda source, seed, has_kl, evaluates, steps: seen.append(
+        (has_kl, evaluates)) or {"accuracy": [], "seconds": 1.0, "steps": [
+            {"text": "a", "samples": 4, "right": 0.25}] * steps})
+    for name, side, factor, seed in (("clip", "with", 1, 0), ("clip", "with", 2, 0),
+                                     ("clip", "with", 1, 5), ("reuse", "with", 1, 0),
+                                     ("gspo", "without", 1, 0)):     # the GRPO of cispo
+        measure.measured(name, side, factor, seed)
+    assert seen == [(True, True), (False, False), (False, False), (False, True), (True, True)]
+
+
 def test_measuring_runs_what_is_not_stored_and_keeps_all_runs_of_scripts_as_they_are_and_no_others(
         monkeypatch, tmp_path):
     stored = measure.FILE.read_text("utf-8")
