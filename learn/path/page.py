@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 
 from learn import look
 from learn.path import lines, measure, worked
-from learn.path.measure import (
-    BASE_THEN, CHOICE, FACTORS, RATE, SEEDS, NotMeasured, best, ends, is_measured, runs_at, value)
+from learn.path.measure import BASE_THEN, CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
@@ -65,7 +64,7 @@ def wins(name, at_best=False):
     """Count the seeds on which more outputs are right with the patch than without it. -> int"""
     shares = ends(name, at_best)
     if not shares:
-        raise NotMeasured(name)
+        raise measure.NotMeasured(name)
     return sum(b > a for a, b in zip(shares["without"], shares["with"], strict=True))
 
 
@@ -230,7 +229,7 @@ def prose(text, name):
         words = part.removeprefix(mark).split()
         try:
             inner = page.prose(fill(" ".join(words), name), None, has_links=False)
-        except NotMeasured:
+        except measure.NotMeasured:
             continue
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
@@ -282,7 +281,7 @@ def rates(name):
     """Build the part of a chapter in which each side has its own best rate. -> HTML; "" if it is
     not measured yet"""
     field = CHAPTERS[name].fields
-    if "fair" not in field or not is_measured(name):
+    if "fair" not in field or not measure.is_measured(name):
         return ""
     labels = CHAPTERS[name].labels
     rows = [(html.escape(labels[side]), f"{{{side} %last}}",
@@ -298,7 +297,7 @@ def standing(name):
     field = CHAPTERS[name].fields
     if name == LAST:
         return BASE_THEN
-    then = BASE_THEN if is_measured(name) else CHAPTERS[BASE].fields["unmeasured"]
+    then = BASE_THEN if measure.is_measured(name) else CHAPTERS[BASE].fields["unmeasured"]
     predicted = f"Our prediction before the runs on today's base: {field['predicted']}."
     return prose(f"{then} {predicted}", name)[3:-4]
 
@@ -343,8 +342,9 @@ def chapter(name):
     known = numbered(name) if name in RUNGS else {}
     lefts = {text.split(" = ")[0]: text for text in field["equation"].split("\n")}
     equations = "".join(equation(text, known.get(left, [""])[0]) for left, text in lefts.items())
-    drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>" for svg, title in (
-        chart(name, line) for line in field.get("picture", "").splitlines() if is_measured(name))]
+    pictures = field.get("picture", "").splitlines() if measure.is_measured(name) else []
+    drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
+             for svg, title in (chart(name, line) for line in pictures)]
     charts = "".join(drawn[:1])
     if drawn[1:]:
         charts += folded("More", "".join(drawn[1:]), "ask")
@@ -406,7 +406,7 @@ def table():
     verdict |= {0: "worse", len(SEEDS): ""}
     for name in RUNGS:
         field = CHAPTERS[name].fields
-        if not is_measured(name):
+        if not measure.is_measured(name):
             yield (field.get("branch"), name, counts(name), conditions(name),
                    ("not measured yet", None), ("", None), "")
             continue
@@ -429,7 +429,7 @@ def conditions(name):
     field = CHAPTERS[name].fields
     chosen = [side for side in ("without", "with") if sides(name)[side] != script(BASE)]
     steps, num_passes = CHAPTERS[name].steps, lines.passes(sides(name)["with"])
-    if is_measured(name):
+    if measure.is_measured(name):
         outputs = [fmean(value(one, "samples") for one in runs_at(name, side)) for side in chosen]
         text = setting_of(steps, outputs[0], num_passes)
         if outputs[0] != outputs[-1]:
@@ -494,8 +494,8 @@ def build():
 
 
 def build_markdown(title):
-    """Build docs/path.md: path.svg with this title, a table of the rungs, whose anchors are those of
-    path.html, and what fits real.py. -> Markdown"""
+    """Build docs/path.md: path.svg, unless its title is empty, a table of the rungs, whose anchors
+    are those of path.html, and what fits real.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
     for branch, name, *cells, shared, own, besides in table():
@@ -520,7 +520,7 @@ def build_markdown(title):
 def write():
     """Write docs/path.html, docs/path.md and, if its chapter is measured, docs/path.svg."""
     title = ""
-    if is_measured(COVER):
+    if measure.is_measured(COVER):
         picture, title = chart(COVER, CHAPTERS[COVER].fields["picture"].split("\n")[0])
         # An SVG in a page knows only its own width. Larger letters need room on the left, too
         style = look.small(look.COLOURS + look.CHART
