@@ -342,7 +342,9 @@ def chapter(name):
     known = numbered(name) if name in RUNGS else {}
     lefts = {text.split(" = ")[0]: text for text in field["equation"].split("\n")}
     equations = "".join(equation(text, known.get(left, [""])[0]) for left, text in lefts.items())
-    pictures = field.get("picture", "").splitlines() if measure.is_measured(name) else []
+    pictures = field.get("picture", "").splitlines()
+    if pictures and not measure.is_measured(name):
+        pictures = []
     drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
              for svg, title in (chart(name, line) for line in pictures)]
     charts = "".join(drawn[:1])
