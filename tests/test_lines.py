@@ -36,20 +36,21 @@ def store(monkeypatch, levels):
 def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     source = lines.source(name)
-    one = runs.run(small(source), 0, is_brief=True, base_steps=2, steps=2)
+    one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
     assert len(one["steps"]) == 2 and all(0 <= step["reward"] <= 1 for step in one["steps"])
     assert (source == NANO) == (name in ("nano", "quarter"))
 
 
-def test_a_brief_run_is_the_run_that_is_watched(monkeypatch, tmp_path):
+def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     source = small(NANO)
     with contextlib.redirect_stdout(io.StringIO()):
-        brief, whole = (runs.run(source, 3, "", is_brief=is_brief, base_steps=2, steps=3)
-                        for is_brief in (True, False))
-    assert brief["steps"][0].keys() == {"reward", "tokens"}
-    assert [(step["tokens"], step["reward"]) for step in brief["steps"]] == [
-        (step["tokens"], round(step["right"], 3)) for step in whole["steps"]]
+        brief, whole = (runs.run(source, 3, "", has_kl=is_whole, evaluates=is_whole, base_steps=2,
+                                 steps=3) for is_whole in (False, True))
+    assert len(brief["steps"]) == 3 and brief["accuracy"] == [] and len(whole["accuracy"]) == 2
+    assert {"kl", "step_kl"} <= whole["steps"][0].keys()
+    assert brief["steps"] == [{name: x for name, x in step.items() if name not in ("kl", "step_kl")}
+                              for step in whole["steps"]]
 
 
 def test_every_row_but_nano_has_a_prediction():
@@ -175,13 +176,13 @@ def test_an_equation_has_the_number_of_the_docstring_and_so_has_each_that_a_patc
     assert text.count("<span>(2)</span>") == 1          # quoted by the patch, below it
 
 
-def test_rows_with_an_invented_reward_stand_apart_and_all_rows_say_what_they_cost():
-    invented = [name for name in CHAPTERS if name != BASE and page.is_invented(name)]
-    assert invented == ["baseline", "group", "std", "kl", "critic", "gae"]
+def test_rows_with_another_reward_stand_apart_and_all_rows_say_what_they_cost():
+    apart = [name for name in CHAPTERS if name != BASE and page.has_other_rewards(name)]
+    assert apart == ["group", "std", "kl", "critic", "gae"]         # the baseline's is 1 or -1
     rows = {name: cells[0] for _, name, _, *cells in page.table()}
     assert rows["reinforce"] == "20 steps, 5,120 outputs, 1 pass"
     assert rows["dynamic"].startswith("10 steps, 2,560 → 7,834 outputs, 8 passes")
-    assert all(("an invented reward" in text) == (name in invented) for name, text in rows.items())
+    assert all(("another reward" in text) == (name in apart) for name, text in rows.items())
 
 
 def test_a_frame_has_no_address_until_it_is_opened():

@@ -123,6 +123,8 @@ def test_bases_read_wrong_sums_but_tools_teachers_and_keys_are_right(
 def test_claims_hold_on_the_stored_seeds(name):
     """A claim that ends with `on 4` is about at least 4 seeds, and one that begins with `best:`
     about the best rate of each side."""
+    if not measure.is_measured(name):
+        return                                          # then the page shows no numbers
     for line in CHAPTERS[name].fields.get("claim", "").splitlines():
         claim, _, least = line.removeprefix("best: ").partition(" on ")
         runs = measure.runs_of(name, at_best=line.startswith("best: "))
@@ -147,6 +149,37 @@ def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sid
     assert measure.default_seed("clip") == 0            # its runs are missing
 
 
+def test_a_search_leaves_out_the_other_seeds_of_a_rate_that_is_far_behind(monkeypatch):
+    lasts = {0.25: 0.3, 0.5: 0.5, 1: 0.6, 2: 0.65, 4: 0.44}
+    case = {factor: measure.digest(measure.at_rate(sides("kl")["with"], factor),
+                                   CHAPTERS["kl"].steps) for factor in lasts}
+    stored = {(case[factor], 5): {"last": last} for factor, last in lasts.items()}
+    monkeypatch.setattr(measure.STORE, "results", {})
+    assert measure.tune("kl", "with") == ([(0.5, 5), (1, 5)], None)
+    monkeypatch.setattr(measure.STORE, "results", stored)
+    assert measure.tune("kl", "with")[0] == [(f, seed) for f in (0.5, 1) for seed in (5, 6, 7)]
+    for factor, shift in ((0.5, 0.0), (1, 0.03), (2, -0.09)):
+        stored |= {(case[factor], seed): {"last": lasts[factor] + shift} for seed in (6, 7)}
+    runs, chosen = measure.tune("kl", "with")
+    assert chosen == 1 and runs == [(f, seed) for f in (0.5, 1, 2) for seed in (5, 6, 7)]
+    stored |= {(case[2], seed): {"last": 0.65} for seed in (6, 7)}
+    runs, chosen = measure.tune("kl", "with")                   # now 4 has to be tried
+    assert chosen == 2 and runs[-1] == (4, 5) and (4, 6) not in runs
+
+
+def test_only_runs_that_are_drawn_measure_a_kl_and_only_if_a_chapter_with_this_script_shows_it(
+        monkeypatch):
+    seen = []
+    monkeypatch.setattr(runs, "run", lambda source, seed, has_kl, evaluates, steps: seen.append(
+        (has_kl, evaluates)) or {"accuracy": [], "seconds": 1.0, "steps": [
+            {"text": "a", "samples": 4, "right": 0.25}] * steps})
+    for name, side, factor, seed in (("clip", "with", 1, 0), ("clip", "with", 2, 0),
+                                     ("clip", "with", 1, 5), ("reuse", "with", 1, 0),
+                                     ("gspo", "without", 1, 0)):     # the GRPO of cispo
+        measure.measured(name, side, factor, seed)
+    assert seen == [(True, True), (False, False), (False, False), (False, True), (True, True)]
+
+
 def test_measuring_runs_what_is_not_stored_and_keeps_all_runs_of_scripts_as_they_are_and_no_others(
         monkeypatch, tmp_path):
     stored = measure.FILE.read_text("utf-8")
@@ -155,13 +188,17 @@ def test_measuring_runs_what_is_not_stored_and_keeps_all_runs_of_scripts_as_they
     monkeypatch.setattr(measure, "STORE", store)
     monkeypatch.setattr(runs, "run", lambda *_, **__: pytest.fail("a run is missing"))
     store.add("of a script that has changed", 0, {})
-    measure.measure(RUNGS)
+    measure.measure([name for name in RUNGS if measure.is_measured(name)])
     assert store.path.read_text("utf-8") == stored
 
     seen = []
-    monkeypatch.setattr(runs, "run", lambda source, seed, steps: seen.append((source, seed)) or {
-        "accuracy": [0.1, 0.2], "seconds": 1.0, "steps": [
-            {"text": "a", "samples": 4, "right": 0.25}] * steps})
+
+    def run(source, seed, has_kl, evaluates, steps):
+        seen.append((source, seed))
+        assert has_kl == evaluates == (seed in measure.SEEDS)   # this chapter draws a KL
+        return {"accuracy": [0.1, 0.2], "seconds": 1.0, "steps": [
+            {"text": "a", "samples": 4, "right": 0.25, "step_kl": 0.1}] * steps}
+    monkeypatch.setattr(runs, "run", run)
     jobs = measure.jobs("clip")
     for seed in (measure.SEEDS[1], measure.CHOICE[1]):          # one is drawn, the other chooses
         [job, *_] = [job for job, (_, side, factor) in jobs.items()
@@ -181,6 +218,73 @@ def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
     page.write()
     for file in tmp_path.iterdir():
         assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
+
+
+def without_their_runs(monkeypatch, names):
+    """Pretend that these chapters are not measured yet."""
+    cases = {case for name in names for case, _ in measure.jobs(name)}
+    kept = {job: one for job, one in measure.STORE.results.items() if job[0] not in cases}
+    monkeypatch.setattr(measure.STORE, "results", kept)
+
+
+def test_a_chapter_without_its_runs_says_so_and_shows_neither_their_numbers_nor_their_pictures(
+        monkeypatch):
+    measured = [name for name in RUNGS if measure.is_measured(name)]
+    pending = CHAPTERS[BASE].fields["unmeasured"]
+    assert pending not in page.chapter("kl") and "<svg" in page.chapter("kl")
+    without_their_runs(monkeypatch, ["kl", "dpo"])
+    for name in ("kl", "dpo"):
+        shown = page.chapter(name)
+        assert pending in shown and measure.BASE_THEN not in shown and "<svg" not in shown
+        assert "{" not in re.sub(r"<code>.*?</code>|<div class=patch>.*?</div></div>", "", shown)
+        assert "With the best learning rate" not in shown
+    assert [name for name in RUNGS if measure.is_measured(name)] == [
+        name for name in measured if name not in ("kl", "dpo")]
+    rows = {name: cells for _, name, *cells in page.table()}
+    assert rows["kl"][2:] == [("not measured yet", None), ("", None), ""]
+    assert rows["kl"][1].startswith("10 steps, 8 passes; another reward")
+    assert "not measured yet" in page.build() and "not measured yet" in page.build_markdown("")
+
+
+def test_a_page_without_any_run_can_be_built(monkeypatch, tmp_path):
+    """As after a change of nano.py."""
+    monkeypatch.setattr(measure.STORE, "results", {})
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    page.write()
+    assert {file.name for file in tmp_path.iterdir()} == {"path.html", "path.md"}
+    assert "path.svg" not in (tmp_path / "path.md").read_text("utf-8")
+
+
+def is_open(shown):
+    """Leave out what is folded, pictures and code. HTML -> HTML"""
+    shown = re.sub(r"<svg.*?</svg>|<div class=patch>.*?</code></div></div>", "", shown, flags=re.S)
+    while "<details" in shown:
+        shown = re.sub(r"<details(?:(?!<details).)*?</details>", "", shown, flags=re.S)
+    return shown
+
+
+@pytest.mark.parametrize("name", [*RUNGS, LAST])
+def test_a_chapter_has_at_most_900_words_and_one_picture_before_one_opens_more(name):
+    shown = is_open(page.chapter(name))
+    assert len(re.sub("<[^>]*>", " ", shown).split()) <= 900
+    assert shown.count("<figure>") <= 1
+
+
+def test_the_first_line_of_a_chapter_says_if_its_patch_repairs_nothing_or_its_reward_is_invented():
+    firsts = {name: " ".join(CHAPTERS[name].fields["pain"].split("\n\n")[0].split())
+              for name in RUNGS}
+    warned = {name for name in RUNGS if re.match(
+        "Don't expect|This rung (makes|adds)|This chapter invents", firsts[name])}
+    worse = {name for name in RUNGS[1:]
+             if measure.is_measured(name) and page.wins(name, at_best=True) == 0}
+    assert worse and worse <= warned
+    random = {name for name in RUNGS if re.search(
+        r"^\+.*(torch\.rand\(| rewards \+= )", CHAPTERS[name].fields.get("setting", ""), re.M)}
+    assert random == {"group", "critic", "gae"} and random <= warned
+
+
+def test_every_rung_has_a_prediction():
+    assert all(CHAPTERS[name].fields["predicted"] for name in RUNGS)
 
 
 # ---- the command -----------------------------------------------------------------------------

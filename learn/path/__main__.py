@@ -78,7 +78,8 @@ def show(name, seed, folder):
     print(*diff(name), "", *notes, sep="\n")
     for side, path in zip(sides(name), write_sides(name, folder)):
         print(f"{labels[side]} ({COLOURS[side]} on the page): {path}")
-    results = {side: run(source, seed, f"{labels[side]}: ", steps=CHAPTERS[name].steps)
+    results = {side: run(source, seed, f"{labels[side]}: ", has_kl=False,
+                         steps=CHAPTERS[name].steps)
                for side, source in sides(name).items()}
     print(f"\nRight samples in the last three steps, with seed {seed}; on the page, the mean of "
           f"five seeds (and their range). {measure.BASE_THEN}")
@@ -96,7 +97,8 @@ def run_file(path, seed):
         common.fail(f"{path} does not exist; write all scripts: {command('learn.path', 'write')}")
     if seed is None:
         seed = measure.EXERCISE_SEED
-    result = run(path.read_text("utf-8-sig", "replace"), seed, label="", file=str(path))
+    result = run(path.read_text("utf-8-sig", "replace"), seed, label="", file=str(path),
+                 has_kl=False)
     if result["steps"]:                                 # the base has none
         print(f"Right samples in the last three steps, with seed {seed}: {last(result):.0%}")
 

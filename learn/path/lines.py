@@ -130,7 +130,7 @@ def outputs_until(name, factor):
 def run_row(name, factor, seed):
     """Run a row. -> the share of right outputs in each step, and the greedy accuracy at the end"""
     from learn.path.runs import run
-    one = run(at_rate(source(name), factor), seed, is_brief=True, steps=ROWS[name].steps)
+    one = run(at_rate(source(name), factor), seed, has_kl=False, steps=ROWS[name].steps)
     right = [step["reward"] for step in one["steps"]]
     print(f"{ROWS[name].fields['short']}, {factor:g} times the rate, seed {seed}: "
           f"{fmean(right[-3:]):.3f}", flush=True)

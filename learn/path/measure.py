@@ -14,13 +14,17 @@ SEEDS = (0, 1, 2, 3, 4)
 EXERCISE_SEED = 0                   # of the answers to the exercises, and of edited scripts
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
+BEHIND = 0.15                       # of right outputs
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get
-FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
-         "samples")                 # what is stored of a run at another rate
+FINAL = ("last", "mean", "last_cut", "last_tokens", "samples")  # what is stored at another rate
 BASE_THEN = CHAPTERS[BASE].fields["measured"]          # a sentence for whoever reads the numbers
 
 
 STORE = measuring.Store(FILE, {})                      # its cases are what `digest` returns
+
+
+class NotMeasured(LookupError):
+    """A run is not in docs/path.json yet."""
 
 
 def digest(source, steps):
@@ -38,10 +42,17 @@ def at_rate(source, factor):
 
 def runs_at(name, side, seeds=SEEDS, factor=1):
     """Look up the stored runs of a side of a chapter, with a factor of the rate. -> list of runs,
-    one per seed. Raises KeyError if one of them is missing"""
+    one per seed. Raises NotMeasured if one of them is missing"""
     source = at_rate(sides(name)[side], factor)
     case = digest(source, CHAPTERS[name].steps)
+    if any((case, seed) not in STORE.results for seed in seeds):
+        raise NotMeasured(f"{name}, {side}, {factor:g} times the rate")
     return [STORE.results[case, seed] for seed in seeds]
+
+
+def is_measured(name):
+    """Whether all runs of a chapter are stored."""
+    return all(job in STORE.results for job in jobs(name))
 
 
 def runs_of(name, at_best=False):
@@ -90,7 +101,7 @@ def ends(name, at_best=False):
     -> {side: shares of right outputs, one per seed}; empty if a run is not stored yet"""
     try:
         runs = runs_of(name, at_best)
-    except KeyError:
+    except NotMeasured:
         return {}
     return {side: [value(one, "last") for one in runs[side]]
             for side, source in sides(name).items() if source != script(BASE)}
@@ -104,22 +115,42 @@ def default_seed(name):
 
 
 def tune(name, side):
-    """Search for the best learning rate of a side of a chapter, on the seeds of CHOICE. -> factors
-    of RATE that have to be tried, and the best one; None if some of the runs are missing"""
+    """Search for the best learning rate of a side of a chapter, on the seeds of CHOICE. A rate that
+    is BEHIND another one on the first of these seeds is not the best, so the other seeds are left
+    out. -> runs that are needed so far, [(factor of RATE, seed)]; the best factor, or None if some
+    of these runs are missing"""
     is_drawn = any("x=rate" in line and f"| {side}=" in line
                    for line in CHAPTERS[name].fields["picture"].splitlines())
 
-    def score(factor):
+    def last(factor, seeds):
         try:
-            return fmean(value(one, "last") for one in runs_at(name, side, CHOICE, factor))
-        except KeyError:
+            return fmean(value(one, "last") for one in runs_at(name, side, seeds, factor))
+        except NotMeasured:
             return None
-    return measuring.search(1, FACTORS if is_drawn else (0.5, 1), score)
+    factors = FACTORS if is_drawn else (0.5, 1)
+    first = {factor: last(factor, CHOICE[:1]) for factor in factors}
+
+    def seeds_of(factor):
+        if is_drawn:
+            return CHOICE
+        is_behind = None in first.values() or first[factor] < max(first.values()) - BEHIND
+        return CHOICE[:1] if is_behind else CHOICE
+
+    def score(factor):
+        first[factor] = last(factor, CHOICE[:1])
+        shares = None if None in first.values() else last(factor, seeds_of(factor))
+        return shares if shares is None or seeds_of(factor) == CHOICE else shares - 1
+    tried, chosen = measuring.search(1, factors, score)
+    return [(factor, seed) for factor in tried for seed in seeds_of(factor)], chosen
 
 
 def best(name):
-    """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict"""
-    return {side: tune(name, side)[1] for side in sides(name)}
+    """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict.
+    Raises NotMeasured if a run of the search is missing"""
+    factors = {side: tune(name, side)[1] for side in sides(name)}
+    if None in factors.values():
+        raise NotMeasured(name)
+    return factors
 
 
 def jobs(name):
@@ -130,8 +161,8 @@ def jobs(name):
     for side, source in sides(name).items():
         runs = [*product((1,), SEEDS)]
         if name != RUNGS[0]:                                # before which nothing is trained
-            tried, chosen = tune(name, side)
-            runs += product(tried, CHOICE)
+            searched, chosen = tune(name, side)
+            runs += searched
             runs += product((chosen,), SEEDS) if chosen else ()
         for factor, seed in runs:
             case = digest(at_rate(source, factor), CHAPTERS[name].steps)
@@ -156,14 +187,25 @@ def measure(names):
                 for source in sides(name).values() for factor in EVERY_FACTOR})
 
 
+def cases_with_kl():
+    """List the cases of the chapters that show a KL, because only their runs measure it. -> set"""
+    return {digest(source, CHAPTERS[name].steps) for name in RUNGS
+            for source in sides(name).values()
+            if re.search(r"_kl\b|^kl ", "\n".join(CHAPTERS[name].fields[key] for key in (
+                "picture", "claim", "besides", "relief") if key in CHAPTERS[name].fields), re.M)}
+
+
 def measured(name, side, factor, seed):
     """Run a side of a chapter. -> its numbers; only the final ones, unless the page draws its
     steps"""
     from learn.path.runs import run
     source = at_rate(sides(name)[side], factor)
-    one = rounded(run(source, seed, steps=CHAPTERS[name].steps))
+    steps = CHAPTERS[name].steps
+    is_drawn = factor == 1 and seed in SEEDS
+    has_kl = is_drawn and digest(source, steps) in cases_with_kl()
+    one = rounded(run(source, seed, has_kl=has_kl, evaluates=is_drawn, steps=steps))
     print(f"{name}, {side}, {factor:g} times the rate, seed {seed}", flush=True)
-    if factor == 1 and seed in SEEDS:
+    if is_drawn:
         return one
     return {of: round(value(one, of), 4) for of in FINAL
             if of.partition("_")[2] in ("", *one["steps"])}

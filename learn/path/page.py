@@ -1,6 +1,8 @@
 """Build docs/path.html and docs/path.md from chapters.txt and the runs in docs/path.json."""
 import html
+import itertools
 import math
+import operator
 import re
 from pathlib import Path
 from statistics import fmean
@@ -61,6 +63,8 @@ def rate(factor):
 def wins(name, at_best=False):
     """Count the seeds on which more outputs are right with the patch than without it. -> int"""
     shares = ends(name, at_best)
+    if not shares:
+        raise measure.NotMeasured(name)
     return sum(b > a for a, b in zip(shares["without"], shares["with"], strict=True))
 
 
@@ -206,9 +210,9 @@ def lines_in_markdown():
 
 
 def setting_of(steps, outputs, num_passes):
-    """Write what an experiment costs. -> str"""
-    return (f"{steps} steps, {outputs:,.0f} outputs, {num_passes} "
-            f"{'pass' if num_passes == 1 else 'passes'}")
+    """Write what an experiment costs, as far as it is measured. -> str"""
+    count = "" if outputs is None else f"{outputs:,.0f} outputs, "
+    return f"{steps} steps, {count}{num_passes} {'pass' if num_passes == 1 else 'passes'}"
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -218,19 +222,25 @@ FOLDED = {"! ": "What we saw", "+ ": "More"}       # how a paragraph begins -> i
 def prose(text, name):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
     paragraph that begins with ! is an answer, and one that begins with + is a detail; both are
-    folded."""
-    paragraphs = ""
+    folded. A paragraph with a number that is not measured yet is left out."""
+    paragraphs = []
     for part in text.split("\n\n"):
         mark = part[:2] if part[:2] in FOLDED else ""
         words = part.removeprefix(mark).split()
-        inner = page.prose(fill(" ".join(words), name), None, has_links=False)
+        try:
+            inner = page.prose(fill(" ".join(words), name), None, has_links=False)
+        except measure.NotMeasured:
+            continue
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
         inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
-        inner = f"<p>{inner}</p>"
-        paragraphs += folded(FOLDED[mark], inner, "ask") if mark else inner
-    return paragraphs
+        paragraphs.append((mark, f"<p>{inner}</p>"))
+    text = ""
+    for mark, group in itertools.groupby(paragraphs, key=operator.itemgetter(0)):
+        inner = "".join(paragraph for _, paragraph in group)
+        text += folded(FOLDED[mark], inner, "ask") if mark else inner
+    return text
 
 
 def patch_box(lines):
@@ -268,18 +278,28 @@ def grid(head, rows):
 
 
 def rates(name):
-    """Build the part of a chapter in which each side has its own best rate. -> HTML"""
+    """Build the part of a chapter in which each side has its own best rate. -> HTML; "" if it is
+    not measured yet"""
     field = CHAPTERS[name].fields
-    if "fair" not in field:
+    if "fair" not in field or not measure.is_measured(name):
         return ""
-    predicted = f" (Before these runs, we predicted that the difference {field['predicted']}.)"
     labels = CHAPTERS[name].labels
     rows = [(html.escape(labels[side]), f"{{{side} %last}}",
              f"{{{side} best %last}} at {rate(factor)}")
             for side, factor in best(name).items()]
     head = ["right outputs at the end", f"at {rate(1)}", "at the best rate"]
     return ("<h3>With the best learning rate for each side</h3>"
-            + fill(grid(head, rows), name) + prose(field["fair"] + predicted, name))
+            + fill(grid(head, rows), name) + prose(field["fair"], name))
+
+
+def standing(name):
+    """Write on which base a chapter was measured, and what we predict for today's. -> HTML"""
+    field = CHAPTERS[name].fields
+    if name == LAST:
+        return BASE_THEN
+    then = BASE_THEN if measure.is_measured(name) else CHAPTERS[BASE].fields["unmeasured"]
+    predicted = f"Our prediction before the runs on today's base: {field['predicted']}."
+    return prose(f"{then} {predicted}", name)[3:-4]
 
 
 def playground(name):
@@ -322,12 +342,14 @@ def chapter(name):
     known = numbered(name) if name in RUNGS else {}
     lefts = {text.split(" = ")[0]: text for text in field["equation"].split("\n")}
     equations = "".join(equation(text, known.get(left, [""])[0]) for left, text in lefts.items())
-    drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>" for svg, title in (
-        chart(name, line) for line in field.get("picture", "").splitlines())]
-    num_open = 1 if len(drawn) > 2 else 2
-    charts = "".join(drawn[:num_open])
-    if drawn[num_open:]:
-        charts += folded("More", "".join(drawn[num_open:]), "ask")
+    pictures = field.get("picture", "").splitlines()
+    if pictures and not measure.is_measured(name):
+        pictures = []
+    drawn = [f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
+             for svg, title in (chart(name, line) for line in pictures)]
+    charts = "".join(drawn[:1])
+    if drawn[1:]:
+        charts += folded("More", "".join(drawn[1:]), "ask")
     if name == LAST:
         command = "real.py MODEL"
         tables = ([map(inline, line.split(" | ")) for line in field[of].split("\n")]
@@ -353,11 +375,12 @@ def chapter(name):
     turn = [*("← " + link(other) for other in names[:at][-1:]), '<a href="#rungs">all rungs</a>',
             *(link(other) + " →" for other in names[at + 1:at + 2])]
     return CHAPTER.substitute(
-        {key: say(field[key]) for key in ("pain", "idea", "relief", "hurts")},
+        {key: say(field[key]) or "<p>This is not measured yet.</p>"
+         for key in ("pain", "idea", "relief", "hurts")},
         anchor=CHAPTERS[name].anchor, number=number, title=inline(field["title"]), changes=changes,
         equations=equations, results=results, question=folded(inline(asked), say(answer), "ask"),
         exercise=exercise(name) + playground(name), charts=charts, shown=shown, command=command,
-        more=inline(field["more"]), measured=BASE_THEN, turn="</span><span>".join(turn))
+        more=inline(field["more"]), measured=standing(name), turn="</span><span>".join(turn))
 
 
 def exercise(name):
@@ -379,11 +402,16 @@ def pieces(field):
 def table():
     """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
     right outputs without and with the patch at the shared rate and at the best rate of each side,
-    each with a verdict unless the patch is ahead on all seeds, and what else was measured."""
+    each with a verdict, which is empty if the patch is ahead on all seeds, and what else was
+    measured. Rungs that are not measured yet have no verdict."""
     verdict = {wins: f"better on {wins} of {len(SEEDS)} seeds" for wins in range(len(SEEDS))}
     verdict |= {0: "worse", len(SEEDS): ""}
     for name in RUNGS:
         field = CHAPTERS[name].fields
+        if not measure.is_measured(name):
+            yield (field.get("branch"), name, counts(name), conditions(name),
+                   ("not measured yet", None), ("", None), "")
+            continue
         pairs = [(fill("{with %first} → {with %last}", name), ""), ("", "")]
         if name != RUNGS[0]:                        # before which nothing is trained
             pairs = [(fill(f"{{without{at} %last}} → {{with{at} %last}}", name),
@@ -392,20 +420,25 @@ def table():
                fill(field.get("besides", ""), name))
 
 
-def is_invented(name):
-    """Whether the setting of a chapter, and not the task, makes up the rewards."""
-    return re.search(r"^\+ +rewards\b", CHAPTERS[name].fields.get("setting", ""), re.M) is not None
+def has_other_rewards(name):
+    """Whether the setting of a chapter rewards something that the verifier does not see."""
+    setting = CHAPTERS[name].fields.get("setting", "")
+    return re.search(r"^\+ +rewards\b(?!.*verify)", setting, re.M) is not None
 
 
 def conditions(name):
     """Write the steps, outputs and passes of a chapter, and its setting. -> str"""
     field = CHAPTERS[name].fields
     chosen = [side for side in ("without", "with") if sides(name)[side] != script(BASE)]
-    outputs = [fmean(value(one, "samples") for one in runs_at(name, side)) for side in chosen]
-    text = setting_of(CHAPTERS[name].steps, outputs[0], lines.passes(sides(name)["with"]))
-    if outputs[0] != outputs[-1]:
-        text = text.replace(" outputs", f" → {outputs[-1]:,.0f} outputs")
-    parts = [text, "an invented reward" if is_invented(name) else "", field.get("where", "")]
+    steps, num_passes = CHAPTERS[name].steps, lines.passes(sides(name)["with"])
+    if measure.is_measured(name):
+        outputs = [fmean(value(one, "samples") for one in runs_at(name, side)) for side in chosen]
+        text = setting_of(steps, outputs[0], num_passes)
+        if outputs[0] != outputs[-1]:
+            text = text.replace(" outputs", f" → {outputs[-1]:,.0f} outputs")
+    else:
+        text = setting_of(steps, None, num_passes)
+    parts = [text, "another reward" if has_other_rewards(name) else "", field.get("where", "")]
     return "; ".join(filter(None, parts))
 
 
@@ -448,9 +481,9 @@ def build():
             rows += f"<tr><th colspan=6>{branch}</th></tr>"
         for text, judged in (shared, own):
             kind = {"": "better", "worse": "worse"}.get(judged, "")
-            note = judged and f" <small>{judged}</small>"
+            note = f" <small>{judged}</small>" if judged else ""
             cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
-        kind = " class=invented" if is_invented(name) else ""
+        kind = " class=apart" if has_other_rewards(name) else ""
         rows += f"<tr{kind}><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
     names = [*RUNGS, LAST]
     body = PAGE.substitute(
@@ -463,35 +496,39 @@ def build():
 
 
 def build_markdown(title):
-    """Build docs/path.md: a table of the rungs, whose anchors are those of path.html, and what fits
-    real.py. -> Markdown"""
+    """Build docs/path.md: path.svg, unless its title is empty, a table of the rungs, whose anchors
+    are those of path.html, and what fits real.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
     for branch, name, *cells, shared, own, besides in table():
         one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | | |\n" if branch else ""
         cells += [f"{text} ({judged})" if judged else text for text, judged in (shared, own)]
-        cells[1] = cells[1].replace("an invented reward", "*an invented reward*")
+        cells[1] = cells[1].replace("another reward", "*another reward*")
         rung = f'<a id="{one.anchor}"></a>{one.number}. {one.fields["short"]}'
         rows += f"| {' | '.join([rung, one.fields['hook'], *cells, besides])} |\n"
     last = CHAPTERS[LAST].fields
+    picture = f"![{title}](path.svg)\n\n" if title else ""
+    offer = re.sub(r"^\+ ", "", last["offer"], flags=re.M)
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{BASE_THEN}\n\n{top['here']}\n\n"
             f"{lines_in_markdown()}{top['stand']}\n\n"
-            f"![{title}](path.svg)\n\n"
+            f"{picture}"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"
             f"| --- | --- | --- | --- | --- | --- | --- |\n{rows}\n## A real model\n\n"
-            f"{last['hook']}\n\n{fill(last['offer'], LAST)}\n")
+            f"{last['hook']}\n\n{fill(offer, LAST)}\n")
 
 
 def write():
-    """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, title = chart(COVER, CHAPTERS[COVER].fields["picture"].split("\n")[0])
-    # An SVG in a page knows only its own width. Larger letters need room on the left, too
-    style = look.small(look.COLOURS + look.CHART
-                       + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
-    picture = picture.replace(">", f"><style>{style}</style>", 1)
-    picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
-    for name, text in (("path.html", build()), ("path.md", build_markdown(title)),
-                       ("path.svg", picture)):
+    """Write docs/path.html, docs/path.md and, if its chapter is measured, docs/path.svg."""
+    title = ""
+    if measure.is_measured(COVER):
+        picture, title = chart(COVER, CHAPTERS[COVER].fields["picture"].split("\n")[0])
+        # An SVG in a page knows only its own width. Larger letters need room on the left, too
+        style = look.small(look.COLOURS + look.CHART
+                           + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
+        picture = picture.replace(">", f"><style>{style}</style>", 1)
+        picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
+        (DOCS / "path.svg").write_text(picture, encoding="utf-8")
+    for name, text in (("path.html", build()), ("path.md", build_markdown(title))):
         (DOCS / name).write_text(text, encoding="utf-8")

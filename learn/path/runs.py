@@ -29,16 +29,18 @@ MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend"
 class Watch:
     """Execute a script as a module; self.steps gets a dict of numbers for each step it prints."""
 
-    def __init__(self, source, seed, label=None, file="rung.py", is_brief=False):
+    def __init__(self, source, seed, label=None, file="rung.py", has_kl=True, evaluates=True):
         self.source = source
         self.seed = seed
         self.label = label              # begins each printed line; if None, nothing is printed
-        self.is_brief = is_brief        # if so, a step has only the numbers that the script prints
+        self.has_kl = has_kl            # whether a step has KLs, which need further forward passes
         self.steps, self.batches, self.accuracy = [], [], []
         self.module = load(source, "rung", file)
         self.real = dict(self.module.__dict__)
-        for name in ("make_base", "print", *(() if is_brief else ("sample",))):
+        for name in ("make_base", "print", "sample"):
             setattr(self.module, name, getattr(self, name))
+        if not evaluates:
+            self.module.evaluate = lambda policy: "not evaluated"
 
     def base(self, steps):
         """Name the file of a base by all that shapes it. -> Path"""
@@ -65,23 +67,22 @@ class Watch:
     def sample(self, policy, questions, greedy=False):
         tokens = self.real["sample"](policy, questions, greedy)
         if not greedy:
-            logps, mask = self.real["logprobs"](policy, tokens)
-            self.batches.append((policy, tokens, logps, mask))
+            scored = self.real["logprobs"](policy, tokens) if self.has_kl else ()
+            self.batches.append((policy, tokens, *scored))
         return tokens
 
     def print(self, *values, **options):
         text = " ".join(map(str, values))
         kind = ""
-        if text.startswith("held-out"):
+        if text.startswith("held-out") and "not evaluated" not in text:
             kind = "greedy answers: "
             self.accuracy.append(float(text.split()[3]))
         elif text.startswith("step "):
             kind = "samples: "
             printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
-            if not self.is_brief:
-                printed = self.summary() | printed
-                self.batches = []
-                text += f", right {printed['right']:.3f}"
+            printed = self.summary() | printed
+            self.batches = []
+            text += f", right {printed['right']:.3f}"
             self.steps.append(printed)
         if self.label is not None:
             builtins.print(f"{self.label}{kind}{text}", **options)
@@ -90,12 +91,7 @@ class Watch:
     def summary(self):
         """Measure the outputs of a step. -> dict: one text, and shares or means of all outputs"""
         W, G = self.module.W, getattr(self.module, "G", 1)
-        policy = self.batches[0][0]             # with the weights that it has after the step
-        tokens, logps, mask = (torch.cat(parts) for parts in [*zip(*self.batches)][1:])
-
-        def kl(other, tokens, logps, mask):
-            change = (logps - self.real["logprobs"](other, tokens)[0]) * mask
-            return (change.sum() / mask.sum()).item()           # in nats per token
+        tokens = torch.cat([batch[1] for batch in self.batches])
         texts = self.real["decode"](tokens)
         questions = ["".join(self.module.VOCABULARY[token] for token in row[:W])
                      for row in tokens.tolist()]
@@ -110,17 +106,28 @@ class Watch:
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
             cut=(lengths > self.module.T).float().mean().item(),        # outputs without END
-            kl=fmean(kl(self.start, *batch[1:]) for batch in self.batches),
-            step_kl=kl(policy, tokens, logps, mask))
+            **self.kls() if self.has_kl else {})
+
+    def kls(self):
+        """Measure how far the policy is from the base, and how far a step moved it. -> dict"""
+        policy = self.batches[0][0]             # with the weights that it has after the step
+        tokens, logps, mask = (torch.cat(parts) for parts in [*zip(*self.batches)][1:])
+
+        def kl(other, tokens, logps, mask):
+            change = (logps - self.real["logprobs"](other, tokens)[0]) * mask
+            return (change.sum() / mask.sum()).item()           # in nats per token
+        return dict(kl=fmean(kl(self.start, *batch[1:]) for batch in self.batches),
+                    step_kl=kl(policy, tokens, logps, mask))
 
 
-def run(source, seed, label=None, file="rung.py", is_brief=False, **sizes):
+def run(source, seed, label=None, file="rung.py", has_kl=True, evaluates=True, **sizes):
     """Run and watch a script, whose main gets the sizes, such as its number of steps.
-    is_brief: whether to keep only what the script prints, which takes less time. -> dict: steps,
-    CPU seconds after the base, greedy accuracy before and after"""
+    has_kl: whether to measure KLs; evaluates: whether to evaluate greedy answers. Without them, a
+    run takes less time. -> dict: steps, CPU seconds after the base, greedy accuracy before and
+    after"""
     torch.manual_seed(0)                # a script may draw numbers before its main sets the seed
     random.seed(0)
-    watch = Watch(source, seed, label, file, is_brief)
+    watch = Watch(source, seed, label, file, has_kl, evaluates)
     watch.module.main(seed=seed, **sizes)
     seconds = time.process_time() - watch.begun
     return dict(steps=watch.steps, seconds=seconds, accuracy=watch.accuracy)
