@@ -1,8 +1,8 @@
 """Run a rung from a base that is made once for each seed, and measure it from outside.
 
-The script itself stays unchanged. We wrap three names that it looks up in its own module
-(make_base, sample, print), and the wrappers draw nothing from its random generators. A watched run
-therefore gives the same numbers as the file, to the last digit.
+The script itself stays unchanged. We wrap four names that it looks up in its own module
+(sample_problem, make_base, sample, print), and the wrappers draw nothing from its random
+generators. A watched run therefore gives the same numbers as the file, to the last digit.
 """
 import ast
 import builtins
@@ -23,7 +23,7 @@ from vectors.edits import load
 
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
-               "tool", "wrote", "hint")
+               "tool", "wrote", "hint", "run")
 
 
 class Watch:
@@ -35,12 +35,18 @@ class Watch:
         self.label = label              # begins each printed line; if None, nothing is printed
         self.has_kl = has_kl            # whether a step has KLs, which need further forward passes
         self.steps, self.batches, self.accuracy = [], [], []
+        self.answers = {}               # question -> what its verifier needs
         self.module = load(source, "rung", file)
         self.real = dict(self.module.__dict__)
-        for name in ("make_base", "print", "sample"):
+        for name in ("sample_problem", "make_base", "print", "sample"):
             setattr(self.module, name, getattr(self, name))
         if not evaluates:
             self.module.evaluate = lambda policy: "not evaluated"
+
+    def sample_problem(self, *args, **kwargs):
+        problem = self.real["sample_problem"](*args, **kwargs)
+        self.answers[problem[0]] = problem[1]
+        return problem
 
     def base(self, steps):
         """Name the file of a base by all that shapes it. -> Path"""
@@ -95,7 +101,7 @@ class Watch:
         texts = self.real["decode"](tokens)
         questions = ["".join(self.module.VOCABULARY[token] for token in row[:W])
                      for row in tokens.tolist()]
-        right = torch.tensor([self.real["verify"](eval(question[:-1]), text)
+        right = torch.tensor([self.real["verify"](self.answers[question], text)
                               for question, text in zip(questions, texts)])
         wrong = [question + text for question, text, x in zip(questions, texts, right) if not x]
         lengths = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1
