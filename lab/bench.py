@@ -51,10 +51,10 @@ from report import chart, replaced
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "hints"),
-             "What RL adds": ("sharpen",),
+             "What RL adds": ("sharpen", "beliefs"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("hacking", "bugs", "sharpen", "kl", "rates")        # shown with their charts
+FINDINGS = ("hacking", "bugs", "beliefs", "sharpen", "kl", "rates")        # shown with their charts
 # The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
@@ -520,7 +520,8 @@ def page(name):
         table(heads, rows), *note,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
-        f"{bases}. It took {about['seconds']} s in {about['processes']} processes on "
+        f"{bases}. It took {about['seconds']} s in {about['processes']} process"
+        f"{'es' * (about['processes'] > 1)} on "
         f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{before}.{more}\n"])
 
 

@@ -28,7 +28,7 @@ import plumbing
 import ppo
 import reinforce
 from lab import bench, docs, doctor, measure, r1, replicate, training
-from lab.claims import credit, kl, signal
+from lab.claims import beliefs, credit, kl, signal
 from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -452,6 +452,12 @@ def test_no_estimate_is_made_from_the_rollouts_of_its_reference(monkeypatch):
                                   rewards=torch.tensor([[0.0, 1.0]]))
     credit.compare(batch, returns, lambda *_: torch.ones(2, 3), None, torch.ones(2, 3))
     assert [V[0, 0].item() for V in values[:-1]] == [(K - 1) / 2 for K in credit.ROLLOUTS]
+
+
+def test_a_correlation_of_ranks_shares_the_ranks_of_equal_numbers():
+    assert beliefs.ranks([3, 1, 1, 7]).tolist() == [2, 0.5, 0.5, 3]
+    assert beliefs.spearman([1, 2, 30], [0.1, 0.2, 0.21]) == pytest.approx(1)
+    assert beliefs.spearman([1, 1, 2, 3], [5, 5, 4, 4]) == pytest.approx(-0.942809)
 
 
 def test_the_time_of_a_step_is_that_of_its_updates_and_each_part_has_its_own(
