@@ -44,6 +44,8 @@ RUNS = [(grpo, {}), (grpo, {"loss_type": "dapo", "beta": 0.1, "kl_estimator": "k
         (grpo, {"loss_type": "dr_grpo", "scale_rewards": "none", "num_mini_batches": 3}),
         (grpo, {"delta": 2.0, "max_grad_norm": 0.0, "num_iterations": 2}),
         (grpo, {"loss_type": "cispo", "mask_truncated_completions": True, "entropy_coef": 0.1}),
+        (grpo, {"num_generations": 4, "temperature": 0.7, "seed": 5, "max_completion_length": 20,
+                "learning_rate": 1e-4, "scale_rewards": "batch", "num_iterations": 3}),
         (gspo, {"epsilon": 1e-3}), (zoo, {"loss_type": "gmpo", "gmpo_epsilon": 0.3}),
         (zoo, {"loss_type": "vespo"}), (zoo, {"loss_type": "clip_cov"}),
         (zoo, {"loss_type": "sapo"}), (here, {"loss": "gspo epsilon=0.1 how=sequence_sum"})]
