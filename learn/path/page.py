@@ -297,7 +297,8 @@ def standing(name):
     field = CHAPTERS[name].fields
     if name == LAST:
         return BASE_THEN
-    then = BASE_THEN if measure.is_measured(name) else CHAPTERS[BASE].fields["unmeasured"]
+    measured = field.get("measured", BASE_THEN)
+    then = measured if measure.is_measured(name) else CHAPTERS[BASE].fields["unmeasured"]
     predicted = f"Our prediction before the runs on today's base: {field['predicted']}."
     return prose(f"{then} {predicted}", name)[3:-4]
 
