@@ -31,7 +31,7 @@ WORDS = {word: meaning for meaning, words in {
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
-    "": "per token level batch minibatch mb b response completion action loss actions all "
+    "": "per token level batch minibatch mb b response completion action loss actions all rloo "
         "generate gae"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
