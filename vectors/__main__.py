@@ -338,15 +338,17 @@ def run(module, name, function, file, chosen, args):
     if is_unfit or names or fitted.binding.by_position and not is_right:
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
-        gaps = adapter(module, name, function, cases[0], inputs_of(content, cases[0]), fitted,
-                       names, fixed)
+        bound = fitted.binding.names | names
+        inputs = [*inputs_of(content, cases[0]), *(
+            one for case in cases for one in inputs_of(content, case) if one in bound)]
+        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed)
         told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
         if "..." not in gaps and not names:
             told = ("With no value of the cases is it right; let it take "
                     f"{', '.join(sorted(fitted.missing)) or 'it'}, and check it again")
         print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
         return False, 2
-    if way:
+    if way and any(decides(one.case) and not one.errors and not one.skipped for one in outcomes):
         print(told_way(function, content, way, first, decides, options))
     theirs = [f"{other} for {our}" for our, other in fitted.binding.names.items() if our != other]
     if theirs:

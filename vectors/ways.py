@@ -46,7 +46,9 @@ def check(function, content, cases, decides, options):
                           for case in cases]
         if not any(one.errors for one in found[way] if decides(one.case)):
             break
-    way = max(found, key=lambda way: (right(way), -sum(one.raised for one in found[way])))
+    way = max(found, key=right)
+    if not right(way):                  # then what comes nearest shows the mistake
+        way = min(found, key=lambda way: sum(one.raised for one in found[way]))
     if is_of_outputs(function, content, found, way, decides, options):
         found[way] = [one._replace(errors=[], skipped=OUTPUTS_ALONE)
                       if one.case.get("grade") == "tokens" else one for one in found[way]]
@@ -173,6 +175,11 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed):
     ours = [one for one in ours if one not in fixed]
     theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
     theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours}
+    ours = [one for one in ours if one in inputs or one in theirs.values()]
+    if "epsilon_high" not in ours:      # one epsilon is for both sides
+        shown = {"epsilon_low": "epsilon"}
+        ours = [shown.get(one, one) for one in ours]
+        theirs = {other: shown.get(our, our) for other, our in theirs.items()}
     parts = getattr(function.function, "parts", [function])
     calls = [part.written({one: theirs.get(one, "...") for one in part.parameters
                            if one in theirs or one in fitted.needed}) for part in parts]
