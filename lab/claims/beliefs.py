@@ -134,7 +134,7 @@ def page(x):
             lines[name].append([values[group].mean() for group in groups])
     yield lambda axis: chart.curves(
         axis, lines, ylim=(0, 1.03), ylabel="share of right results",
-        xlabel="sums with a wrong belief, from those the base gets right least often")
+        xlabel="wrong sums in six groups, the rarest right first")
     means = numpy.array([row.mean(axis=1) for row in seeds]).T                  # (4, S)
     yield numbers({"base": {"right of one output": x["pass@1"],
                             f"solved by none of {K}": x["unsolved"],
