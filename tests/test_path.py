@@ -381,3 +381,9 @@ def test_the_list_has_each_chapter_and_numbers_those_that_can_be_run(call):
     ("wirte 6", "unknown command wirte 6"), ("run path/mine.py", "write all scripts: ")])
 def test_wrong_words_get_one_line(call, refused, words, message):
     refused(message, call, *words.split())
+
+
+def test_each_file_that_a_chapter_names_has_its_number():
+    found = [match for chapter in CHAPTERS.values() for text in chapter.fields.values()
+             for match in re.findall(r"\b(\d\d_([a-z]+))_(?:with|without|orange|dotted)\.py", text)]
+    assert len(found) > 1 and all(stem == CHAPTERS[rung].stem for stem, rung in found)
