@@ -104,6 +104,8 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
     elif scale_rewards == "mean":
         means = rewards.mean(dim=1, keepdim=True)                               # (P, 1)
         A = torch.where(means > 0, A / means, 0.0)
+    else:
+        assert scale_rewards == "none", scale_rewards
     return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
@@ -114,6 +116,8 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
     log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)  for (2)
     if level == "sequence_token":
         log_s = log_s.detach() + log_rho - log_rho.detach()                     # (B, T)  for (9)
+    else:
+        assert level == "sequence", level
     return log_s * mask
 
 

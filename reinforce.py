@@ -105,6 +105,7 @@ def advantages(rewards, baseline="none", sq_grad_norms=None):
     elif baseline == "rloo":
         b = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)   # for (2)
     else:
+        assert baseline == "optimal", baseline
         is_other = 1 - torch.eye(rewards.shape[1]).to(rewards)                  # (G, G)
         norms = sq_grad_norms[:, None] + 1e-30          # (P, 1, G)  avoids 0 / 0
         b = optimal_baseline(rewards[:, None], norms, is_other)                 # (P, G)

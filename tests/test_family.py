@@ -27,6 +27,9 @@ def test_a_name_that_nobody_wrote_is_not_taken_for_another_one(script, monkeypat
     logps = -ones(4, 5)
     for call in (functools.partial(script.policy_loss, logps, logps, A, RAGGED, "mine"),
                  functools.partial(script.kl, logps, logps, "mine"),
+                 functools.partial(script.advantages, RAGGED, "mine"),
+                 functools.partial(reinforce.advantages, RAGGED, "mine"),
+                 functools.partial(gspo.log_ratio, logps, logps, RAGGED, "mine"),
                  functools.partial(script.aggregate, logps, RAGGED, "mine"),
                  functools.partial(dpo.dpo_loss, *[logps[0]] * 4, 0.1, "mine")):
         with pytest.raises(AssertionError, match="mine"):
