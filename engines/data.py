@@ -15,6 +15,7 @@ from pathlib import Path
 
 import datasets
 import huggingface_hub
+import numpy
 import pyarrow.parquet
 import torch
 import transformers
@@ -28,9 +29,18 @@ CALL = 64               # problems in a call of a reward that is tried
 
 # ---- 1. problems -----------------------------------------------------------------------------
 
-def as_text(answer):
-    """Write a number, True, False or a date as a text; lists, dicts and None stay as they are."""
-    return answer if answer is None or isinstance(answer, (list, dict)) else str(answer)
+def as_text(answer, kind):
+    """Write an answer of a column of this kind, such as numbers, dates or classes, as a text. None
+    stays None."""
+    if answer is None:
+        return None
+    if isinstance(kind, datasets.ClassLabel):
+        return kind.int2str(answer)
+    if isinstance(answer, bytes):
+        return answer.decode()
+    if kind.dtype in ("float16", "float32"):                # 0.1, not 0.10000000149011612
+        answer = numpy.dtype(kind.dtype).type(answer)
+    return str(answer)
 
 
 def json_rows(text):
@@ -171,9 +181,10 @@ def checked(data, name):
             raise ValueError(f"{name}, row {row}: the prompt must be a text, or a list of messages "
                              f"with role and content, but it is {prompt!r:.60}")
     kind = (data.features or {}).get("answer")
-    if isinstance(kind, datasets.Value) and kind.dtype not in ("string", "large_string", "null"):
+    is_one = isinstance(kind, (datasets.Value, datasets.ClassLabel))        # no list, no dict
+    if is_one and kind.dtype not in ("string", "large_string", "null"):
         features = datasets.Features({**data.features, "answer": datasets.Value("string")})
-        data = data.map(lambda row: {"answer": as_text(row["answer"])}, features=features)
+        data = data.map(lambda row: {"answer": as_text(row["answer"], kind)}, features=features)
     return data
 
 

@@ -1,5 +1,7 @@
 """engines/trl.py: inside TRL's trainer, our losses give TRL's own numbers, and one gradient however
 a batch is split."""
+import datetime
+import decimal
 import inspect
 import json
 import os
@@ -493,10 +495,23 @@ def test_numbers_become_texts_with_all_their_digits(folder):
     [found] = data.read(ours.Flags(dataset_name=str(path)), has_eval=False)
     assert list(found["answer"]) == ["0.12345678901234567890", "9007199254740993", "7"]
     assert list(found["level"]) == [0.5, None, None]
-    table = folder / "numbers.parquet"
-    datasets.Dataset.from_dict({"prompt": ["a"], "answer": [2**53 + 1]}).to_parquet(table)
-    [found] = data.read(ours.Flags(dataset_name=str(table)), has_eval=False)
-    assert list(found["answer"]) == ["9007199254740993"]
+
+
+@pytest.mark.parametrize("kind, answers, texts", [
+    (datasets.Value("int64"), [2**53 + 1, None], ["9007199254740993", None]),
+    (datasets.Value("float32"), [0.1, 1e20], ["0.1", "1e+20"]),
+    (datasets.Value("float64"), [0.1, 3.0], ["0.1", "3.0"]),
+    (datasets.Value("decimal128(3, 2)"), [decimal.Decimal("1.50"), None], ["1.50", None]),
+    (datasets.Value("date32"), [datetime.date(2026, 1, 2), None], ["2026-01-02", None]),
+    (datasets.Value("binary"), ["é".encode(), b""], ["é", ""]),
+    (datasets.ClassLabel(names=["no", "yes"]), [1, 0], ["yes", "no"])])
+def test_an_answer_of_any_type_in_parquet_becomes_the_text_that_people_write(
+        kind, answers, texts, folder):
+    table = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": answers}, datasets.Features(
+        {"prompt": datasets.Value("string"), "answer": kind}))
+    table.to_parquet(folder / "table.parquet")
+    [found] = data.read(ours.Flags(dataset_name=str(folder / "table.parquet")), has_eval=False)
+    assert list(found["answer"]) == texts
 
 
 def test_a_number_in_json_keeps_its_spelling_unless_it_is_in_a_list(folder):
