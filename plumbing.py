@@ -21,7 +21,6 @@ import time
 import types
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
 
@@ -255,36 +254,34 @@ def warm_start(model, task, cfg):
     momenta = [torch.zeros_like(torch.stack(group).squeeze(0)) for group in groups.values()]
     others = [weight for weight in model.parameters() if weight not in {*matrices}]
     adamw = AdamW(others, betas=(0.9, 0.95), capturable=is_cuda)
-    with ThreadPoolExecutor(2) as pool:
-        # Two threads, each with half of a batch, are 1.4 times faster on two cores.
-        num_parts, spread = (2, pool.map) if cfg.device == "cpu" else (1, map)
+    num_parts = 2 if cfg.device == "cpu" else 1         # short rows need no columns for long ones
 
-        def descend(rate, *batch):
-            batch = [x.to(cfg.device) for x in batch]
-            parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
-            gradients = list(spread(gradient, [model] * num_parts, [batch] * num_parts, parts))
-            for weight, *terms in zip(model.parameters(), *gradients):
-                weight.grad = sum(terms)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            adamw.param_groups[0]["lr"] = rate
-            adamw.step()
-            for group, momentum in zip(groups.values(), momenta):
-                muon_step(group, momentum, 5 * rate)    # an orthogonal step is small per entry
-        kernels = common.optional("kernels")
-        if kernels and is_cuda and cfg.kernel != "torch":
-            descend = kernels.recorded(descend, cfg.device)
-        for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
-            is_quarter = step % max(1, cfg.base_steps // 4) == 0
-            if is_quarter and not sys.stderr.isatty():                      # tqdm prints nothing
-                print(f"making the base: step {step} of {cfg.base_steps}", file=sys.stderr)
-            phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
-            examples = common.sample_problems(
-                task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
-            prompts, tokens, mask, lengths = common.encode_examples(examples, task, "cpu")
-            if is_cuda:                 # few widths, because each is recorded
-                tokens, mask = (F.pad(x, (0, -x.shape[1] % 16)) for x in (tokens, mask))
-            rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
-            descend(rate, prompts, tokens, mask, lengths)
+    def descend(rate, *batch):
+        batch = [x.to(cfg.device) for x in batch]
+        parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
+        gradients = [gradient(model, batch, rows) for rows in parts]
+        for weight, *terms in zip(model.parameters(), *gradients):
+            weight.grad = sum(terms)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.param_groups[0]["lr"] = rate
+        adamw.step()
+        for group, momentum in zip(groups.values(), momenta):
+            muon_step(group, momentum, 5 * rate)    # an orthogonal step is small per entry
+    kernels = common.optional("kernels")
+    if kernels and is_cuda and cfg.kernel != "torch":
+        descend = kernels.recorded(descend, cfg.device)
+    for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
+        is_quarter = step % max(1, cfg.base_steps // 4) == 0
+        if is_quarter and not sys.stderr.isatty():                      # tqdm prints nothing
+            print(f"making the base: step {step} of {cfg.base_steps}", file=sys.stderr)
+        phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
+        examples = common.sample_problems(
+            task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
+        prompts, tokens, mask, lengths = common.encode_examples(examples, task, "cpu")
+        if is_cuda:                 # few widths, because each is recorded
+            tokens, mask = (F.pad(x, (0, -x.shape[1] % 16)) for x in (tokens, mask))
+        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+        descend(rate, prompts, tokens, mask, lengths)
 
 
 def gradient(model, batch, rows):

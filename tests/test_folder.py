@@ -224,12 +224,12 @@ def test_a_reward_that_is_not_finite_or_none_ends_the_run_in_one_line(
 
 def test_ctrl_c_twice_while_the_base_is_made_ends_without_a_traceback(
         own_bases, script, monkeypatch, capfd):
-    def again(*args, **options):
-        signal.raise_signal(signal.SIGINT)
-        shutdown(*args, **options)
-    shutdown = ThreadPoolExecutor.shutdown
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", again)
-    monkeypatch.setattr(plumbing, "muon_step", lambda *_: signal.raise_signal(signal.SIGINT))
+    def interrupt_twice(*_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(plumbing, "muon_step", interrupt_twice)
     monkeypatch.setattr(sys, "excepthook", plumbing.end_quietly)        # as in a command
     with pytest.raises(SystemExit) as stop:
         script.main(arguments(SMALL | {"output_dir": "run"}))

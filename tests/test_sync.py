@@ -29,7 +29,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # change needs more, look for what can go, and if nothing can, raise the number here, so that a
 # reader of the change sees what it costs.
 MOST = {
-    ".": {".py": 4349, ".txt": 10},
+    ".": {".py": 4346, ".txt": 10},
     "tasks": {".py": 1646},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
