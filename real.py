@@ -60,7 +60,7 @@ HELD_OUT = 100      # questions in an evaluation, at most a tenth of all
 PAD = -1            # fills a row before its question and after its output; no model has this token
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32   # of products, not of weights
 GAP = 1e-3 if DEVICE == "cpu" else 0.05         # largest difference of sampler and trainer in nats
-torch.backends.cuda.enable_cudnn_sdp(False)     # which would plan anew for each length
+torch.backends.cuda.enable_cudnn_sdp(False)     # which would plan again for each length
 SIGNALS = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
 PROBLEMS = []                           # to train on
 UNUSED = []                             # those of PROBLEMS that are left over in this pass

@@ -20,7 +20,7 @@ def recorded(function, device):
         if shapes in graphs:
             copies, replay = graphs[shapes]
             for x, new in zip(copies, inputs):
-                x.copy_(new, non_blocking=True)         # Python goes on while the GPU works
+                x.copy_(new, non_blocking=True)         # Python continues while the GPU works
             replay()
         else:
             copies = [x.to(device) for x in inputs]

@@ -24,7 +24,7 @@ def load_base(script, flags=""):
 
 
 def training(cfg, task, policy):
-    """Train `policy` like the main of grpo.py, but for an unlimited number of steps. Yields the
+    """Train `policy` like the main of grpo.py, but without an end. Yields the
     batch of each step after its update."""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)

@@ -57,7 +57,7 @@ def read(path, remedy):
 
 
 def different(before, about):
-    """List the keys in which two descriptions of measurements differ, but for their time."""
+    """List the keys in which two descriptions of measurements differ, apart from their time."""
     return [key for key in {**before, **about}
             if key != "seconds" and before.get(key) != about.get(key)]
 
@@ -99,7 +99,7 @@ class Store:
         write(self.path, self.content())
 
     def move(self, path):
-        """Write all results to another file, in the place of those of an earlier measurement."""
+        """Write all results to another file, replacing those of an earlier measurement."""
         write(path, self.content())
         self.path.unlink()
 

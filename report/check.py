@@ -21,7 +21,7 @@ from report import parser, start, trainers
 from report.formats import Run, read
 
 WINDOW = 5              # number of the first and of the last steps that are averaged
-NOTHING = 1e-7          # a gradient or a KL below this is 0 but for rounding
+NOTHING = 1e-7          # a gradient or a KL below this is only rounding
 FALL = 0.25             # the reward has collapsed if it loses this part of what it was
 FEW = 20                # with fewer steps, nobody can say that the reward does not rise
 NOISE = 2.0             # standard errors that noise explains

@@ -26,7 +26,7 @@ def config(**flags):
     ({"gamma": 0.0}, [[1, -2, 4], [3, 0, 0]]), ({"gamma": 0.5}, [[1, 0, 4], [3, 0, 0]]),
     ({"beta": 0.0, "lmbda": 0.0}, [[1, 1, 1], [1, 0, 0]])], ids=str)
 def test_a_sampled_token_is_paid_by_its_log_ratio_and_those_to_come_or_imitated(flags, returns):
-    """The teacher finds the tokens 1, -2, 4 and 3 nats likelier than the student did."""
+    """The teacher finds the tokens 1, -2, 4 and 3 nats more likely than the student did."""
     log_p = randn(2, 3, 5).log_softmax(dim=-1).requires_grad_()
     tokens = torch.tensor([[0, 1, 2], [3, 4, 4]])
     old_logps = -f64([[1, -2, 4], [3, 9, 9]])

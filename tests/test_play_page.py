@@ -12,7 +12,7 @@ HOSTILE = "<img src=x onerror='window.hacked=1'>"
 @pytest.fixture
 def open_page(browser, tmp_path):
     """A function that opens the page at an address, on a telephone. Any error on the page, and any
-    request but for the page, is an error at the end of the test."""
+    request except for the page, is an error at the end of the test."""
     path = tmp_path / "play.html"
     path.write_text(build.assemble(build.data_of(build.PAGE)), encoding="utf-8")
     faults = []

@@ -28,7 +28,7 @@ def source(name):
 
 
 def case(name, factor):
-    """Hash what a run of a row depends on but for its seed. -> str"""
+    """Hash what a run of a row depends on, except for its seed. -> str"""
     return digest(at_rate(source(name), factor), ROWS[name].steps)
 
 

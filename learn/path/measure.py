@@ -28,7 +28,7 @@ class NotMeasured(LookupError):
 
 
 def digest(source, steps):
-    """Hash what a run depends on but for its seed: the script below its docstring, the steps.
+    """Hash what a run depends on, except for its seed: the script below its docstring, the steps.
     -> str"""
     text = source.split('"""', 2)[2]
     return hashlib.sha256(f"{text}{steps}".encode()).hexdigest()[:16]
