@@ -1,5 +1,6 @@
 """Test that real.py, and the rungs of the path on it, compute what nano.py computes, on models of
 several families; and the mistakes that people make here: padding, ends, temperature, templates."""
+import contextlib
 import inspect
 import io
 import json
@@ -257,7 +258,8 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for():
         assert length == ones and row[length:] == [real.PAD] * (real.T - length)
         used |= {row[i] for i in places}
     policy.save_pretrained(folder / "again")            # which refuses a top_k without do_sample
-    assert json.loads((folder / "again/generation_config.json").read_text())["eos_token_id"] == ends
+    saved = json.loads((folder / "again/generation_config.json").read_text())
+    assert saved["eos_token_id"] == ends and saved["do_sample"]     # generate would be greedy
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
@@ -283,6 +285,15 @@ def test_the_gap_is_a_mean_over_tokens(change, capsys):
     change(N=len(tokens), sample_few=lambda *_: (tokens, logps + 0.25))
     real.sample(policy, tokens[:, :real.W])
     assert "gap 2.5e-01," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gap, is_refused", [(0.0009, False), (0.0011, True)])
+def test_before_the_first_step_a_gap_of_a_thousandth_is_too_large(gap, is_refused, change, capsys):
+    policy, tokens, logps = batch_of(random_model())
+    change(N=len(tokens), sample_few=lambda *_: (tokens, logps + gap), IS_FIXED=False)
+    with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
+        real.sample(policy, tokens[:, :real.W], greedy=True)
+    assert ("gap" in capsys.readouterr().out) != is_refused
 
 
 # ---- the sampler -----------------------------------------------------------------------------
