@@ -107,7 +107,7 @@ def trend(values):
 
 
 class Jump(NamedTuple):
-    """Where a quantity may be different from one step to the next."""
+    """Where a quantity may change by a large part from one step to the next."""
     place: int
     values: list        # AROUND steps before it, and as many from there on
     noise: float        # standard error of the difference
@@ -124,7 +124,7 @@ class Jump(NamedTuple):
     def is_real(self):
         """Whether noise does not explain it, and two constants describe it better than a line."""
         before, after = self.before, self.after
-        if abs(after - before) <= SURE * self.noise:
+        if abs(after - before) <= max(SURE * self.noise, FALL * max(abs(before), abs(after))):
             return False
         steps = range(len(self.values))
         slope, start = statistics.linear_regression(steps, self.values)
@@ -189,8 +189,9 @@ class Table:
         jump = largest_fall(self.rewards)
         others = [self[name] for name in OF_THE_POLICY
                   if len(self[name]) == len(self.rewards) and any(self[name])]
-        is_known = jump is not None and others
-        is_same = is_known and not any(jump_at(values, jump.place).is_real for values in others)
+        if jump is None or not others:
+            return None                 # nobody knows whether the policy is the same
+        is_same = not any(jump_at(values, jump.place).is_real for values in others)
         return jump if is_same else None
 
     @property
@@ -267,12 +268,12 @@ class Table:
         """Name the first step in which metrics are not finite: those that are lost, because they
         are so at the end or often, or those that are finite again. -> list of at most one text"""
         steps = {}                      # metric -> places of the records in which it is nan or inf
-        for name in {*self.run.names, *self.run.sets} - {"explained_variance"}:
+        for name in [*self.run.names, *self.run.sets]:
             known = [place for place, one in enumerate(self.run.records)
                      if isinstance(one.get(name), (int, float))]
             bad = [place for place in known if not math.isfinite(self.run.records[place][name])]
             late = known[len(known) // 2:][-WINDOW:]
-            if bad and is_lost == (bad[-1] in late or len(bad) > max(1, OFTEN * len(known))):
+            if bad and name != "explained_variance" and is_lost == (bad[-1] in late or len(bad) > max(1, OFTEN * len(known))):
                 steps[name] = bad
         if not steps:
             return []
@@ -360,7 +361,8 @@ def rewards_that_are_added(table):
             yield (f"{name} is 0 in all steps, so only the other rewards are learned: does it find "
                    "the answers, and does the base ever solve a problem? (#groups)")
         now = trend(values)
-        if table.trend.rises and now.first - now.last > max(FALL * now.first, SURE * now.noise):
+        lost = max(BELOW * max(1.0, now.first), SURE * now.noise)
+        if table.trend.rises and now.first - now.last > lost:
             yield (f"the reward rises, but {name} falls from {now.first:.2g} to {now.last:.2g}: it "
                    "pays for something else (#held-out)")
 
@@ -399,7 +401,8 @@ def rate_too_low(table):
     rates, name = table["learning_rate"], table.setting("the learning rate")
     top = max(rates, default=0.0)
     idle = next((i for i, rate in enumerate(reversed(rates)) if rate > IDLE * top), 0)
-    if top > 0 and idle > max(WINDOW, OFTEN * len(rates)) and not table.is_solved(table.last):
+    is_moot = table.is_solved(table.last) or trend(table.rewards[-idle:]).rises
+    if top > 0 and idle > max(WINDOW, OFTEN * len(rates)) and not is_moot:
         yield (f"{name} is 0 in the last {idle} of {len(rates)} steps: the schedule ends too early "
                "(#rate)")
     if not table.is_stuck or not table.has_rewards:

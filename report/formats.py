@@ -127,7 +127,7 @@ OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?")
 RIGHT = re.compile("accura|correct|answer|solution|solved|success|outcome|exact"
                    "|(?<![a-z])acc(?![a-z])")
-FORM = re.compile("format|length|penalty|tag|brevity|concise")
+FORM = re.compile("format|length|penalty|tag|bonus|short|brevity|concise")
 
 
 def is_number(value):
