@@ -269,11 +269,13 @@ class Table:
         are so at the end or often, or those that are finite again. -> list of at most one text"""
         steps = {}                      # metric -> places of the records in which it is nan or inf
         for name in [*self.run.names, *self.run.sets]:
+            if name == "explained_variance":    # nan if all returns are equal
+                continue
             known = [place for place, one in enumerate(self.run.records)
                      if isinstance(one.get(name), (int, float))]
             bad = [place for place in known if not math.isfinite(self.run.records[place][name])]
             late = known[len(known) // 2:][-WINDOW:]
-            if bad and name != "explained_variance" and is_lost == (bad[-1] in late or len(bad) > max(1, OFTEN * len(known))):
+            if bad and is_lost == (bad[-1] in late or len(bad) > max(1, OFTEN * len(known))):
                 steps[name] = bad
         if not steps:
             return []
@@ -538,8 +540,8 @@ def penalties(table):
     both = [one for one in table.steps if {"after_penalties", table.goal} <= one.keys()]
     cost = trend([one[table.goal] - one["after_penalties"] for one in both])
     if table.is_stuck and cost.rises and cost.last - cost.first > table.enough:
-        yield (f"penalties grow from {cost.first:.2g} to {cost.last:.2g}, and the {table.goal} does "
-               f"not rise: lower {table.setting('the weight of the KL')} (#rate)")
+        yield (f"penalties grow from {cost.first:.2g} to {cost.last:.2g}, and the {table.goal} "
+               f"does not rise: lower {table.setting('the weight of the KL')} (#rate)")
     right = trend(table["accuracy"])
     is_paid = table.trend.rises or table.is_filtered or not table.has_rewards
     if right.last - right.first > max(RISE, SURE * right.noise) and not is_paid:
@@ -634,8 +636,8 @@ def samples_age(table):
 def tools_fail(table):
     share = table.last("tools/failure_frequency")
     if share > FAILED and not table.trend.rises:
-        yield (f"{share:.0%} of the calls of tools fail: run one of them yourself, and read samples "
-               "(#turns)")
+        yield (f"{share:.0%} of the calls of tools fail: run one of them yourself, and read "
+               "samples (#turns)")
 
 
 def pairs(table):

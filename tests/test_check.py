@@ -187,12 +187,16 @@ def evaluated(score, name="eval/a"):
           "reward": lambda i: 0.3 + 0.02 * min(i, 12)}),
     ("", {"learning_rate": lambda i: 1e-6 * (1 + math.cos(math.pi * i / 100)), "n": 100,
           "reward": lambda i: 0.3 + 0.005 * i}),
+    ("", {"learning_rate": lambda i: 1e-6 * (1 - i / 100), "n": 100,
+          "reward": lambda i: 0.3 + 0.01 * min(i, 40)}),
     ("rate flat", {"learning_rate": lambda i: 1e-9 * (i + 1), "reward": [0.5, 0.5]}),
     ("", {"learning_rate": lambda i: 1e-9 * (i + 1)}),
     ("", {"learning_rate": lambda i: 1e-9 * (i + 1), "n": 18, "reward": [0.5, 0.5]}),
     ("flat", {"learning_rate": lambda i: 1e-9 * min(i + 1, 5), "reward": [0.5, 0.5]}),
-    ("rate flat", {"reward": [0.5, 0.5], "kl": [1e-5, 2e-5], "completions/mean_length": [300.0] * 2}),
-    ("flat", {"reward": [0.5, 0.5], "kl": [1e-3, 2e-3], "completions/mean_length": [300.0] * 2}),
+    ("rate flat", {"reward": [0.5, 0.5], "kl": [1e-5, 2e-5],
+                   "completions/mean_length": [300.0, 300.0]}),
+    ("flat", {"reward": [0.5, 0.5], "kl": [1e-4, 1e-4],
+              "completions/mean_length": [300.0, 300.0]}),
     ("no-gradient", {"max_log_ratio": [0.5, 2e-6]}), ("", {"max_log_ratio": [0.5, 0.01]}),
     # ---- rewards that are added, and penalties
     ("groups", {"rewards/right": [0.0, 0.0]}), ("", {"rewards/right": [0.0, 0.1]}),
@@ -229,6 +233,9 @@ def evaluated(score, name="eval/a"):
           "frac_reward_zero_std": [1.0, 1.0]}),
     # ---- what falls at once: who rewards, the problems, or the policy
     ("jump", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i}),
+    ("groups jump", {"n": 60, "reward": lambda i: 0.4 + 0.008 * i if i < 30 else 0.0,
+                     "kl": lambda i: 0.01 * i, "frac_reward_zero_std": [0.2, 1.0]}),
+    ("", {"n": 60, "reward": dropped(0.5, 0.01), "kl": lambda i: 0.01 * i}),
     ("", {"n": 60, "reward": dropped(0.3, 0.01), "kl": lambda i: 0.01 * i}),    # it rises again
     ("rate", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i + 3 * (i > 29),
               "entropy": [0.2, 0.2]}),
@@ -237,15 +244,19 @@ def evaluated(score, name="eval/a"):
     ("jump", {"n": 60, "reward": dropped(0.3, 0.01), "kl": lambda i: 0.01 * (i % 30)}),
     ("", {"n": 60, "reward": lambda i: 0.9 - 0.005 * i, "kl": lambda i: 0.01 * i,
           "eval/greedy": lambda i: 0.3 + 0.005 * i}),                           # it gets harder
+    ("rate", {"n": 60, "reward": lambda i: 0.3 + 0.01 * i if i < 45 else 0.1, "kl": None,
+              "entropy": None, "eval/greedy": lambda i: 0.3 + 0.005 * i if i < 40 else None}),
+    ("flat", {"n": 200, "reward": noise}),      # a mean of 0 has no scale, but the steps have one
     # ---- held-out
     ("held-out", evaluated(lambda i: 0.2 + noise(i) / 20)), ("held-out", evaluated(lambda i: 0.0)),
-    ("", evaluated(lambda i: 0.2 + 0.004 * i)), ("", evaluated(lambda i: 0.2 + noise(i) / 5)),
+    ("", evaluated(lambda i: 0.2 + 0.002 * i)), ("", evaluated(lambda i: 0.2 + noise(i) / 2)),
     ("", evaluated(lambda i: 0.9 + noise(i) / 20)),
     ("", evaluated(lambda i: 0.2 + noise(i) / 20) | evaluated(lambda i: 0.2 + 0.01 * i, "eval/b")),
     ("", evaluated(lambda i: 0.2 + noise(i) / 20) | {"reward": lambda i: 0.3 + 0.004 * i}),
     ("held-out", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i,
                   "eval_loss": [0.6, 0.9]}),
-    ("", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i, "eval_loss": [0.6, 0.62]}),
+    ("", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i,
+          "eval_loss": [0.6, 0.62]}),
     ("", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i, "eval_loss": [0.6, 0.9],
           "eval/accuracies": [0.6, 0.7]})])
 def test_what_is_wrong_is_named_and_nothing_else(anchor, changes):
@@ -432,7 +443,8 @@ def test_of_several_rewards_those_for_right_answers_are_known_by_their_names(tmp
     """Penalties and forms may be 0 in all steps, and one reward alone is the reward."""
     names = ("accuracy_reward/mean", "correctness_reward_func", "answer_format/mean", "xml/mean",
              "chosen", "accuracies", "short_answer_bonus", "accuracy_reward/std")
-    run = of_lines(tmp_path, {"step": 1, "reward": 1.0} | {f"rewards/{name}": 0.5 for name in names})
+    added = {f"rewards/{name}": 0.5 for name in names}
+    run = of_lines(tmp_path, {"step": 1, "reward": 1.0} | added)
     assert run.components == ["rewards/accuracy_reward/mean", "rewards/correctness_reward_func"]
     assert not of_lines(tmp_path, {"step": 1, "reward": 1.0, "rewards/accuracy/mean": 1}).components
     run = run_of(**{"rewards/right": [0.3, 0.3]})
@@ -443,7 +455,8 @@ def test_a_jump_is_told_from_a_fall_in_several_steps():
     def falling(steps):
         return run_of(n=60, entropy=None, kl=lambda i: 0.01 * i, reward=lambda i: 0.8 - 0.4 * min(
             1, max(0, (i - 30) / steps)) + noise(i) / 20)
-    assert [parts(check(falling(steps))) for steps in (0.1, 9, 25)] == [{"jump"}, {"rate"}, {"rate"}]
+    assert [parts(check(falling(steps))) for steps in (0.1, 9, 25)] == [
+        {"jump"}, {"rate"}, {"rate"}]
     assert "in step 32, although" in check(falling(0.1))[0]
     assert decided(falling(0.1)).endswith("before and after it falls at once in step 32")
 
