@@ -293,13 +293,18 @@ class Table:
         return not names & {"teacher_kl", "rewards/margins"}
 
     @property
+    def ratios(self):
+        """The largest log-ratios, if a batch has several updates, which should change them."""
+        updates = (getattr(self.flags, "num_iterations", 1)
+                   * getattr(self.flags, "num_mini_batches", 1))
+        return column(self.live, "max_log_ratio") if updates > 1 else []
+
+    @property
     def has_gradient(self):
         """Whether steps in which groups differ have a gradient, and several updates of a batch
         change the ratios."""
-        norms, ratios = (column(self.live, name) for name in ("grad_norm", "max_log_ratio"))
-        updates = (getattr(self.flags, "num_iterations", 1)
-                   * getattr(self.flags, "num_mini_batches", 1))
-        is_constant = updates > 1 and ratios and max(ratios) == 0 and not self.trend.rises
+        norms, ratios = column(self.live, "grad_norm"), self.ratios
+        is_constant = ratios and max(ratios) == 0 and not self.trend.rises
         return not is_constant and (
             not norms or max(norms[-max(WINDOW, len(norms) // 3):]) >= NOTHING)
 
@@ -392,7 +397,7 @@ def no_gradient(table):
         yield f"{differ}the policy gets no gradient (#no-gradient)"
     if rates and max(rates) == 0:
         yield "the learning rate is 0 in all steps (#no-gradient)"
-    changes = column(table.live, "max_log_ratio")[-max(WINDOW, len(table.live) // 3):]
+    changes = table.ratios[-max(WINDOW, len(table.live) // 3):]
     if changes and 0 < max(changes) < STILL and "grad_norm" in table:
         yield ("the gradient is not 0, but updates change no probability: does the optimizer have "
                "these weights, and a learning rate? (#no-gradient)")

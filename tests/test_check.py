@@ -197,7 +197,9 @@ def evaluated(score, name="eval/a"):
                    "completions/mean_length": [300.0, 300.0]}),
     ("flat", {"reward": [0.5, 0.5], "kl": [1e-4, 1e-4],
               "completions/mean_length": [300.0, 300.0]}),
-    ("no-gradient", {"max_log_ratio": [0.5, 2e-6]}), ("", {"max_log_ratio": [0.5, 0.01]}),
+    ("no-gradient", {"max_log_ratio": [0.5, 2e-6]}),
+    ("", {"max_log_ratio": [2e-6, 2e-6], "flags": {"num_iterations": 1}}),
+    ("", {"max_log_ratio": [0.5, 0.01]}),
     # ---- rewards that are added, and penalties
     ("groups", {"rewards/right": [0.0, 0.0]}), ("", {"rewards/right": [0.0, 0.1]}),
     ("", {"rewards/right": [0.0, 0.0], "n": 18}),
