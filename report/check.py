@@ -384,6 +384,10 @@ def one_sample(table):
 
 def truncated(table):
     first, last = (mean("completions/clipped_ratio") for mean in (table.first, table.last))
+    prompts = table.last("prompts/clipped_ratio")
+    if prompts > 0.5 and table.is_stuck:
+        yield (f"most prompts are cut off ({prompts:.0%}), so the policy does not see the whole "
+               "question: allow longer ones (#groups)")
     if last > 0.5 and last > first - 0.1:
         yield (f"most completions are truncated ({last:.0%}): raise "
                f"{table.setting('the length limit')} (#groups)")
@@ -408,7 +412,8 @@ def rate_too_low(table):
     rates, name = table["learning_rate"], table.setting("the learning rate")
     top = max(rates, default=0.0)
     idle = next((i for i, rate in enumerate(reversed(rates)) if rate > IDLE * top), 0)
-    is_moot = table.is_solved(table.last) or trend(table.rewards[-idle:]).rises
+    rest = trend(table.rewards[-idle:])
+    is_moot = table.is_solved(table.last) or rest.last - rest.first > SURE * rest.noise
     if top > 0 and idle > max(WINDOW, OFTEN * len(rates)) and not is_moot:
         yield (f"{name} is 0 in the last {idle} of {len(rates)} steps: the schedule ends too early "
                "(#rate)")
@@ -547,6 +552,11 @@ def penalties(table):
     if table.is_stuck and cost.rises and cost.last - cost.first > table.enough:
         yield (f"penalties grow from {cost.first:.2g} to {cost.last:.2g}, and the {table.goal} "
                f"does not rise: lower {table.setting('the weight of the KL')} (#rate)")
+    rest = trend(column(both, "after_penalties"))
+    if table.trend.rises and rest.first - rest.last > max(table.enough, SURE * rest.noise):
+        yield (f"the {table.goal} rises, but less penalties it falls from {rest.first:.2g} to "
+               f"{rest.last:.2g}: the policy leaves its reference; lower "
+               f"{table.setting('the learning rate')} (#rate)")
     right = trend(table["accuracy"])
     is_paid = table.trend.rises or table.is_filtered or not table.has_rewards
     if right.last - right.first > max(RISE, SURE * right.noise) and not is_paid:

@@ -61,6 +61,7 @@ NAMES = {
         "kl": ("actor/kl_loss", "actor/reward_kl_penalty"), "old_kl": ("actor/ppo_kl",),
         "completions/mean_length": ("response_length/mean",),
         "completions/clipped_ratio": ("response_length/clip_ratio",),
+        "prompts/clipped_ratio": ("prompt_length/clip_ratio",),
         "probability_difference": ("training/rollout_probs_diff_mean",),
         "sampler_kl": ("rollout_corr/k3_kl", "rollout_corr/kl"),
         "after_penalties": ("critic/rewards/mean",), "value_loss": ("critic/vf_loss",),
@@ -156,12 +157,12 @@ def names_in(found, trainer):
 
 
 def recognized(found):
-    """Find whose names a log has: those of the trainer with the most names in it, TRL's if there is
-    a tie. -> trainer, {quantity: names}"""
+    """Find whose names a log has: those of the trainer with the most names in it, the reward's
+    among them, and TRL's if there is a tie. -> trainer, {quantity: names}"""
     used = {trainer: names_in(found, trainer) for trainer in NAMES}
     if any("global_step/max_steps" in one for one in found):
         return "ms-swift", used["ms-swift"]
-    trainer = max(used, key=lambda name: len(used[name]))
+    trainer = max(used, key=lambda name: (bool(rewards_of(used[name])), len(used[name])))
     return trainer, used[trainer]
 
 

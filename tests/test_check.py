@@ -183,6 +183,8 @@ def evaluated(score, name="eval/a"):
     # ---- the learning rate
     ("rate", {"learning_rate": lambda i: 1e-6 * (i < 12),
               "reward": lambda i: 0.3 + 0.02 * min(i, 12)}),
+    ("rate", {"learning_rate": lambda i: 1e-6 * (i < 30), "n": 60,          # noise rises, too
+              "reward": lambda i: 0.3 + 0.01 * min(i, 30) + 0.04 * (i > 50) + noise(i) / 10}),
     ("", {"learning_rate": lambda i: 1e-6 * (i < 12), "accuracy": [0.9, 0.9],
           "reward": lambda i: 0.3 + 0.02 * min(i, 12)}),
     ("", {"learning_rate": lambda i: 1e-6 * (1 + math.cos(math.pi * i / 100)), "n": 100,
@@ -209,6 +211,10 @@ def evaluated(score, name="eval/a"):
     ("flat", {"reward": [0.5, 0.5], "accuracy": [0.2, 0.25]}),
     ("rate flat", {"reward": [0.5, 0.5], "after_penalties": lambda i: 0.5 - 0.02 * i}),
     ("", {"after_penalties": lambda i: 0.3}),
+    ("rate", {"after_penalties": lambda i: 0.3 - 0.02 * i}),
+    ("", {"after_penalties": lambda i: 0.3 - 0.01 * i + noise(i)}),
+    ("groups flat", {"reward": [0.5, 0.5], "prompts/clipped_ratio": [0.9, 0.9]}),
+    ("", {"prompts/clipped_ratio": [0.9, 0.9]}),
     ("flat", {"reward": [0.5, 0.5], "after_penalties": [0.45, 0.45]}),
     ("groups flat", {"reward": [0.99, 0.99], "accuracy": [0.2, 0.2],
                      "frac_reward_zero_std": [0.97, 0.97]}),
@@ -415,6 +421,7 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
         "reward": 2.0, "kl": 0.5, "old_kl": 0.0}
     assert of_lines(tmp_path, verl | {"critic/score/mean": None}).records[0]["reward"] == 3.0
     assert "filtered" in of_lines(tmp_path, verl | {"train/num_gen_batches": 2}).names
+    assert of_lines(tmp_path, {"reward_mean": 0.5, "policy_loss": 0.1}).trainer == "an own loop"
     run = of_lines(tmp_path, {"step": 1, "train/agg/all/solver/reward/mean": 0.5, "optim/lr": 1e-6,
                               "train/agg/all/solver/solved_none": 0.5, "x": 1,
                               "train/agg/all/solver/solved_all": 0.25, "entropy/all/mean": 0.1})
