@@ -332,20 +332,24 @@ def run(module, name, function, file, chosen, args):
               "the function, which does not take it")
     fitted = fit(function, content, cases[0], fixed, settings)
     is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
-    names = {}
+    is_found = False
     if is_unfit or not is_right:
-        names = arranged(function, content, cases, decides, options)
-    if is_unfit or names or fitted.binding.by_position and not is_right:
+        names, is_found = arranged(function, content, cases, decides, options)
+    if is_unfit or is_found or fitted.binding.by_position and not is_right:
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
-        bound = fitted.binding.names | names
+        bound = {*fitted.binding.names, *names.values()}
         inputs = [*inputs_of(content, cases[0]), *(
             one for case in cases for one in inputs_of(content, case) if one in bound)]
-        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed)
-        told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
-        if "..." not in gaps and not names:
+        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed, tool)
+        told = "Fill in the gaps (...), and check adapted"
+        if is_found:
+            told = "This adapter is right"
+        elif "..." not in gaps and fitted.missing:
             told = ("With no value of the cases is it right; let it take "
-                    f"{', '.join(sorted(fitted.missing)) or 'it'}, and check it again")
+                    f"{', '.join(sorted(fitted.missing))}, and check it again")
+        elif "..." not in gaps:
+            told = "This adapter is wrong; to see how, check adapted"
         print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
         return False, 2
     if way and any(decides(one.case) and not one.errors and not one.skipped for one in outcomes):

@@ -41,7 +41,7 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "advantages": "advantage", "token_advantages advantages": "token advantage",
     "rewards": "reward, group reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
-    "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
+    "eps": "advantage clip, std clip", "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
     "delta": "clip c",
     "num_generations": "group, group size",
     "entropy_coef": "entropy coef", "max_length": "high length, high id",
@@ -54,6 +54,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "tokens group_ids": "id", "group_ids": "group id", "lam": "lam",
     "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
+# Words that are too short to have parts if a parameter is called so
+BARE = {"new": "logps", "old": "old_logps", "ref": "ref_logps"}
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 
@@ -138,11 +140,14 @@ def meaning(name, known):
         return name
     if name in ("a", "A"):
         return "advantages" if "advantages" in known else None
-    return next((one for one in NAMES.get(words_of(name), ()) if one in known), None)
+    if name in ("ratio", "ratios"):             # of the policies; alone, it is no clip_ratio
+        return None
+    names = (*NAMES.get(words_of(name), ()), BARE.get(name))
+    return next((one for one in names if one in known), None)
 
 
 def has_meaning(name):
-    return meaning(name, MEANT) is not None
+    return name not in BARE and meaning(name, MEANT) is not None
 
 
 def bind(function, known, order=()):
