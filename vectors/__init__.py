@@ -494,7 +494,8 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
             return Outcome(case, [], choice=choice, data=data)
     inside = without_masked(results, case)
     if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
-        return Outcome(case, [], remark="right where the mask is 1; use it with the mask", data=data)
+        return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",
+                       data=data)
     rough = own.get("float32", TOLERANCE["float32"])
     is_strict = tolerance or dtype == "float32" or isinstance(rough, str)
     if errors and not is_strict and not compare(

@@ -33,7 +33,7 @@ from collections import Counter
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
 from vectors.binding import bind, opened, parameters_of, setting
 from vectors.names import LOSSES
-from vectors.ways import adapter, arranged, check, constants, of_class, told_way
+from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
@@ -100,16 +100,17 @@ def of_recipe(recipe, function):
     takes = parameters_of(function)
 
     def number(name):
-        """Count the inputs that the function names, or by how many parameters a file misses those
-        of a function that names none."""
+        """Count the inputs that the function names, or has in another form, or by how many
+        parameters a file misses those of a function that names none."""
         content = read(name)
         bound = bind(function, content["inputs"]).names
-        names = bound.values()
+        names = {*bound.values()}.union(
+            one for one in takes if forms_of(one, content["inputs"], "torch"))
         if bound and bound.keys().isdisjoint(ESSENTIAL.get(name, bound)):
             return 0
         case = next(iter(cases_of(content, found[name])), content["cases"][0])
         needs = len(inputs_of(content, case)) + len(case["parameters"].keys() - found[name].keys())
-        return len(takes.keys() & {*names}) or -abs(needs - len(takes))
+        return len(takes.keys() & names) or -abs(needs - len(takes))
     name = max(found, key=number)
     return name, found[name]
 

@@ -6,8 +6,8 @@ import math
 import re
 import warnings
 
-from vectors import (
-    ALIASES, SHAPES, WAYS, call, cases_of, check_case, fit, flat, inputs_of, used, value)
+import vectors
+from vectors import SHAPES, WAYS, cases_of, check_case, fit, flat, inputs_of, value
 from vectors.binding import LOG_P, opened, parameters_of
 from vectors.unpack import Unpacked
 
@@ -38,6 +38,8 @@ FORMS = {
 # Tokens without padding: one array for each output, or all in a row.
 LISTS = "[x[m > 0] for x, m in zip({}, mask)]"
 ROW = "{}[mask > 0]"
+# The masked slots of each output behind the others.
+ALIGNED = "np.stack([np.concatenate([x[m > 0], x[m == 0]]) for x, m in zip({}, mask)])"
 
 
 def of_class(name, found, part):
@@ -118,8 +120,8 @@ def results_of(function, content, case, rows, ways, options, columns=slice(None)
                               for name, values in case["inputs"].items()}}
     found = []
     for way in ways:
-        results, _ = call(function, part, content, options["tool"], options["dtype"], fitted, way,
-                          options.get("settings", ()))
+        results, _ = vectors.call(function, part, content, options["tool"], options["dtype"],
+                                  fitted, way, options.get("settings", ()))
         found.append(flat([*results.values()])[1])
     return found
 
@@ -177,23 +179,30 @@ def forms_of(name, inputs, tool):
     """List the texts by which an argument may be made from some of our inputs. -> texts"""
     plain = LOG_P.sub("logp", name.lower())
     for pattern, texts in FORMS.items():
-        if re.fullmatch(pattern, plain) and used(texts[0]) - {"np", "len"} <= {*inputs}:
-            return [re.sub(r"\bnp\b", ALIASES[tool], text) for text in texts]
+        if re.fullmatch(pattern, plain) and vectors.used(texts[0]) - {"np", "len"} <= {*inputs}:
+            return [in_library(text, tool) for text in texts]
     return []
 
 
-def unpadded(case, bound, made):
-    """List the ways to give a function that takes no mask the tokens without padding. bound: {our
-    name: its name}; made: {its name: texts}. -> list of {its name: text}"""
+def unpadded(case, bound, made, tool):
+    """List the ways to give a function that takes no mask the tokens without padding, or with all
+    of it at the end. bound: {our name: its name}; made: {its name: texts}.
+    -> list of {its name: text}"""
     if "mask" in bound or "mask" not in case["inputs"]:
         return []
     shape = flat(case["inputs"]["mask"])[0]
     tokens = {its: our for our, its in bound.items()
               if our in case["inputs"] and flat(case["inputs"][our])[0] == shape}
     outputs = {its: our for our, its in bound.items() if our == "advantages"}
-    form = ROW if any("(mask > 0).sum(1)" in texts[0] for texts in made.values()) else LISTS
-    return [{its: form.format(our) for its, our in some.items()}
+    has_lengths = any("(mask > 0).sum(1)" in texts[0] for texts in made.values())
+    return [{its: in_library(form.format(our), tool) for its, our in some.items()}
+            for form in ((ROW, ALIGNED) if has_lengths else (LISTS,))
             for some in (tokens, tokens | outputs)]
+
+
+def in_library(text, tool):
+    """Replace np in a text by the name of the library."""
+    return re.sub(r"\bnp\b", vectors.ALIASES[tool], text)
 
 
 def guesses(gaps, free, made, packs):
@@ -212,8 +221,11 @@ def arranged(function, content, cases, decides, options):
     """Find what those arguments stand for whose names are unknown, by trying all.
     -> {its name: one of our names, or a text that makes it from our inputs}, and whether all cases
     that decide are right by it; if not, what the names alone say"""
-    cases = [case for case in cases if decides(case)]
-    own = fit(function, content, cases[0], options["fixed"], options["settings"])
+    fits = {case["id"]: fit(function, content, case, options["fixed"], options["settings"])
+            for case in cases if decides(case)}
+    cases = sorted((case for case in cases if decides(case)),
+                   key=lambda case: len(fits[case["id"]].missing))
+    own = fits[cases[0]["id"]]
     bound = {} if own.binding.by_position else own.binding.names
     gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
             and (one.default is None or name in own.needed or own.binding.by_position)]
@@ -221,7 +233,7 @@ def arranged(function, content, cases, decides, options):
     free = [name for name in (*inputs, *cases[0]["parameters"])
             if name not in bound and name not in options["fixed"]]
     made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
-    packs = unpadded(cases[0], bound, made)
+    packs = unpadded(cases[0], bound, made, options["tool"])
     for names in itertools.islice(guesses(gaps, free, made, packs), MOST_ORDERS):
         for some in (cases[:1], cases):
             found, _, _ = check(function, content, some, decides, options | {"names": names})
@@ -254,8 +266,8 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed, tool):
         made = name.replace(".", f"({of_class or '...'}).", 1) + f"({calls[-1]})"
     library = {"torch": "import torch", "jax": "import jax.numpy as jnp",
                "numpy": "import numpy as np"}[tool]         # by it, the command knows the arrays
-    return (f"    {library}\n" * (tool != "torch" or "torch." in made) +
-            f"    from {module.__name__} import {name.split('.')[0]}\n"
-            + "    from vectors.unpack import Bag\n" * ("Bag(" in made) +
+    return (f"    from {module.__name__} import {name.split('.')[0]}\n"
+            + "    from vectors.unpack import Bag\n" * ("Bag(" in made)
+            + f"    {library}\n" * (tool != "torch" or "torch." in made) +
             f"    def adapted({', '.join(ours)}):\n"
             f"        return {made}")
