@@ -242,8 +242,9 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
         default = getattr(theirs, "default", None)
         if theirs is None:                  # it goes into **kwargs
             is_given = name in own and not (is_wrapper and name in fixed)
-        elif name in off:                   # None and 0 are off, too
-            is_given = default is inspect.Parameter.empty or bool(default)
+        elif name in off:                   # None and 0 are off, too, but not of what is looked up
+            is_given = (default is inspect.Parameter.empty or bool(default)
+                        or binding.names[name] not in binding.function.own)
         else:                               # another word than ours is a choice of its own
             is_given = not isinstance(default, str) or default in {
                 one["parameters"].get(name) for one in content["cases"]}

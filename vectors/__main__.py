@@ -336,12 +336,14 @@ def run(module, name, function, file, chosen, args):
     is_found = False
     if is_unfit or not is_right:
         names, is_found = arranged(function, content, cases, decides, options)
-    if is_unfit or is_found or fitted.binding.by_position and not is_right:
+    is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
+    if is_unfit or is_found or is_guessed and not is_right:
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
         bound = {*fitted.binding.names, *names.values()}
         inputs = [*inputs_of(content, cases[0]), *(
             one for case in cases for one in inputs_of(content, case) if one in bound)]
+        names |= {key: repr(x) for key, x in settings.items()}
         gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed, tool)
         told = "Fill in the gaps (...), and check adapted"
         if is_found:

@@ -32,7 +32,7 @@ WORDS = {word: meaning for meaning, words in {
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token level batch minibatch mb b response completion action loss actions all rloo "
-        "generate gae"
+        "raw generate gae"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {

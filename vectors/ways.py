@@ -208,6 +208,7 @@ def in_library(text, tool):
 def guesses(gaps, free, made, packs):
     """Guess what arguments with unknown names stand for. gaps: these arguments; free: our names
     that may be meant; made and packs: see above. -> {its name: text} each"""
+    made = {name: texts for name, texts in made.items() if name in gaps}
     rest = [name for name in gaps if name not in made]
     for pack in [{}, *packs]:
         for texts in itertools.product(*made.values()):
@@ -234,7 +235,10 @@ def arranged(function, content, cases, decides, options):
             if name not in bound and name not in options["fixed"]]
     made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
     packs = unpadded(cases[0], bound, made, options["tool"])
-    for names in itertools.islice(guesses(gaps, free, made, packs), MOST_ORDERS):
+    needed = [name for name in gaps if parameters_of(function)[name].default is not None]
+    tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
+             for names in guesses(some, free, made, packs))
+    for names in itertools.islice(tries, MOST_ORDERS):
         for some in (cases[:1], cases):
             found, _, _ = check(function, content, some, decides, options | {"names": names})
             ran = [one for one in found if not one.skipped]
