@@ -231,9 +231,11 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
         off["mask"] = [[1.0] for _ in off["group_ids"]]             # of outputs with one token
         off = {name: value for name, value in off.items() if name not in case["inputs"]}
     known = {**given_inputs(content, case), **own, **off}
-    made = {other: text for other, text in dict(names).items() if not text.isidentifier()}
-    binding = bind(function, known, inputs_of(content, case)).also(
-        {text: other for other, text in dict(names).items() if other not in made})
+    binding = bind(function, known, inputs_of(content, case))
+    bound = () if binding.by_position else binding.names
+    made = {other: text for other, text in dict(names).items()
+            if text in bound or not text.isidentifier()}
+    binding = binding.also({text: other for other, text in dict(names).items() if other not in made})
     takes = parameters_of(function)
     is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
     given = {}

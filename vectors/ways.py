@@ -224,8 +224,9 @@ def arranged(function, content, cases, decides, options):
     that decide are right by it; if not, what the names alone say"""
     fits = {case["id"]: fit(function, content, case, options["fixed"], options["settings"])
             for case in cases if decides(case)}
-    cases = sorted((case for case in cases if decides(case)),
-                   key=lambda case: len(fits[case["id"]].missing))
+    # one that fits comes first, and one whose bounds are equal, for functions with one epsilon
+    cases = sorted((case for case in cases if decides(case)), key=lambda case: (
+        len(fits[case["id"]].missing), len({*map(str, case["parameters"].values())})))
     own = fits[cases[0]["id"]]
     bound = {} if own.binding.by_position else own.binding.names
     gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
