@@ -607,7 +607,7 @@ def loss(logprobs, old_logprobs, advantages, mask, width):
     ratio = np.exp(logprobs - old_logprobs)
     A = advantages[:, None]
     x = -np.minimum(ratio * A, ratio.clip(1 - width, 1 + width) * A)
-    return ((x * mask).sum(1) / mask.sum(1)).mean()
+    return ((x * mask).sum(1) / np.maximum(mask.sum(1), 1)).mean()
 """
 SUMS = """
 def loss(advantage, log_likelihood):
@@ -671,9 +671,10 @@ def test_a_setting_is_in_the_adapter(answer):
 
 
 def test_new_old_and_ref_are_log_probabilities(answer):
-    source = form(arguments="ref, new, old, advantages, mask, beta, clip_eps", log_ratio="new - old")
-    kl = replace_once(source, "    return", "    d = ref - new\n    x = x + beta * (d.exp() - d - 1)"
-                      "\n    return")
+    source = form(log_ratio="new - old",
+                  arguments="ref, new, old, advantages, mask, beta, clip_eps")
+    kl = replace_once(source, "    return",
+                      "    d = ref - new\n    x = x + beta * (d.exp() - d - 1)\n    return")
     assert answer(kl, "loss", "--recipe", "grpo")[0] == 0
     code, told = answer(source, "loss", "--recipe", "grpo")
     assert code == 1 and "likely: the KL is left out" in told, told

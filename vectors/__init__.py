@@ -233,9 +233,10 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     known = {**given_inputs(content, case), **own, **off}
     binding = bind(function, known, inputs_of(content, case))
     bound = () if binding.by_position else binding.names
-    made = {other: text for other, text in dict(names).items()
+    names = dict(names)
+    made = {other: text for other, text in names.items()
             if text in bound or not text.isidentifier()}
-    binding = binding.also({text: other for other, text in dict(names).items() if other not in made})
+    binding = binding.also({text: other for other, text in names.items() if other not in made})
     takes = parameters_of(function)
     is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
     given = {}
