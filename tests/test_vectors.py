@@ -620,6 +620,10 @@ FORMS = {
     "labels": (form("mask = labels != -100", "labels"), "labels=-100 * (mask == 0)"),
     "lengths": (form("mask = torch.arange(logprobs.shape[1]) < lengths[:, None]", "lengths"),
                 "lengths=(mask > 0).sum(1)"),
+    "the mask of prompts": (form("mask = 1 - prompt_mask", "prompt_mask"), "prompt_mask=1 - mask"),
+    "weights": (form("mask = weights.sign()", "weights").replace(
+        "((x * mask).sum(1) / mask.sum(1)).mean()", "(x * weights).sum()"),
+        "weights=mask / mask.sum(1)[:, None] / len(mask)"),
     "a ratio": (form(arguments="ratio, advantages, mask, clip_eps", log_ratio="torch.log(ratio)"),
                 "ratio=torch.exp(logps - old_logps)"),
     "a negative KL": (form(arguments="ppo_kl, advantages, mask, clip_eps", log_ratio="-ppo_kl"),
@@ -680,7 +684,32 @@ def test_new_old_and_ref_are_log_probabilities(answer):
     assert code == 1 and "likely: the KL is left out" in told, told
 
 
-def test_the_eps_of_advantages_has_its_own_name_and_raw_rewards_are_rewards(answer):
+def test_a_batch_may_call_its_old_log_probabilities_as_the_new_ones(answer):
+    """As in PureJaxRL and AReaL; of the three policies, those before the update have one name."""
+    for arguments, old in (("log_prob, traj, advantages, mask, clip_eps", "traj.log_prob"),
+                           ("logps, data, advantages, mask, clip_eps", 'data["logps"]')):
+        new = arguments.partition(",")[0]
+        code, told = answer(form(arguments=arguments, log_ratio=f"{new} - {old}"), "loss",
+                            "--recipe", "grpo")
+        assert code == 2 and "This adapter is right" in told, told
+        assert f"Bag({{'{new}': old_logps}})" in told
+
+
+def test_a_reference_that_is_added_is_not_taken_for_the_other_ones(answer):
+    source = ("from torch.nn.functional import logsigmoid\n"
+              "def loss(prefered_logprob, disprefered_logprob, ref_prefered_logprob,\n"
+              "         ref_disprefered_logprob, beta):\n"
+              "    x = prefered_logprob - ref_prefered_logprob\n"
+              "    return -logsigmoid(beta * (x - disprefered_logprob + ref_disprefered_logprob))")
+    assert answer(source, "loss", "--recipe", "dpo")[0] == 0
+    wrong = source.replace("- ref", "+ ref").replace("+ ref_dis", "- ref_dis")
+    code, told = answer(wrong, "loss", "--recipe", "dpo")
+    assert code == 1 and "likely: the reference is added" in told, told
+
+
+def test_names_of_advantages_their_eps_and_their_rewards_are_known(answer):
+    assert answer(form(arguments="logps, old_logps, gae, mask, clip_param", mask="advantages = gae",
+                       log_ratio="logps - old_logps"), "loss", "--recipe", "grpo")[0] == 0
     source = ("def advantages_of(raw_rewards, advantage_eps):\n"
               "    x = raw_rewards - raw_rewards.mean(1, keepdim=True)\n"
               "    return x / (raw_rewards.std(1, keepdim=True) + advantage_eps)\n")

@@ -19,20 +19,20 @@ SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "
 # Words of names, in lower case -> one word for each meaning. A name with any other word is unknown.
 WORDS = {word: meaning for meaning, words in {
     "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
-    "train trainer training learner target",
+    "train trainer training learner target model",
     "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
-    "advantage": "advantages adv advs", "reward": "rewards r score scores",
-    "mask": "masks", "chosen": "w win winner preferred",
-    "rejected": "l lose loser", "value": "values vpred vpreds",
-    "return": "returns ret rets", "logits": "", "entropy": "entropies ent",
+    "advantage": "advantages adv advs gae", "reward": "rewards r score scores",
+    "mask": "masks", "chosen": "w win winner preferred prefered positive pos",
+    "rejected": "l lose loser dispreferred disprefered negative neg",
+    "value": "values vpred vpreds", "return": "returns ret rets", "logits": "", "entropy": "entropies ent",
     "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
     "low": "lower min lo", "high": "upper higher max hi",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token level batch minibatch mb b response completion action loss actions all rloo "
-        "raw generate gae"
+        "raw generate param"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
@@ -51,7 +51,7 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "mask_chosen": "chosen mask", "mask_rejected": "rejected mask",
     "values": "value, new value", "old_values": "old value", "returns": "return",
     "logits": "logits, student logits, new logits", "teacher_logits": "teacher logits, ref logits",
-    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam",
+    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam, advantage lam",
     "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
 # Words that are too short to have parts if a parameter is called so

@@ -18,16 +18,17 @@ MOST_ORDERS = 200       # of arguments with unknown names; the order of the file
 # write log p is logp -> texts that make them from our inputs. np is the library.
 PAIRS = "np.concatenate([{0}, {1}])", "np.stack([{0}, {1}], 1).reshape(-1, *{0}.shape[1:])"
 FORMS = {
-    r".*pad(ding)?s?_?mask|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask"),
+    r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask"),
     r".*labels?": ("-100 * (mask == 0)",),
     r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",),
     r".*len(gth)?s?": ("(mask > 0).sum(1)",),
     r"(num|n|total|global)_(valid_)?(item|token|tok)s.*|.*token_count": ("mask.sum()",),
     r"(num|n|total|global)_(valid_)?(seq|sequence|sample)s|.*batch_size": ("len(mask)",),
     r"(importance_|is_|prob_)?ratios?|(importance|is)_weights?": ("np.exp(logps - old_logps)",),
+    r".*weights": ("mask / mask.sum()", "mask / mask.sum(1)[:, None] / len(mask)"),
     r"log_?ratios?|negative_approx_kl": ("logps - old_logps",),
     r"ppo_kl": ("old_logps - logps",),
-    r"prox.*logp.*": ("old_logps",),
+    r"prox.*logp.*|.*(data|batch)_logp": ("old_logps",),
     r"log_likelihoods?|(seq|sequence|total|sum).*logp.*": ("(logps * mask).sum(1)",),
     r"entrop(y|ies)": ("0 * logps",),
     r".*logits": ("np.stack([logps, np.log1p(-np.exp(logps))], -1)",),      # of two tokens
