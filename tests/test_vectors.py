@@ -708,8 +708,8 @@ def test_a_reference_that_is_added_is_not_taken_for_the_other_ones(answer):
 
 
 def test_names_of_advantages_their_eps_and_their_rewards_are_known(answer):
-    assert answer(form(arguments="logps, old_logps, gae, mask, clip_param", mask="advantages = gae",
-                       log_ratio="logps - old_logps"), "loss", "--recipe", "grpo")[0] == 0
+    named = form("advantages = gae", arguments=PLAIN["arguments"].replace("advantages", "gae"))
+    assert answer(named.replace("clip_eps", "clip_param"), "loss", "--recipe", "grpo")[0] == 0
     source = ("def advantages_of(raw_rewards, advantage_eps):\n"
               "    x = raw_rewards - raw_rewards.mean(1, keepdim=True)\n"
               "    return x / (raw_rewards.std(1, keepdim=True) + advantage_eps)\n")
