@@ -674,6 +674,17 @@ def test_a_setting_is_in_the_adapter(answer):
     assert code == 2 and "This adapter is right" in told and "is_on=True" in told, told
 
 
+def test_a_coefficient_that_a_setting_turns_on_is_looked_up_without_a_kl_too(answer):
+    source = form(arguments="logprobs, ratio, ref_logprobs, advantages, mask, config",
+                  log_ratio="torch.log(ratio)").replace("clip_eps", "config.clip_eps")
+    source = replace_once(source, "    return", "    if config.has_kl:\n        d = ref_logprobs - "
+                          "logprobs\n        x = x + config.beta * (d.exp() - d - 1)\n    return")
+    code, told = answer(source, "loss", "--recipe", "grpo", "has_kl=True")
+    assert code == 2 and "This adapter is right" in told and "'has_kl': True" in told, told
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
+    assert code == 0 and "right: 3 of 3" in again, again
+
+
 def test_new_old_and_ref_are_log_probabilities(answer):
     source = form(log_ratio="new - old",
                   arguments="ref, new, old, advantages, mask, beta, clip_eps")
@@ -714,8 +725,8 @@ def test_names_of_advantages_their_eps_and_their_rewards_are_known(answer):
               "    x = raw_rewards - raw_rewards.mean(1, keepdim=True)\n"
               "    return x / (raw_rewards.std(1, keepdim=True) + advantage_eps)\n")
     assert answer(source, "advantages_of", "--recipe", "grpo")[0] == 0
-    code, told = answer(source.replace("mean(1, keepdim=True)", "mean()").replace("raw_", "all_"),
-                        "advantages_of", "--recipe", "grpo")
+    wrong = replace_once(source, "mean(1, keepdim=True)", "mean()").replace("raw_rewards", "xs")
+    code, told = answer(wrong, "advantages_of", "--recipe", "grpo")
     assert code == 1 and "likely: " in told, told
 
 
