@@ -39,13 +39,21 @@ SURPRISE = 0.1          # largest difference between the samples' surprise and t
 LOSS = 0.1              # held-out accuracy that a run may lose after its best evaluation
 REPEATED = 3            # scores that hardly happen to be those of the evaluation before
 BELOW = 0.05            # held-out accuracy that a run may lose against its first evaluation
-PARTS = ("flat", "groups", "held-out", "no-gradient", "not-finite", "rate", "rounding", "stale",
-         "temperature", "turns", "unused")      # of docs/why.md, to which a finding can send
+AROUND = 10             # steps on each side of a jump that are compared
+STEP = 1.4              # times the squared error of two constants that a line has at a jump
+IDLE = 0.001            # of the highest learning rate: the schedule has ended
+CLIPPED = 0.3           # of the tokens in the first steps: ratios that are not 1 at first
+UNLIKE = 0.1            # nats per token between the policy and the old one, in the first steps
+FAILED = 0.9            # of the calls of a tool
+STILL = 1e-4            # log-ratio after an update that rounding explains
+PARTS = ("critic", "flat", "groups", "held-out", "jump", "no-gradient", "not-finite", "rate",
+         "rounding", "stale", "temperature", "turns", "unused")     # of docs/why.md
 LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
              "completions/clipped_ratio", "completions/mean_length", "sampling/surprise")
 DIFFERENCES = {         # of sampler and trainer, and how much of each rounding explains
     "sampling/sampling_logp_difference/mean": (0.1, "nats per token"),
-    "probability_difference": (0.02, "in probability"), "sampler_kl": (0.05, "nats of KL")}
+    "probability_difference": (0.02, "in probability"), "sampler_kl": (0.05, "nats of KL"),
+    "probability_ratio": (1.1, "as a factor of probabilities, which should be 1")}
 SETTINGS = {            # what a trainer calls a setting; others get the description
     "ours": {"the learning rate": "--learning_rate", "completions per group": "--num_generations",
              "the length limit": "--max_completion_length", "the weight of the KL": "--beta"},
@@ -57,6 +65,7 @@ SETTINGS = {            # what a trainer calls a setting; others get the descrip
              "the weight of the KL": "actor_rollout_ref.actor.kl_loss_coef"}}
 SETTINGS["ms-swift"] = SETTINGS["TRL"]
 MAY_BE_0 = ("OpenRLHF", "SkyRL")        # log a KL of 0 if they have no reference
+OF_THE_POLICY = ("completions/mean_length", "entropy", "kl")        # change if the policy does
 
 
 # ---- the table of quantities -----------------------------------------------------------------
@@ -97,6 +106,49 @@ def trend(values):
     return Trend(first, last, error(values, part), len(values))
 
 
+class Jump(NamedTuple):
+    """Where a quantity may change by a large part from one step to the next."""
+    place: int
+    values: list        # AROUND steps before it, and as many from there on
+    noise: float        # standard error of the difference
+
+    @property
+    def before(self):
+        return statistics.fmean(self.values[:AROUND])
+
+    @property
+    def after(self):
+        return statistics.fmean(self.values[AROUND:])
+
+    @property
+    def is_real(self):
+        """Whether noise does not explain it, and two constants describe it better than a line."""
+        before, after = self.before, self.after
+        if abs(after - before) <= max(SURE * self.noise, FALL * max(abs(before), abs(after))):
+            return False
+        steps = range(len(self.values))
+        slope, start = statistics.linear_regression(steps, self.values)
+        line = sum((x - start - slope * i) ** 2 for i, x in zip(steps, self.values))
+        two = sum((x - (before if i < AROUND else after)) ** 2
+                  for i, x in zip(steps, self.values))
+        sides = [(x > (before + after) / 2) == (before > after) for x in self.values]
+        return line > STEP * two and sides[AROUND - 2:AROUND + 2] == [True, True, False, False]
+
+
+def jump_at(values, place):
+    """Compare the steps before a place with those from there on. -> Jump"""
+    return Jump(place, values[place - AROUND:place + AROUND], error(values, AROUND))
+
+
+def largest_fall(values):
+    """Find where a quantity falls most from one step to the next. -> Jump, or None"""
+    noise = error(values, AROUND)
+    found = [Jump(place, values[place - AROUND:place + AROUND], noise)
+             for place in range(AROUND, len(values) - AROUND + 1)]
+    return max((jump for jump in found if jump.is_real and jump.after < jump.before),
+               key=lambda jump: jump.before - jump.after, default=None)
+
+
 class Table:
     """The quantities of a run, and what they are evidence for."""
 
@@ -109,7 +161,11 @@ class Table:
         self.goal = goal                # what should rise
         self.steps = [one for one in run.records if goal in one] or run.records
         self.rewards = self[goal]
+        self.jump = self.jump_of_rewards()
         self.trend = trend(self.rewards)
+        if self.jump:                   # what is learned before and after it is not the jump
+            place, step = self.jump.place, self.jump.after - self.jump.before
+            self.trend = trend([x + step for x in self.rewards[:place]] + self.rewards[place:])
 
     def __getitem__(self, name):
         return column(self.steps, name)
@@ -127,6 +183,35 @@ class Table:
     def setting(self, description):
         return SETTINGS.get(self.run.trainer, {}).get(description, description)
 
+    def jump_of_rewards(self):
+        """Find where the rewards fall at once while the policy stays what it was, so that somebody
+        else has changed: the problems, or who rewards. -> Jump, or None"""
+        jump = largest_fall(self.rewards)
+        others = [self[name] for name in OF_THE_POLICY
+                  if len(self[name]) == len(self.rewards) and any(self[name])]
+        if jump is None or not others:
+            return None                 # nobody knows whether the policy is the same
+        is_same = not any(jump_at(values, jump.place).is_real for values in others)
+        return jump if is_same else None
+
+    @property
+    def is_stuck(self):
+        """Whether the reward certainly does not rise."""
+        return not self.trend.rises and (self.trend.falls or self.is_long_enough)
+
+    @property
+    def is_harder(self):
+        """Whether held-out scores rise, to the end, so that the policy learns although its rewards
+        fall: its problems get harder."""
+        last = max((i for i, one in enumerate(self.run.records) if self.goal in one), default=0)
+        for name in self.run.sets:
+            places = [i for i, one in enumerate(self.run.records) if name in one]
+            scores = column(self.run.records, name)
+            is_late = bool(places) and places[-1] + len(self.run.records) // 8 >= last
+            if is_late and scores and scores[-1] > scores[0] + RISE:
+                return True
+        return False
+
     @property
     def is_unit(self):
         """Whether all rewards are between 0 and 1, so that they may be accuracies."""
@@ -143,8 +228,9 @@ class Table:
         """A rise that a run should show. -> float"""
         if self.is_unit:
             return RISE
-        return 0.25 * statistics.fmean(self["reward_std"] or [4 * RISE * max(map(
-            abs, self.rewards), default=1.0)])
+        if "reward_std" in self:
+            return 0.25 * statistics.fmean(self["reward_std"])
+        return max(RISE * max(map(abs, self.rewards), default=1.0), error(self.rewards, 2))
 
     def no_signal(self, mean):
         """The fraction of groups that give no gradient. -> float, None without evidence"""
@@ -183,6 +269,8 @@ class Table:
         are so at the end or often, or those that are finite again. -> list of at most one text"""
         steps = {}                      # metric -> places of the records in which it is nan or inf
         for name in [*self.run.names, *self.run.sets]:
+            if name == "explained_variance":    # nan if all returns are equal
+                continue
             known = [place for place, one in enumerate(self.run.records)
                      if isinstance(one.get(name), (int, float))]
             bad = [place for place in known if not math.isfinite(self.run.records[place][name])]
@@ -205,13 +293,18 @@ class Table:
         return not names & {"teacher_kl", "rewards/margins"}
 
     @property
+    def ratios(self):
+        """The largest log-ratios, if a batch has several updates, which should change them."""
+        updates = (getattr(self.flags, "num_iterations", 1)
+                   * getattr(self.flags, "num_mini_batches", 1))
+        return column(self.live, "max_log_ratio") if updates > 1 else []
+
+    @property
     def has_gradient(self):
         """Whether steps in which groups differ have a gradient, and several updates of a batch
         change the ratios."""
-        norms, ratios = (column(self.live, name) for name in ("grad_norm", "max_log_ratio"))
-        updates = (getattr(self.flags, "num_iterations", 1)
-                   * getattr(self.flags, "num_mini_batches", 1))
-        is_constant = updates > 1 and ratios and max(ratios) == 0 and not self.trend.rises
+        norms, ratios = column(self.live, "grad_norm"), self.ratios
+        is_constant = ratios and max(ratios) == 0 and not self.trend.rises
         return not is_constant and (
             not norms or max(norms[-max(WINDOW, len(norms) // 3):]) >= NOTHING)
 
@@ -243,7 +336,8 @@ def groups_without_signal(table):
     if "teacher_kl" in table:
         return
     for mean in (table.first, table.last):
-        may_learn = table.is_solved(mean) or "accuracy" not in table and table.trend.rises
+        may_learn = table.is_solved(mean) or (
+            "accuracy" not in table and table.trend.rises and not table.jump)
         if table.no_signal(mean) == 1 and not may_learn:
             why = "all its rewards are equal"
             if "accuracy" in table and mean("accuracy") < 0.5:
@@ -256,16 +350,44 @@ def groups_without_signal(table):
 
 def few_groups(table):
     """Most groups are all wrong, and it does not get better."""
-    now, share = table.trend, table.no_signal(table.last) or 0.0
+    goal = "accuracy" if "accuracy" in table else table.goal
+    now, share = trend(table[goal]), table.no_signal(table.last) or 0.0
     is_better = now.rises and now.last > 1.5 * now.first
     if MOST < share < 1 and now.n >= FEW and table.is_unit and now.last < 0.5 and not is_better:
-        yield (f"{share:.0%} of the groups have no signal, and the reward stays near "
-               f"{now.last:.2g}: are the answers right, and does the policy see the whole "
-               "question? Otherwise use a better base (#groups)")
+        what = "the reward stays" if goal == table.goal else "right answers stay"
+        yield (f"{share:.0%} of the groups have no signal, and {what} near {now.last:.2g}: does "
+               "the reward find what is right, and does the policy see the whole question? "
+               "Otherwise use a better base (#groups)")
+
+
+def rewards_that_are_added(table):
+    """The reward for right answers is never given, or falls while the sum rises."""
+    for name in table.run.components:
+        values = table[name]
+        if len(values) >= FEW and max(map(abs, values)) < NOTHING:
+            yield (f"{name} is 0 in all steps, so only the other rewards are learned: does it find "
+                   "the answers, and does the base ever solve a problem? (#groups)")
+        now = trend(values)
+        lost = max(BELOW * max(1.0, now.first), SURE * now.noise)
+        if table.trend.rises and now.first - now.last > lost:
+            yield (f"the reward rises, but {name} falls from {now.first:.2g} to {now.last:.2g}: it "
+                   "pays for something else (#held-out)")
+
+
+def one_sample(table):
+    """Without a baseline, no advantage is below 0."""
+    lowest, largest = table["lowest_advantage"], table["signal"]
+    if len(lowest) >= WINDOW and min(lowest) >= 0 and max(largest or [0.0]) > NOTHING:
+        yield ("no advantage is below 0, so nothing becomes less likely: does each group have "
+               f"several answers? Raise {table.setting('completions per group')} (#groups)")
 
 
 def truncated(table):
     first, last = (mean("completions/clipped_ratio") for mean in (table.first, table.last))
+    prompts = table.last("prompts/clipped_ratio")
+    if prompts > 0.5 and table.is_stuck:
+        yield (f"most prompts are cut off ({prompts:.0%}), so the policy does not see the whole "
+               "question: allow longer ones (#groups)")
     if last > 0.5 and last > first - 0.1:
         yield (f"most completions are truncated ({last:.0%}): raise "
                f"{table.setting('the length limit')} (#groups)")
@@ -279,6 +401,32 @@ def no_gradient(table):
         yield f"{differ}the policy gets no gradient (#no-gradient)"
     if rates and max(rates) == 0:
         yield "the learning rate is 0 in all steps (#no-gradient)"
+    changes = table.ratios[-max(WINDOW, len(table.live) // 3):]
+    if changes and 0 < max(changes) < STILL and "grad_norm" in table:
+        yield ("the gradient is not 0, but updates change no probability: does the optimizer have "
+               "these weights, and a learning rate? (#no-gradient)")
+
+
+def rate_too_low(table):
+    """The schedule ends early, the warm-up does not end, or the policy is where it was."""
+    rates, name = table["learning_rate"], table.setting("the learning rate")
+    top = max(rates, default=0.0)
+    idle = next((i for i, rate in enumerate(reversed(rates)) if rate > IDLE * top), 0)
+    rest = trend(table.rewards[-idle:])
+    is_moot = table.is_solved(table.last) or rest.last - rest.first > SURE * rest.noise
+    if top > 0 and idle > max(WINDOW, OFTEN * len(rates)) and not is_moot:
+        yield (f"{name} is 0 in the last {idle} of {len(rates)} steps: the schedule ends too early "
+               "(#rate)")
+    if not table.is_stuck or not table.has_rewards:
+        return
+    if len(rates) >= FEW and all(b > a for a, b in zip(rates, rates[1:])):
+        yield (f"{name} grows in each step, to {top:.2g} in the last one: the warm-up is longer "
+               "than this log (#rate)")
+    kl = statistics.median(table["kl"][-WINDOW:] or [0.0]) * table.last("completions/mean_length")
+    most = (kl / 2) ** 0.5 if kl > 0 else math.inf      # Pinsker's inequality
+    if table.is_unit and most < RISE:
+        yield (f"the policy has hardly moved: with a KL of {kl:.2g} nats per completion, no reward "
+               f"between 0 and 1 can rise by more than {most:.1g}; raise {name} (#rate)")
 
 
 def unused(table):
@@ -302,10 +450,36 @@ def collapse(values, size=0.0):
     return (peak, last, place < n) if is_large else None
 
 
+def jumps(table):
+    """The reward falls at once, because somebody else has changed, or a resumed run has lost what
+    it learned."""
+    step = lambda place: table.steps[place].get("step", place)
+    if table.jump:
+        rest = table.rewards[table.jump.place:]
+        if not trend(rest).rises and not table.is_harder:
+            yield (f"the {table.goal} falls from {table.jump.before:.2g} to {table.jump.after:.2g} "
+                   f"in step {step(table.jump.place):g}, although the policy does not change at "
+                   "once: look at what rewards, such as a server, and at the data (#jump)")
+        return
+    jump = largest_fall(table.rewards)
+    if jump is None:
+        return
+    is_back = []                        # for each quantity that had left where it began
+    for name in (table.goal, *OF_THE_POLICY):
+        if len(table[name]) == len(table.rewards):
+            start, now = table.first(name), jump_at(table[name], jump.place)
+            if abs(now.before - start) > SURE * now.noise:
+                is_back.append(abs(now.after - start) < abs(now.before - start) / 3)
+    if len(is_back) > 1 and all(is_back):
+        yield (f"in step {step(jump.place):g}, the {table.goal} and all else are again what they "
+               "were in the first steps: a resumed run has not loaded its weights (#jump)")
+
+
 def falls(table):
     """The reward has lost a part of what it was."""
     spread = statistics.fmean(table["reward_std"] or [0.0])
-    if (found := collapse(table.rewards, spread)) is None:
+    found = collapse(table.rewards, spread)
+    if found is None or table.jump or table.is_harder or any(jumps(table)):
         return
     peak, last, is_at_once = found
     rate = table.setting("the learning rate")
@@ -320,10 +494,8 @@ def falls(table):
 def flat(table):
     """The reward does not rise, although its noise is small enough to show a rise."""
     is_moot = (table.is_filtered and table.goal == "reward") or not table.has_rewards
-    is_harder = not table.trend.falls and any(scores[-1] > scores[0] + RISE for scores in (
-        column(table.run.records, name) for name in table.run.sets) if scores)
-    if (is_moot or is_harder or not table.is_long_enough or table.trend.rises
-            or table.no_signal(table.last) == 1 or any(falls(table))
+    if (is_moot or table.is_harder or not table.is_long_enough or table.trend.rises
+            or table.no_signal(table.last) == 1 or any(falls(table)) or any(jumps(table))
             or table.is_solved(table.first) or not table.has_gradient):
         return
     evidence = ["groups differ"] if table.groups_differ else []
@@ -347,6 +519,49 @@ def gradient_grows(table):
     if len(norms) > 2 * WINDOW and STEADY[0] < spread < STEADY[1]:
         yield (f"grad_norm is {statistics.fmean(norms):.3g} in each step, although batches differ: "
                "something else than the loss is in the gradient (#flat)")
+
+
+def critic_fails(table):
+    """The critic predicts worse and worse, and the reward does not rise."""
+    first, last = table.first("value_loss"), table.last("value_loss")
+    explained = trend(table["explained_variance"])
+    if not table.is_stuck or table.is_solved(table.last) or table.trend.n < FEW:
+        return
+    if last > SPIKE * first > 0:
+        yield (f"the critic's loss grows from {first:.2g} to {last:.2g}: lower its learning rate, "
+               "or scale the rewards (#critic)")
+    elif explained.last < -1 and not explained.rises:
+        yield (f"the critic predicts worse than a constant (explained variance "
+               f"{explained.last:.2g}): train it first, or change its learning rate (#critic)")
+
+
+def clipped_at_once(table):
+    """Before an update, each ratio is 1."""
+    clipped, change = table.first("clip_ratio/region_mean"), table.first("old_kl")
+    if table.is_stuck and (clipped > CLIPPED or change > UNLIKE):
+        what = f"{clipped:.0%} of the tokens are clipped" if clipped > CLIPPED else (
+            f"the policy is {change:.2g} nats from the one before the update")
+        yield (f"{what} in the first steps already: are the old log-probs those of the sampled "
+               "tokens, at the same temperature and without dropout? (#rounding)")
+
+
+def penalties(table):
+    """Penalties take what the policy learns."""
+    both = [one for one in table.steps if {"after_penalties", table.goal} <= one.keys()]
+    cost = trend([one[table.goal] - one["after_penalties"] for one in both])
+    if table.is_stuck and cost.rises and cost.last - cost.first > table.enough:
+        yield (f"penalties grow from {cost.first:.2g} to {cost.last:.2g}, and the {table.goal} "
+               f"does not rise: lower {table.setting('the weight of the KL')} (#rate)")
+    rest = trend(column(both, "after_penalties"))
+    if table.trend.rises and rest.first - rest.last > max(table.enough, SURE * rest.noise):
+        yield (f"the {table.goal} rises, but less penalties it falls from {rest.first:.2g} to "
+               f"{rest.last:.2g}: the policy leaves its reference; lower "
+               f"{table.setting('the learning rate')} (#rate)")
+    right = trend(table["accuracy"])
+    is_paid = table.trend.rises or table.is_filtered or not table.has_rewards
+    if right.last - right.first > max(RISE, SURE * right.noise) and not is_paid:
+        yield (f"more answers are right ({right.first:.2g}, then {right.last:.2g}), but the reward "
+               "does not rise: something else in it costs as much (#held-out)")
 
 
 def far_from_reference(table):
@@ -424,6 +639,22 @@ def sampler_differs(table):
         yield "the first ratio is not 1: try --kernel torch (#rounding)"
 
 
+def samples_age(table):
+    """The policy is ever more updates ahead of the one that samples, and its reward suffers."""
+    age = trend(table["staleness"])
+    is_older = age.last - age.first > max(1.0, age.first, SURE * age.noise)
+    if is_older and (table.is_stuck or any(falls(table))):
+        yield (f"samples get older: they come from {age.first:.2g} updates ago at first, from "
+               f"{age.last:.2g} at the end; limit that, or correct the ratios (#stale)")
+
+
+def tools_fail(table):
+    share = table.last("tools/failure_frequency")
+    if share > FAILED and not table.trend.rises:
+        yield (f"{share:.0%} of the calls of tools fail: run one of them yourself, and read "
+               "samples (#turns)")
+
+
 def pairs(table):
     """DPO learns to order pairs, which shows in margins, not in rewards."""
     margins, chosen = table["rewards/margins"], table.last("rewards/chosen")
@@ -436,6 +667,14 @@ def pairs(table):
             table.trend.first - table.trend.last > SURE * table.trend.noise):
         yield ("chosen answers become less likely, and fewer are right: lower "
                f"{table.setting('the learning rate')} (#rate)")
+    losses = column(table.run.records, "eval_loss")
+    orders = [trend(column(table.run.records, name)) for name in table.run.sets
+              if not name.endswith("margins")]          # those may rise by a few pairs
+    if table.goal == "rewards/accuracies" and len(losses) > REPEATED and (
+            losses[-1] > losses[0] + BELOW) and not any(now.rises for now in orders):
+        yield (f"the loss on held-out pairs rises from {min(losses):.2g} to {losses[-1]:.2g}: the "
+               "pairs are learned by heart; train for fewer epochs, or lower "
+               f"{table.setting('the learning rate')} (#held-out)")
     now = trend(margins)
     if now.n >= FEW and not now.rises and now.last - now.first + NOISE * now.noise < RISE:
         yield ("the margins between chosen and rejected answers do not grow: are the pairs, the "
@@ -481,6 +720,25 @@ def never_changes(table):
                "policy that learns? (#held-out)")
 
 
+def stays(table):
+    """The reward rises much, and no evaluation follows."""
+    rise = table.last(table.goal) - table.first(table.goal)
+    is_large = table.goal == "reward" and table.is_unit and table.trend.rises and rise > 2 * RISE
+    if not is_large or any(never_changes(table)):
+        return
+    most = len(table.run.records) / 2           # else a program has filled the rows between
+    sets = {name: column(table.run.records, name) for name in table.run.sets}
+    courses = {name: trend(scores) for name, scores in sets.items() if 0 < len(scores) < most}
+    is_still = all(now.n > 2 * REPEATED and now.first < SOLVED
+                   and now.last - now.first < (RISE * rise if now.rises else RISE)
+                   and now.last - now.first + NOISE * now.noise < RISE for now in courses.values())
+    if courses and is_still and not any(held_out(table)):
+        name, now = next(iter(courses.items()))
+        yield (f"the reward rises by {rise:.2g}, but no evaluation does ({name}: {now.first:.2g}, "
+               f"then {now.last:.2g}): does the policy learn its problems by heart, and does the "
+               "evaluation use the policy, and find its answers? (#held-out)")
+
+
 def masks(table):
     """What the masks of samples leave out, or do not."""
     completions = [one for group in table.run.samples for one in group["completions"]
@@ -493,9 +751,11 @@ def masks(table):
 
 
 AT_ONCE = (groups_without_signal, truncated, entropy_changes, sampler_differs)
-RULES = (not_finite, vanished, no_gradient, groups_without_signal, few_groups, truncated, unused,
-         gradient_grows, far_from_reference, length_collapses, entropy_changes, other_distribution,
-         sampler_differs, masks, held_out, never_changes, pairs, falls, flat)
+RULES = (not_finite, vanished, no_gradient, rate_too_low, groups_without_signal, few_groups,
+         rewards_that_are_added, one_sample, truncated, unused, gradient_grows, critic_fails,
+         clipped_at_once, penalties, far_from_reference, length_collapses, entropy_changes,
+         other_distribution, sampler_differs, samples_age, masks, tools_fail, held_out,
+         never_changes, stays, pairs, jumps, falls, flat)
 
 
 def warnings(metrics, cfg):
@@ -543,7 +803,14 @@ def decided(run):
         return (f"too short to judge: a rise below {NOISE * now.noise:.2g} would not show in "
                 f"{now.n} steps of this noise")
     course = "rises" if now.rises else "falls" if now.falls else "stays"
-    return f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}"
+    if table.jump:
+        step = table.steps[table.jump.place].get("step", table.jump.place)
+        return f"the {table.goal} {course} before and after it falls at once in step {step:g}"
+    text = f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}"
+    for name in table.run.components if now.rises else ():
+        if not (right := trend(table[name])).rises:
+            text += f"; but {name} does not: {right.first:.3g}, then {right.last:.3g}"
+    return text
 
 
 def summary(run):

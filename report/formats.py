@@ -5,13 +5,14 @@ import csv
 import json
 import math
 import re
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import common
 from plumbing import read_config
-from report.logs import read_log, records
+from report.logs import opened, read_log, records
 
 
 class Run(NamedTuple):
@@ -22,6 +23,7 @@ class Run(NamedTuple):
     sets: list              # the names of the evaluations
     samples: list           # of a run of ours
     source: str             # the file or folder, and the run in it that was chosen
+    components: list = []   # the names of rewards for right answers, of several that are added
 
 
 # ---- names -----------------------------------------------------------------------------------
@@ -34,6 +36,9 @@ class Run(NamedTuple):
 #   probability_difference     mean difference of the probabilities of sampler and trainer
 #   signal        how much the completions of a group differ: an advantage, or the std in groups
 #   filtered      is logged if groups without signal are replaced, so the reward is of the others
+#   after_penalties            the reward, less penalties such as that for the KL
+#   lowest_advantage           of a batch: below 0 if rewards have a baseline
+#   staleness     how many updates the policy is ahead of the one that sampled
 AGENT = "[^/]+"         # of prime-rl, which logs all its samples, and those that it trains on
 NAMES = {
     "TRL": {name: (name,) for name in (
@@ -41,9 +46,14 @@ NAMES = {
         "learning_rate", "entropy", "kl", "completions/mean_length", "completions/clipped_ratio",
         "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max",
         "sampling/importance_sampling_ratio/mean", "rewards/chosen", "rewards/margins",
-        "rewards/accuracies", "teacher_kl")} | {
+        "rewards/accuracies", "teacher_kl", "explained_variance", "tools/failure_frequency",
+        "eval_loss")} | {
             "reward": ("reward", "objective/scores"), "entropy": ("entropy", "policy/entropy_avg"),
-            "old_kl": ("policy/approxkl_avg",), "learning_rate": ("learning_rate", "lr")},
+            "old_kl": ("policy/approxkl_avg",), "learning_rate": ("learning_rate", "lr"),
+            "after_penalties": ("objective/rlhf_reward",),
+            "clip_ratio/region_mean": ("clip_ratio/region_mean", "policy/clipfrac_avg"),
+            "completions/mean_length": ("completions/mean_length", "completion_length"),
+            "value_loss": ("value_loss", "loss/value_avg")},
     "verl": {
         "reward": ("critic/score/mean", "critic/rewards/mean"), "loss": ("actor/pg_loss",),
         "signal": ("critic/advantages/max",), "grad_norm": ("actor/grad_norm",),
@@ -51,8 +61,13 @@ NAMES = {
         "kl": ("actor/kl_loss", "actor/reward_kl_penalty"), "old_kl": ("actor/ppo_kl",),
         "completions/mean_length": ("response_length/mean",),
         "completions/clipped_ratio": ("response_length/clip_ratio",),
+        "prompts/clipped_ratio": ("prompt_length/clip_ratio",),
         "probability_difference": ("training/rollout_probs_diff_mean",),
         "sampler_kl": ("rollout_corr/k3_kl", "rollout_corr/kl"),
+        "after_penalties": ("critic/rewards/mean",), "value_loss": ("critic/vf_loss",),
+        "lowest_advantage": ("critic/advantages/min",),
+        "explained_variance": ("critic/vf_explained_var",),
+        "clip_ratio/region_mean": ("actor/pg_clipfrac",),
         "filtered": ("num_gen_batches", "training/filter_groups/evicted_samples")},
     "OpenRLHF": {
         "reward": ("reward",), "signal": ("group_reward_std",), "loss": ("policy_loss",),
@@ -60,6 +75,7 @@ NAMES = {
         "entropy": ("entropy_loss",), "kl": ("kl",), "old_kl": ("ppo_kl",),
         "sampler_kl": ("vllm_kl",), "completions/mean_length": ("response_length",),
         "completions/clipped_ratio": ("truncated", "response_clip_ratio"),
+        "clip_ratio/region_mean": ("ppo_clip_ratio",), "value_loss": ("critic_loss",),
         "filtered": ("dynamic_filtering_pass_rate",)},
     "SkyRL": {
         "reward": ("reward/avg_raw_reward", "loss/avg_final_rewards"),
@@ -67,7 +83,8 @@ NAMES = {
         "signal": ("loss/avg_raw_advantages_abs",),
         "grad_norm": ("policy/grad_norm", "policy/raw_grad_norm"),
         "learning_rate": ("policy/policy_lr",), "entropy": ("policy/policy_entropy",),
-        "kl": ("policy/policy_kl", "loss/avg_kl"),
+        "kl": ("policy/policy_kl", "loss/avg_kl"), "staleness": ("async/staleness_mean",),
+        "clip_ratio/region_mean": ("policy/ppo_clip_ratio",),
         "completions/mean_length": ("generate/avg_num_tokens",),
         "sampling/sampling_logp_difference/mean": (
             "policy/rollout_train_logprobs_abs_diff_mean",)},
@@ -79,10 +96,25 @@ NAMES = {
         "completions/mean_length": (f"agg/all/{AGENT}/num_output_tokens/mean",),
         "loss": ("loss/mean",), "grad_norm": ("optim/grad_norm",), "learning_rate": ("optim/lr",),
         "entropy": ("entropy/all/mean", "entropy/mean"),
-        "sampler_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean")}}
+        "staleness": ("batch/off_policy_level/mean",),
+        "sampler_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean")},
+    "slime": {
+        "reward": ("rollout/raw_reward",), "loss": ("pg_loss",), "grad_norm": ("grad_norm",),
+        "entropy": ("entropy_loss",), "kl": ("kl_loss",), "old_kl": ("ppo_kl",),
+        "clip_ratio/region_mean": ("pg_clipfrac",),
+        "completions/mean_length": ("rollout/response_len/mean",),
+        "completions/clipped_ratio": ("rollout/truncated_ratio",),
+        "sampling/sampling_logp_difference/mean": ("train_rollout_logprob_abs_diff",)},
+    "NeMo-RL": {
+        "reward": ("reward",), "loss": ("loss",), "grad_norm": ("grad_norm",),
+        "learning_rate": ("lr",), "entropy": ("approx_entropy",), "kl": ("kl_penalty",),
+        "completions/mean_length": ("mean_gen_tokens_per_sample",),
+        "probability_ratio": ("token_mult_prob_error",), "sampler_kl": ("gen_kl_error",)}}
 NAMES["ms-swift"] = NAMES["TRL"] | {"entropy": ("entropy/mean", "entropy")}
+NAMES["an own loop"] = NAMES["TRL"] | {"reward": (
+    "average_reward", "avg_reward", "mean_reward", "reward_mean", "rewards_mean", "train_reward")}
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
-        "global_step", "Step", "_step")
+        "global_step", "Step", "_step", "rollout/step", "iteration", "iter")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
 WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
 # Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
@@ -92,6 +124,11 @@ NO_SCORE = re.compile(
     r"complet|truncat|positive|epoch|step|turns|error|grad|rewards/(?!accuracies|margins)|"
     r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
+# Of several rewards, those for right answers; what is left over rewards how they are written
+COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?")
+RIGHT = re.compile("accura|correct|answer|solution|solved|success|outcome|exact"
+                   "|(?<![a-z])acc(?![a-z])")
+FORM = re.compile("format|length|penalty|tag|bonus|short|brevity|concise")
 
 
 def is_number(value):
@@ -120,12 +157,12 @@ def names_in(found, trainer):
 
 
 def recognized(found):
-    """Find whose names a log has: those of the trainer with the most names in it, TRL's if there is
-    a tie. -> trainer, {quantity: names}"""
+    """Find whose names a log has: those of the trainer with the most names in it, the reward's
+    among them, and TRL's if there is a tie. -> trainer, {quantity: names}"""
     used = {trainer: names_in(found, trainer) for trainer in NAMES}
     if any("global_step/max_steps" in one for one in found):
         return "ms-swift", used["ms-swift"]
-    trainer = max(used, key=lambda name: len(used[name]))
+    trainer = max(used, key=lambda name: (bool(rewards_of(used[name])), len(used[name])))
     return trainer, used[trainer]
 
 
@@ -136,9 +173,18 @@ def is_score(name, trainer):
     return HELD_OUT.fullmatch(name) is not None and NO_SCORE.search(name) is None
 
 
-def quantities(record, used, sets):
-    """Give the metrics of a record the names of their quantities. -> dict"""
-    plain = {name: record[name] for name in sets if is_number(record.get(name))}
+def rewards_for_answers(found):
+    """Find the rewards for right answers, if several rewards are added. -> list of names"""
+    names = {name for one in found for name, value in one.items()
+             if is_number(value) and COMPONENT.fullmatch(name)}
+    return sorted(name for name in names if len(names) > 1
+                  and RIGHT.search(name.lower()) and not FORM.search(name.lower()))
+
+
+def quantities(record, used, others):
+    """Give the metrics of a record the names of their quantities. others: names of metrics that
+    keep theirs. -> dict"""
+    plain = {name: record[name] for name in others if is_number(record.get(name))}
     if (step := step_of(record)) is not None:
         plain["step"] = step
     for quantity, names in used.items():
@@ -158,7 +204,8 @@ def of_lines(path):
 
 def of_json(path):
     """Read trainer_state.json, or a list of records. -> {"": dicts}"""
-    content = json.loads(path.read_text("utf-8-sig"))
+    with opened(path, encoding="utf-8-sig") as file:
+        content = json.load(file)
     if isinstance(content, dict):
         content = content.get("log_history", [])
     return {"": [one for one in content if isinstance(one, dict)]}
@@ -168,7 +215,7 @@ def of_table(path):
     """Read a table whose cells are separated by commas, semicolons or tabs; numbers may have
     decimal commas. W&B calls its columns "RUN - METRIC", and adds the smallest and the largest
     value of an interval. -> {run: dicts}"""
-    with open(path, encoding="utf-8-sig", newline="", errors="replace") as file:
+    with opened(path, encoding="utf-8-sig", newline="", errors="replace") as file:
         head = file.readline()
         separator = max(",;\t", key=head.count)
         file.seek(0)
@@ -209,9 +256,10 @@ def content_of(files):
     path = files[0]
     if path.name.startswith("events.out.tfevents"):
         return of_events(files)
-    if path.suffix in (".csv", ".tsv"):
+    ending = Path(path.stem if path.suffix == ".gz" else path.name).suffix
+    if ending in (".csv", ".tsv"):
         return of_table(path)
-    return of_json(path) if path.suffix == ".json" else of_lines(path)
+    return of_json(path) if ending == ".json" else of_lines(path)
 
 
 def logs_in(folder):
@@ -229,8 +277,8 @@ def logs_in(folder):
     for name in ("logging.jsonl", "metrics.jsonl"):
         logs |= {path.parent: [path] for path in folder.rglob(name)}
     if not logs:
-        logs = {path: [path] for ending in ("jsonl", "csv", "tsv")
-                for path in folder.rglob(f"*.{ending}")}
+        logs = {path: [path] for ending in ("jsonl", "csv", "tsv") for packed in ("", ".gz")
+                for path in folder.rglob(f"*.{ending}{packed}")}
     return {home.relative_to(folder).as_posix(): files for home, files in sorted(logs.items())}
 
 
@@ -372,7 +420,8 @@ def read(path, run=None):
         common.fail(f"{path}: does not exist")
     try:
         runs = runs_of(content_of(files))
-    except (AttributeError, OSError, TypeError, ValueError, csv.Error) as error:
+    except (AttributeError, EOFError, OSError, TypeError, ValueError, csv.Error,
+            zlib.error) as error:
         common.fail(f"{where}: is not a log that can be read: {str(error)[:100]!r}")
     if not runs:
         common.fail(f"{where}: no line has a reward, under a name that docs/why.md lists")
@@ -381,6 +430,7 @@ def read(path, run=None):
     found = merged(found)
     sets = sorted({name for one in found for name, value in one.items()
                    if is_number(value) and is_score(name, trainer)})
-    return Run(trainer, SimpleNamespace(), [quantities(one, used, sets) for one in found],
+    right = rewards_for_answers(found)
+    return Run(trainer, SimpleNamespace(), [quantities(one, used, sets + right) for one in found],
                {quantity: " + ".join(names) for quantity, names in used.items()}, sets, [],
-               f"{where}, run {name}" if name else where)
+               f"{where}, run {name}" if name else where, right)

@@ -1,5 +1,6 @@
 """Read the logs that a run writes."""
 import contextlib
+import gzip
 import json
 import math
 from pathlib import Path
@@ -26,13 +27,18 @@ def read_log(folder, name, *keys):
     return [*records(Path(folder, f"{name}.jsonl"), *keys)]
 
 
+def opened(path, **how):
+    """Open a text, which may be compressed with gzip. -> file"""
+    return (gzip.open if path.suffix == ".gz" else open)(path, "rt", **how)
+
+
 def records(path, *keys, parse=None):
     """Yield the records of a log that have these keys, without reading the whole log at once. Lines
     that aren't JSON objects are skipped: a killed run may end in half a line. If a step is among
     the keys, it has to be a number. parse: json.loads keeps nan and inf, loads does not."""
     if not path.exists():
         return
-    with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as lines:
+    with opened(path, encoding="utf-8-sig", errors="replace", newline="\n") as lines:
         for line in lines:
             with contextlib.suppress(ValueError):
                 record = (parse or loads)(line)

@@ -3,6 +3,7 @@ tests/trainer is from a run of TRL 1.16 with a constant reward and a model of ra
 tests/logs contains is in its README."""
 import contextlib
 import csv
+import gzip
 import json
 import math
 import re
@@ -36,8 +37,10 @@ def run_of(n=20, trainer="ours", flags=FLAGS, samples=(), **changes):
     steps = [{name: x for name, x in one.items() if x is not None} for one in steps]
     names = dict.fromkeys(name for one in steps for name in one)
     sets = [name for name in names if name.startswith("eval/")]
+    added = [name for name in names if name.startswith("rewards/right")]
     return Run(trainer, SimpleNamespace(**flags), steps, {
-        name: name for name in names if name not in ("step", *sets)}, sets, samples, "a run")
+        name: name for name in names if name not in ("step", *sets, *added)}, sets, samples,
+        "a run", added)
 
 
 def test_a_reward_of_the_tests_that_a_policy_sees_is_named(tmp_path):
@@ -63,6 +66,17 @@ def differing(difference, trainer):
 
 def noise(i):
     return 0.25 * (-1) ** (i * i // 3)
+
+
+def dropped(size, slope):
+    """Rewards that rise, fall by a size from one step to the next, and go on with a slope."""
+    return lambda i: 0.4 + 0.008 * i if i < 30 else 0.64 - size + slope * (i - 30)
+
+
+def evaluated(score, name="eval/a"):
+    """Rewards that rise, and an evaluation in each fifth step."""
+    return {"n": 40, "reward": lambda i: 0.3 + 0.012 * i,
+            name: lambda i: score(i) if i % 5 == 0 else None}
 
 
 @pytest.mark.parametrize("anchor, changes", [
@@ -110,7 +124,8 @@ def noise(i):
     ("groups", {"completions/clipped_ratio": [0.8, 0.75]}),
     ("", {"completions/clipped_ratio": [0.7, 0.1]}),
     ("", {"completions/clipped_ratio": [0.9, 0.6]}),
-    ("rate", {"reward": [0.5, 0.2]}),
+    ("jump", {"reward": [0.5, 0.2]}),
+    ("rate", {"reward": [0.5, 0.2], "kl": None, "entropy": None}),      # the policy may have moved
     ("", {"entropy": [0.2, 0.004], "sampling/surprise": [0.2, 0.004]}),
     ("rate", {"entropy": [0.2, 0.004], "sampling/surprise": [0.2, 0.004],
               "accuracy": [0.5, 0.89]}),
@@ -162,7 +177,96 @@ def noise(i):
     ("", differing(0.01, "ours")), ("rounding", differing(0.05, "ours")),
     ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
-    ("rounding", {"probability_difference": [0.005, 0.1], "trainer": "verl"})])
+    ("rounding", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),
+    ("rounding", {"probability_ratio": [1.02, 1.3], "trainer": "NeMo-RL"}),
+    ("", {"probability_ratio": [1.02, 1.04], "trainer": "NeMo-RL"}),
+    # ---- the learning rate
+    ("rate", {"learning_rate": lambda i: 1e-6 * (i < 12),
+              "reward": lambda i: 0.3 + 0.02 * min(i, 12)}),
+    ("rate", {"learning_rate": lambda i: 1e-6 * (i < 30), "n": 60,          # noise rises, too
+              "reward": lambda i: 0.3 + 0.01 * min(i, 30) + 0.04 * (i > 50) + noise(i) / 10}),
+    ("", {"learning_rate": lambda i: 1e-6 * (i < 12), "accuracy": [0.9, 0.9],
+          "reward": lambda i: 0.3 + 0.02 * min(i, 12)}),
+    ("", {"learning_rate": lambda i: 1e-6 * (1 + math.cos(math.pi * i / 100)), "n": 100,
+          "reward": lambda i: 0.3 + 0.005 * i}),
+    ("", {"learning_rate": lambda i: 1e-6 * (1 - i / 100), "n": 100,
+          "reward": lambda i: 0.3 + 0.01 * min(i, 40)}),
+    ("rate flat", {"learning_rate": lambda i: 1e-9 * (i + 1), "reward": [0.5, 0.5]}),
+    ("", {"learning_rate": lambda i: 1e-9 * (i + 1)}),
+    ("", {"learning_rate": lambda i: 1e-9 * (i + 1), "n": 18, "reward": [0.5, 0.5]}),
+    ("flat", {"learning_rate": lambda i: 1e-9 * min(i + 1, 5), "reward": [0.5, 0.5]}),
+    ("rate flat", {"reward": [0.5, 0.5], "kl": [1e-5, 2e-5],
+                   "completions/mean_length": [300.0, 300.0]}),
+    ("flat", {"reward": [0.5, 0.5], "kl": [1e-4, 1e-4],
+              "completions/mean_length": [300.0, 300.0]}),
+    ("no-gradient", {"max_log_ratio": [0.5, 2e-6]}),
+    ("", {"max_log_ratio": [2e-6, 2e-6], "flags": {"num_iterations": 1}}),
+    ("", {"max_log_ratio": [0.5, 0.01]}),
+    # ---- rewards that are added, and penalties
+    ("groups", {"rewards/right": [0.0, 0.0]}), ("", {"rewards/right": [0.0, 0.1]}),
+    ("", {"rewards/right": [0.0, 0.0], "n": 18}),
+    ("held-out", {"rewards/right": [0.3, 0.1]}), ("", {"rewards/right": [0.3, 0.28]}),
+    ("", {"rewards/right": lambda i: 0.5 - 0.01 * i + noise(i)}),               # noise explains it
+    ("held-out flat", {"reward": [0.5, 0.5], "accuracy": [0.2, 0.6]}),
+    ("flat", {"reward": [0.5, 0.5], "accuracy": [0.2, 0.25]}),
+    ("rate flat", {"reward": [0.5, 0.5], "after_penalties": lambda i: 0.5 - 0.02 * i}),
+    ("", {"after_penalties": lambda i: 0.3}),
+    ("rate", {"after_penalties": lambda i: 0.3 - 0.02 * i}),
+    ("", {"after_penalties": lambda i: 0.3 - 0.01 * i + noise(i)}),
+    ("groups flat", {"reward": [0.5, 0.5], "prompts/clipped_ratio": [0.9, 0.9]}),
+    ("", {"prompts/clipped_ratio": [0.9, 0.9]}),
+    ("flat", {"reward": [0.5, 0.5], "after_penalties": [0.45, 0.45]}),
+    ("groups flat", {"reward": [0.99, 0.99], "accuracy": [0.2, 0.2],
+                     "frac_reward_zero_std": [0.97, 0.97]}),
+    ("", {"reward": [0.99, 0.99], "frac_reward_zero_std": [0.97, 0.97]}),
+    # ---- the critic, the old log-probs, old samples, tools, one sample
+    ("critic flat", {"reward": [0.5, 0.5], "value_loss": [0.1, 3.0]}),
+    ("", {"value_loss": [0.1, 3.0]}), ("flat", {"reward": [0.5, 0.5], "value_loss": [3.0, 0.1]}),
+    ("critic flat", {"reward": [0.5, 0.5], "explained_variance": [0.2, -4.0]}),
+    ("flat", {"reward": [0.5, 0.5], "explained_variance": [-9.0, -2.0]}),       # it learns
+    ("", {"explained_variance": lambda i: math.nan}),
+    ("rounding flat", {"reward": [0.5, 0.5], "clip_ratio/region_mean": [0.4, 0.4]}),
+    ("flat", {"reward": [0.5, 0.5], "clip_ratio/region_mean": [0.01, 0.4]}),
+    ("", {"clip_ratio/region_mean": [0.4, 0.4]}),       # as GSPO's small bounds have it
+    ("rounding flat", {"reward": [0.5, 0.5], "old_kl": [0.3, 0.3]}),
+    ("flat", {"reward": [0.5, 0.5], "old_kl": [0.01, 0.3]}),
+    ("stale flat", {"reward": [0.5, 0.5], "staleness": lambda i: 1 + i}),
+    ("", {"staleness": lambda i: 1 + i}), ("flat", {"reward": [0.5, 0.5], "staleness": [8.0, 8.0]}),
+    ("turns flat", {"reward": [0.5, 0.5], "tools/failure_frequency": [0.5, 1.0]}),
+    ("flat", {"reward": [0.5, 0.5], "tools/failure_frequency": [1.0, 0.5]}),
+    ("", {"tools/failure_frequency": [0.5, 1.0]}),
+    ("groups", {"lowest_advantage": [0.0, 0.0], "signal": [1.0, 1.0]}),
+    ("", {"lowest_advantage": [-0.8, 0.0], "signal": [1.0, 1.0]}),
+    ("", {"lowest_advantage": [0.0, 0.0], "signal": [0.0, 0.0], "reward": [1.0, 1.0],
+          "frac_reward_zero_std": [1.0, 1.0]}),
+    # ---- what falls at once: who rewards, the problems, or the policy
+    ("jump", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i}),
+    ("groups jump", {"n": 60, "reward": lambda i: 0.4 + 0.008 * i if i < 30 else 0.0,
+                     "kl": lambda i: 0.01 * i, "frac_reward_zero_std": [0.2, 1.0]}),
+    ("", {"n": 60, "reward": dropped(0.5, 0.01), "kl": lambda i: 0.01 * i}),
+    ("", {"n": 60, "reward": dropped(0.3, 0.01), "kl": lambda i: 0.01 * i}),    # it rises again
+    ("rate", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i + 3 * (i > 29),
+              "entropy": [0.2, 0.2]}),
+    ("", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i,
+          "eval/greedy": lambda i: 0.3 + 0.005 * i}),
+    ("jump", {"n": 60, "reward": dropped(0.3, 0.01), "kl": lambda i: 0.01 * (i % 30)}),
+    ("", {"n": 60, "reward": lambda i: 0.9 - 0.005 * i, "kl": lambda i: 0.01 * i,
+          "eval/greedy": lambda i: 0.3 + 0.005 * i}),                           # it gets harder
+    ("rate", {"n": 60, "reward": lambda i: 0.3 + 0.01 * i if i < 45 else 0.1, "kl": None,
+              "entropy": None, "eval/greedy": lambda i: 0.3 + 0.005 * i if i < 40 else None}),
+    ("flat", {"n": 200, "reward": noise}),      # a mean of 0 has no scale, but the steps have one
+    # ---- held-out
+    ("held-out", evaluated(lambda i: 0.2 + noise(i) / 20)), ("held-out", evaluated(lambda i: 0.0)),
+    ("", evaluated(lambda i: 0.2 + 0.002 * i)), ("", evaluated(lambda i: 0.2 + noise(i) / 2)),
+    ("", evaluated(lambda i: 0.9 + noise(i) / 20)),
+    ("", evaluated(lambda i: 0.2 + noise(i) / 20) | evaluated(lambda i: 0.2 + 0.01 * i, "eval/b")),
+    ("", evaluated(lambda i: 0.2 + noise(i) / 20) | {"reward": lambda i: 0.3 + 0.004 * i}),
+    ("held-out", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i,
+                  "eval_loss": [0.6, 0.9]}),
+    ("", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i,
+          "eval_loss": [0.6, 0.62]}),
+    ("", {"reward": None, "rewards/accuracies": lambda i: 0.5 + 0.02 * i, "eval_loss": [0.6, 0.9],
+          "eval/accuracies": [0.6, 0.7]})])
 def test_what_is_wrong_is_named_and_nothing_else(anchor, changes):
     assert anchors(**changes) == anchor.split()
 
@@ -215,7 +319,7 @@ def test_an_expert_would_say_the_same_of_a_log(row, capsys):
     if row["verdict"] == "choose":
         assert "choose one with --run" in capsys.readouterr().err
     elif row["verdict"] == "broken" and row["file"] not in UNDECIDED:
-        assert found & set(row["parts"].split(","))
+        assert found & set(row["parts"].split(",")), found
     else:
         assert not found
         assert ("too short" in decided(run)) == (row["verdict"] in ("short", "broken"))
@@ -317,6 +421,7 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
         "reward": 2.0, "kl": 0.5, "old_kl": 0.0}
     assert of_lines(tmp_path, verl | {"critic/score/mean": None}).records[0]["reward"] == 3.0
     assert "filtered" in of_lines(tmp_path, verl | {"train/num_gen_batches": 2}).names
+    assert of_lines(tmp_path, {"reward_mean": 0.5, "policy_loss": 0.1}).trainer == "an own loop"
     run = of_lines(tmp_path, {"step": 1, "train/agg/all/solver/reward/mean": 0.5, "optim/lr": 1e-6,
                               "train/agg/all/solver/solved_none": 0.5, "x": 1,
                               "train/agg/all/solver/solved_all": 0.25, "entropy/all/mean": 0.1})
@@ -341,6 +446,42 @@ def test_lines_without_a_number_as_their_step_are_steps_in_their_order(tmp_path)
     run = of_lines(tmp_path, *({"step": step, "reward": i}
                                for i, step in enumerate((None, "b", math.nan, "b"))))
     assert [one["reward"] for one in run.records] == [0, 1, 2, 3]
+
+
+def test_of_several_rewards_those_for_right_answers_are_known_by_their_names(tmp_path):
+    """Penalties and forms may be 0 in all steps, and one reward alone is the reward."""
+    names = ("accuracy_reward/mean", "correctness_reward_func", "answer_format/mean", "xml/mean",
+             "chosen", "accuracies", "short_answer_bonus", "accuracy_reward/std")
+    added = {f"rewards/{name}": 0.5 for name in names}
+    run = of_lines(tmp_path, {"step": 1, "reward": 1.0} | added)
+    assert run.components == ["rewards/accuracy_reward/mean", "rewards/correctness_reward_func"]
+    assert not of_lines(tmp_path, {"step": 1, "reward": 1.0, "rewards/accuracy/mean": 1}).components
+    run = run_of(**{"rewards/right": [0.3, 0.3]})
+    assert decided(run).endswith("; but rewards/right does not: 0.3, then 0.3")
+
+
+def test_a_jump_is_told_from_a_fall_in_several_steps():
+    def falling(steps):
+        return run_of(n=60, entropy=None, kl=lambda i: 0.01 * i, reward=lambda i: 0.8 - 0.4 * min(
+            1, max(0, (i - 30) / steps)) + noise(i) / 20)
+    assert [parts(check(falling(steps))) for steps in (0.1, 9, 25)] == [
+        {"jump"}, {"rate"}, {"rate"}]
+    assert "in step 32, although" in check(falling(0.1))[0]
+    assert decided(falling(0.1)).endswith("before and after it falls at once in step 32")
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.csv", "log.json"])
+def test_a_log_may_be_packed(name, tmp_path, capsys):
+    lines = [{"step": i, "reward": 0.5 + i} for i in range(9)]
+    text = {"log.csv": "step,reward\n" + "".join(f"{i},{0.5 + i}\n" for i in range(9)),
+            "log.json": json.dumps(lines)}.get(name, "\n".join(map(json.dumps, lines)))
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert [one["reward"] for one in read(path).records] == [0.5 + i for i in range(9)]
+    path.write_bytes(gzip.compress(text.encode())[:-30])                # it was cut off
+    with pytest.raises(SystemExit):
+        read(path)
+    assert f"{name}.gz: is not a log that can be read" in capsys.readouterr().err
 
 
 def steps(*numbers, reward=0.5):
@@ -456,7 +597,8 @@ def test_what_was_read_comes_first_then_what_was_looked_at_then_what_it_can_deci
     ("too short to judge: a rise below 0.2 would not show in 12 steps", {
         "n": 12, "reward": lambda i: 0.5 + 0.1 * (-1) ** i}),
     ("the reward stays: 0.5, then 0.5", {"reward": [0.5, 0.5]}),
-    ("the reward falls: 0.5, then 0.3", {"reward": [0.5, 0.3]}),
+    ("the reward falls: 0.475, then 0.335", {"reward": lambda i: 0.5 - 0.01 * i}),
+    ("the reward stays before and after it falls at once in step 11", {"reward": [0.5, 0.3]}),
     ("the rewards are of groups that differ only", {"filtered": [2.0, 2.0]})])
 def test_what_the_rewards_can_decide_is_said(text, changes):
     assert decided(run_of(**changes)).startswith(text)

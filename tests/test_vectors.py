@@ -543,3 +543,211 @@ def test_a_mistake_is_named_of_a_ppo_that_takes_advantages_of_outputs_alone(answ
     source = replace_once(BOXED, "torch.min(", "torch.max(")
     code, told = answer(source, "loss", "--recipe", "ppo")
     assert code == 1 and "takes the max instead of the min" in told, told
+
+
+# ---- arguments in another form ---------------------------------------------------------------
+
+FORM = """
+import torch
+def loss({arguments}):
+    {mask}
+    ratio = torch.exp({log_ratio})
+    A = advantages.view(-1, 1)
+    x = -torch.min(ratio * A, ratio.clamp(1 - clip_eps, 1 + clip_eps) * A)
+    return ((x * mask).sum(1) / mask.sum(1)).mean()
+"""
+PLAIN = {"arguments": "logprobs, old_logprobs, advantages, mask, clip_eps", "mask": "",
+         "log_ratio": "logprobs - old_logprobs"}
+
+
+def form(mask="", name="mask", **parts):
+    """Write FORM with another mask or another argument."""
+    arguments = PLAIN["arguments"].replace("mask", name)
+    return FORM.format(**PLAIN | {"arguments": arguments, "mask": mask} | parts)
+
+
+ROWS = """
+import torch
+def loss(logprobs, old_logprobs, advantages, cu_seqlens, clip_eps):
+    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    A = torch.repeat_interleave(advantages, lengths)
+    ratio = torch.exp(logprobs - old_logprobs)
+    x = -torch.min(ratio * A, ratio.clamp(1 - clip_eps, 1 + clip_eps) * A)
+    return torch.stack([x.mean() for x in x.split(lengths.tolist())]).mean()
+"""
+OUTPUTS = """
+import torch
+def loss(logprobs, old_logprobs, advantages, clip_eps):
+    x = []
+    for new, old, A in zip(logprobs, old_logprobs, advantages):
+        ratio = torch.exp(new - old)
+        x.append(-torch.min(ratio * A, ratio.clamp(1 - clip_eps, 1 + clip_eps) * A).mean())
+    return torch.stack(x).mean()
+"""
+HALVES = """
+import torch
+def loss(all_logps, all_ref_logps, beta):
+    new, ref = all_logps.chunk(2), all_ref_logps.chunk(2)
+    margin = new[0] - ref[0] - new[1] + ref[1]
+    return torch.nn.functional.softplus(-beta * margin).mean()
+"""
+TURNS = """
+import torch
+def loss(next_token_logprobs, reference_logprobs, token_mask, beta):
+    x = ((next_token_logprobs - reference_logprobs) * token_mask).sum(1)
+    return torch.nn.functional.softplus(-beta * (x[::2] - x[1::2])).mean()
+"""
+FROM_LOGITS = form(
+    "mask = labels != -100", arguments="logits, labels, old_logprobs, advantages, clip_eps",
+    log_ratio="torch.where(mask, logits.log_softmax(-1).gather(-1, (labels * mask)[..., None])"
+              "[..., 0] - old_logprobs, 0)")
+IN_NUMPY = """
+import numpy as np
+def loss(logprobs, old_logprobs, advantages, mask, width):
+    ratio = np.exp(logprobs - old_logprobs)
+    A = advantages[:, None]
+    x = -np.minimum(ratio * A, ratio.clip(1 - width, 1 + width) * A)
+    return ((x * mask).sum(1) / np.maximum(mask.sum(1), 1)).mean()
+"""
+SUMS = """
+def loss(advantage, log_likelihood):
+    return -(advantage * log_likelihood).mean()
+"""
+WRONG = {"torch.min(": "torch.max(", "np.minimum(": "np.maximum(", "-beta": "beta", "-(adv": "(adv"}
+FORMS = {
+    "a padding mask": (form("mask = ~padding_mask", "padding_mask"), "padding_mask=mask == 0"),
+    "a padding mask of numbers": (form("mask = 1 - pad_mask", "pad_mask"), "pad_mask=1 - mask"),
+    "labels": (form("mask = labels != -100", "labels"), "labels=-100 * (mask == 0)"),
+    "lengths": (form("mask = torch.arange(logprobs.shape[1]) < lengths[:, None]", "lengths"),
+                "lengths=(mask > 0).sum(1)"),
+    "the mask of prompts": (form("mask = 1 - prompt_mask", "prompt_mask"), "prompt_mask=1 - mask"),
+    "weights": (form("mask = weights.sign()", "weights").replace(
+        "((x * mask).sum(1) / mask.sum(1)).mean()", "(x * weights).sum()"),
+        "weights=mask / mask.sum(1)[:, None] / len(mask)"),
+    "a ratio": (form(arguments="ratio, advantages, mask, clip_eps", log_ratio="torch.log(ratio)"),
+                "ratio=torch.exp(logps - old_logps)"),
+    "a negative KL": (form(arguments="ppo_kl, advantages, mask, clip_eps", log_ratio="-ppo_kl"),
+                      "ppo_kl=old_logps - logps"),
+    "two old policies": (
+        form(arguments="logprobs, proximal_logprobs, old_logprobs, advantages, mask, clip_eps",
+             log_ratio="logprobs - proximal_logprobs"), "proximal_logprobs=old_logps"),
+    "an entropy": (form(name="entropy, mask"), "entropy=0 * logps"),
+    "logits": (FROM_LOGITS, "log1p(-torch.exp(logps))"),
+    "packed": (ROWS, "old_logprobs=old_logps[mask > 0]"),
+    "lists": (OUTPUTS, "old_logprobs=[x[m > 0] for x, m in zip(old_logps, mask)]"),
+    "numpy": (IN_NUMPY, "import numpy as np"),
+    "sums": (SUMS, "log_likelihood=(logps * mask).sum(1)"),
+    "halves": (HALVES, "all_logps=torch.concatenate([chosen, rejected])"),
+    "turns": (TURNS, "token_mask=torch.stack([mask_chosen, mask_rejected], 1)")}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_argument_in_another_form_gets_an_adapter_that_is_right(name, answer):
+    source, part = FORMS[name]
+    recipe = {"sums": "rloo", "halves": "dpo", "turns": "dpo"}.get(name, "grpo")
+    code, told = answer(source, "loss", "--recipe", recipe)
+    assert code == 2 and "This adapter is right" in told and part in told, told
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", recipe)
+    assert code == 0, told + again
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_wrong_loss_gets_no_adapter_that_is_right(name, answer):
+    source, _ = FORMS[name]
+    old = next(old for old in WRONG if old in source)
+    recipe = {"sums": "rloo", "halves": "dpo", "turns": "dpo"}.get(name, "grpo")
+    code, told = answer(replace_once(source, old, WRONG[old]), "loss", "--recipe", recipe)
+    assert code != 0 and "adapter is right" not in told, told
+
+
+def test_a_wrong_loss_is_named_by_its_adapter(answer):
+    source = replace_once(FORMS["labels"][0], "torch.min(", "torch.max(")
+    _, told = answer(source, "loss", "--recipe", "grpo")
+    assert "This adapter is wrong; to see how, check adapted" in told
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
+    assert code == 1 and "likely: the clip takes the max instead of the min" in again, told + again
+
+
+def test_a_setting_is_in_the_adapter(answer):
+    source = form(name="mask, is_on, padding_mask").replace("ratio * A,", "ratio * A * is_on,")
+    code, told = answer(source, "loss", "--recipe", "grpo", "is_on=True")
+    assert code == 2 and "This adapter is right" in told and "is_on=True" in told, told
+
+
+def test_a_coefficient_that_a_setting_turns_on_is_looked_up_without_a_kl_too(answer):
+    source = form(arguments="logprobs, ratio, ref_logprobs, advantages, mask, config",
+                  log_ratio="torch.log(ratio)").replace("clip_eps", "config.clip_eps")
+    source = replace_once(source, "    return", "    if config.has_kl:\n        d = ref_logprobs - "
+                          "logprobs\n        x = x + config.beta * (d.exp() - d - 1)\n    return")
+    code, told = answer(source, "loss", "--recipe", "grpo", "has_kl=True")
+    assert code == 2 and "This adapter is right" in told and "'has_kl': True" in told, told
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
+    assert code == 0 and "right: 3 of 3" in again, again
+
+
+def test_new_old_and_ref_are_log_probabilities(answer):
+    source = form(log_ratio="new - old",
+                  arguments="ref, new, old, advantages, mask, beta, clip_eps")
+    kl = replace_once(source, "    return",
+                      "    d = ref - new\n    x = x + beta * (d.exp() - d - 1)\n    return")
+    assert answer(kl, "loss", "--recipe", "grpo")[0] == 0
+    code, told = answer(source, "loss", "--recipe", "grpo")
+    assert code == 1 and "likely: the KL is left out" in told, told
+
+
+def test_a_batch_may_call_its_old_log_probabilities_as_the_new_ones(answer):
+    """As in PureJaxRL and AReaL; of the three policies, those before the update have one name."""
+    for arguments, old in (("log_prob, traj, advantages, mask, clip_eps", "traj.log_prob"),
+                           ("logps, data, advantages, mask, clip_eps", 'data["logps"]')):
+        new = arguments.partition(",")[0]
+        code, told = answer(form(arguments=arguments, log_ratio=f"{new} - {old}"), "loss",
+                            "--recipe", "grpo")
+        assert code == 2 and "This adapter is right" in told, told
+        assert f"Bag({{'{new}': old_logps}})" in told
+
+
+def test_a_reference_that_is_added_is_not_taken_for_the_other_ones(answer):
+    source = ("from torch.nn.functional import logsigmoid\n"
+              "def loss(prefered_logprob, disprefered_logprob, ref_prefered_logprob,\n"
+              "         ref_disprefered_logprob, beta):\n"
+              "    x = prefered_logprob - ref_prefered_logprob\n"
+              "    return -logsigmoid(beta * (x - disprefered_logprob + ref_disprefered_logprob))")
+    assert answer(source, "loss", "--recipe", "dpo")[0] == 0
+    wrong = source.replace("- ref", "+ ref").replace("+ ref_dis", "- ref_dis")
+    code, told = answer(wrong, "loss", "--recipe", "dpo")
+    assert code == 1 and "likely: the reference is added" in told, told
+
+
+def test_names_of_advantages_their_eps_and_their_rewards_are_known(answer):
+    named = form("advantages = gae", arguments=PLAIN["arguments"].replace("advantages", "gae"))
+    assert answer(named.replace("clip_eps", "clip_param"), "loss", "--recipe", "grpo")[0] == 0
+    source = ("def advantages_of(raw_rewards, advantage_eps):\n"
+              "    x = raw_rewards - raw_rewards.mean(1, keepdim=True)\n"
+              "    return x / (raw_rewards.std(1, keepdim=True) + advantage_eps)\n")
+    assert answer(source, "advantages_of", "--recipe", "grpo")[0] == 0
+    wrong = replace_once(source, "mean(1, keepdim=True)", "mean()").replace("raw_rewards", "xs")
+    code, told = answer(wrong, "advantages_of", "--recipe", "grpo")
+    assert code == 1 and "likely: " in told, told
+
+
+GAE = """
+import torch
+def gae(rewards, values, mask, gamma, lam):
+    carry = following = 0.0
+    found = []
+    for t in reversed(range(rewards.shape[1])):
+        m = mask[:, t]
+        delta = rewards[:, t] + gamma * following - values[:, t]
+        carry = m * (delta + gamma * lam * carry) + (1 - m) * carry
+        following = m * values[:, t] + (1 - m) * following
+        found.append(carry)
+    advantages = torch.stack(found[::-1], 1)
+    return advantages, advantages + values
+"""
+
+
+def test_what_is_in_masked_slots_does_not_matter_but_is_told(answer):
+    code, told = answer(GAE, "gae")
+    assert code == 0 and "right where the mask is 1, so use it with the mask" in told, told
+    code, told = answer(GAE.replace("gamma * lam", "lam"), "gae")
+    assert code == 1, told

@@ -1,4 +1,5 @@
 """Check functions against the test vectors, files of inputs and right answers: see README.md."""
+import ast
 import importlib
 import inspect
 import json
@@ -23,6 +24,8 @@ LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_lo
 # Words of keys, such as kl_loss, that are not the loss, and those of a critic's.
 OTHER_LOSS = {"kl", "entropy", "ent", "aux", "reg", "nll", "sft", "lm", "std", "min", "max", "var"}
 OF_CRITIC = {"value", "vf", "critic", "baseline"}
+
+ALIASES = {"torch": "torch", "jax": "jnp", "numpy": "np"}       # library -> its name in a text
 
 
 class Outcome(NamedTuple):
@@ -93,11 +96,20 @@ def module_of(tool):
     return importlib.import_module(tool)
 
 
-def arrays(case, integers, tool, dtype):
-    """Make arrays of a case's inputs, but not of answers, which are texts. -> dict"""
+def given_inputs(content, case):
+    """List the inputs of a case. One without a KL gets a reference for functions that need one.
+    -> {name: value}"""
+    inputs = case["inputs"]
+    if "ref_logps" in content["inputs"] and "old_logps" in inputs:
+        inputs = {"ref_logps": inputs["old_logps"]} | inputs
+    return inputs
+
+
+def arrays(inputs, integers, tool, dtype):
+    """Make arrays of the inputs of a case, but not of answers, which are texts. -> dict"""
     module = module_of(tool)
     found = {}
-    for name, value in case["inputs"].items():
+    for name, value in inputs.items():
         if name in integers:
             found[name] = module.asarray(value, dtype=module.int64)
         elif name == "answers":
@@ -191,6 +203,7 @@ class Fit(NamedTuple):
     parameters: dict        # {our name: value} of a case that the function gets
     missing: set            # our names of parameters that the function lacks
     needed: list            # its own names of arguments that the case lacks
+    made: dict              # {its name: text that makes the argument from ours}
 
     def why(self):
         """Tell why the function cannot be called, or return ""."""
@@ -199,10 +212,15 @@ class Fit(NamedTuple):
         return f"the function needs {', '.join(self.needed)}" if self.needed else ""
 
 
+def used(text):
+    """List the names that occur in an expression. -> set"""
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+
+
 def fit(function, content, case, fixed=(), settings=(), names=()):
     """Bind the arguments of a function for a case. fixed: our names of parameters that it need not
-    take; settings: its own names of those that it gets besides; names: {our name: its name} of
-    arguments with unknown names. -> Fit"""
+    take; settings: its own names of those that it gets besides; names: {its name: one of our names,
+    or a text that makes it from ours} of arguments with unknown names. -> Fit"""
     own = case["parameters"]
     others = {name for one in content["cases"] for name in one["parameters"]}
     off = {name: value for name, value in OFF.items() if name in others - own.keys()}
@@ -212,8 +230,13 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
         off["group_ids"] = [p for p, group in enumerate(groups) for _ in group]
         off["mask"] = [[1.0] for _ in off["group_ids"]]             # of outputs with one token
         off = {name: value for name, value in off.items() if name not in case["inputs"]}
-    known = {**case["inputs"], **own, **off}
-    binding = bind(function, known, inputs_of(content, case)).also(dict(names))
+    known = {**given_inputs(content, case), **own, **off}
+    binding = bind(function, known, inputs_of(content, case))
+    bound = () if binding.by_position else binding.names
+    names = dict(names)
+    made = {other: text for other, text in names.items()
+            if text in bound or not text.isidentifier()}
+    binding = binding.also({text: other for other, text in names.items() if other not in made})
     takes = parameters_of(function)
     is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
     given = {}
@@ -222,8 +245,9 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
         default = getattr(theirs, "default", None)
         if theirs is None:                  # it goes into **kwargs
             is_given = name in own and not (is_wrapper and name in fixed)
-        elif name in off:                   # None and 0 are off, too
-            is_given = default is inspect.Parameter.empty or bool(default)
+        elif name in off:                   # None and 0 are off, too, but not of what is looked up
+            is_given = (default is inspect.Parameter.empty or bool(default)
+                        or binding.names[name] not in binding.function.own)
         else:                               # another word than ours is a choice of its own
             is_given = not isinstance(default, str) or default in {
                 one["parameters"].get(name) for one in content["cases"]}
@@ -233,8 +257,8 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     low, high = (own.get(f"epsilon_{end}") for end in ("low", "high"))
     if low == high and "low" not in words_of(binding.names.get("epsilon_low", "low")):
         missing -= {"epsilon_high"}                         # one epsilon for both bounds
-    needed = [name for name in binding.needed() if name not in settings]
-    return Fit(binding, given, missing, needed)
+    needed = [name for name in binding.needed() if name not in settings and name not in made]
+    return Fit(binding, given, missing, needed, made)
 
 
 def loss_keys(keys, content):
@@ -280,13 +304,14 @@ def named(found, content, case, tool):
 def call(function, case, content, tool, dtype, fitted, way="", settings=()):
     """Call a function with the inputs and parameters of a case that it takes.
     -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
-    names = fitted.binding.names
+    names = {*fitted.binding.names}.union(*map(used, fitted.made.values()))
     slopes = {} if tool == "numpy" else {
         result: [leaf for leaf in leaves if leaf in names]
         for result, leaves in case.get("gradient", {}).items()}
 
     def given():
-        known = arrays(case, content["integers"], tool, dtype) | fitted.parameters
+        inputs = given_inputs(content, case)
+        known = arrays(inputs, content["integers"], tool, dtype) | fitted.parameters
         for name in {"group_ids", "mask"} & fitted.parameters.keys():
             known[name] = module_of(tool).asarray(known[name])
         if tool == "torch":
@@ -295,7 +320,10 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=()):
         return {name: x for name, x in known.items() if name in names}
 
     def run(known):
-        found = fitted.binding.call(WAYS[way](known), **dict(settings))
+        known = WAYS[way](known)
+        library = {ALIASES[tool]: module_of(tool)}
+        made = {name: eval(text, library | known) for name, text in fitted.made.items()}
+        found = fitted.binding.call(known, **dict(settings) | made)
         results = named(found, content, case, tool)
         if content["function"] == "policy_loss":
             results["loss"] = averaged(results["loss"], case, tool)
@@ -427,6 +455,20 @@ def compare(case, results, gradients, names, relative, absolute):
     return errors, sign * size, aim
 
 
+def without_masked(results, case):
+    """Set the masked slots of tables (B, T) to 0 where the right answers are 0. -> dict"""
+    mask = case["inputs"].get("mask", [])
+    found = {}
+    for name, x in results.items():
+        shape, numbers = flat(x)
+        m, right = (flat(y)[1] for y in (mask, case["right"].get(name, [])))
+        if shape == flat(mask)[0] and not any(y for y, one in zip(right, m) if not one):
+            numbers = [x if one else 0.0 for x, one in zip(numbers, m)]
+            x = [numbers[n:n + shape[1]] for n in range(0, len(numbers), shape[1])]
+        found[name] = x
+    return found
+
+
 def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=(),
                way="", detached=True, settings=(), names=()):
     """Call a function for a case, and compare. way: a key of WAYS; detached: whether a gradient in
@@ -454,6 +496,10 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
     for choice, answer in case.get("also", {}).items() if errors else ():
         if not compare(case | answer, *found, limit, own.get("absolute", limit))[0]:
             return Outcome(case, [], choice=choice, data=data)
+    inside = without_masked(results, case)
+    if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
+        return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",
+                       data=data)
     rough = own.get("float32", TOLERANCE["float32"])
     is_strict = tolerance or dtype == "float32" or isinstance(rough, str)
     if errors and not is_strict and not compare(

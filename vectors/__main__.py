@@ -33,7 +33,7 @@ from collections import Counter
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
 from vectors.binding import bind, opened, parameters_of, setting
 from vectors.names import LOSSES
-from vectors.ways import adapter, arranged, check, constants, of_class, told_way
+from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
@@ -100,16 +100,17 @@ def of_recipe(recipe, function):
     takes = parameters_of(function)
 
     def number(name):
-        """Count the inputs that the function names, or by how many parameters a file misses those
-        of a function that names none."""
+        """Count the inputs that the function names, or has in another form, or by how many
+        parameters a file misses those of a function that names none."""
         content = read(name)
         bound = bind(function, content["inputs"]).names
-        names = bound.values()
+        names = {*bound.values()}.union(
+            one for one in takes if forms_of(one, content["inputs"], "torch"))
         if bound and bound.keys().isdisjoint(ESSENTIAL.get(name, bound)):
             return 0
         case = next(iter(cases_of(content, found[name])), content["cases"][0])
         needs = len(inputs_of(content, case)) + len(case["parameters"].keys() - found[name].keys())
-        return len(takes.keys() & {*names}) or -abs(needs - len(takes))
+        return len(takes.keys() & names) or -abs(needs - len(takes))
     name = max(found, key=number)
     return name, found[name]
 
@@ -332,20 +333,26 @@ def run(module, name, function, file, chosen, args):
               "the function, which does not take it")
     fitted = fit(function, content, cases[0], fixed, settings)
     is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
-    names = {}
+    is_found = False
     if is_unfit or not is_right:
-        names = arranged(function, content, cases, decides, options)
-    if is_unfit or names or fitted.binding.by_position and not is_right:
+        names, is_found = arranged(function, content, cases, decides, options)
+    is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
+    if is_unfit or is_found or is_guessed and not is_right:
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
-        bound = fitted.binding.names | names
+        bound = {*fitted.binding.names, *names.values()}
         inputs = [*inputs_of(content, cases[0]), *(
             one for case in cases for one in inputs_of(content, case) if one in bound)]
-        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed)
-        told = "This adapter is right" if names else "Fill in the gaps (...), and check adapted"
-        if "..." not in gaps and not names:
+        names |= {key: repr(x) for key, x in settings.items()}
+        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed, tool)
+        told = "Fill in the gaps (...), and check adapted"
+        if is_found:
+            told = "This adapter is right"
+        elif "..." not in gaps and fitted.missing:
             told = ("With no value of the cases is it right; let it take "
-                    f"{', '.join(sorted(fitted.missing)) or 'it'}, and check it again")
+                    f"{', '.join(sorted(fitted.missing))}, and check it again")
+        elif "..." not in gaps:
+            told = "This adapter is wrong; to see how, check adapted"
         print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
         return False, 2
     if way and any(decides(one.case) and not one.errors and not one.skipped for one in outcomes):

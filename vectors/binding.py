@@ -19,20 +19,21 @@ SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "
 # Words of names, in lower case -> one word for each meaning. A name with any other word is unknown.
 WORDS = {word: meaning for meaning, words in {
     "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
-    "train trainer training learner target",
+    "train trainer training learner target model",
     "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
-    "advantage": "advantages adv advs", "reward": "rewards r score scores",
-    "mask": "masks", "chosen": "w win winner preferred",
-    "rejected": "l lose loser", "value": "values vpred vpreds",
-    "return": "returns ret rets", "logits": "", "entropy": "entropies ent",
+    "advantage": "advantages adv advs gae", "reward": "rewards r score scores",
+    "mask": "masks", "chosen": "w win winner preferred prefered positive pos",
+    "rejected": "l lose loser dispreferred disprefered negative neg",
+    "value": "values vpred vpreds", "return": "returns ret rets", "logits": "",
+    "entropy": "entropies ent",
     "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
     "low": "lower min lo", "high": "upper higher max hi",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token level batch minibatch mb b response completion action loss actions all rloo "
-        "generate gae"
+        "raw generate param"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
@@ -42,7 +43,7 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "rewards": "reward, group reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
     "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
-    "delta": "clip c",
+    "eps": "advantage clip, std clip", "delta": "clip c",
     "num_generations": "group, group size",
     "entropy_coef": "entropy coef", "max_length": "high length, high id",
     "chosen": "chosen, chosen logp, new chosen, new chosen logp",
@@ -51,9 +52,11 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "mask_chosen": "chosen mask", "mask_rejected": "rejected mask",
     "values": "value, new value", "old_values": "old value", "returns": "return",
     "logits": "logits, student logits, new logits", "teacher_logits": "teacher logits, ref logits",
-    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam",
+    "tokens group_ids": "id", "group_ids": "group id", "lam": "lam, advantage lam",
     "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
+# Words that are too short to have parts if a parameter is called so
+BARE = {"new": "logps", "old": "old_logps", "ref": "ref_logps"}
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 
@@ -138,11 +141,14 @@ def meaning(name, known):
         return name
     if name in ("a", "A"):
         return "advantages" if "advantages" in known else None
-    return next((one for one in NAMES.get(words_of(name), ()) if one in known), None)
+    if name in ("ratio", "ratios"):             # of the policies; alone, it is no clip_ratio
+        return None
+    names = (*NAMES.get(words_of(name), ()), BARE.get(name))
+    return next((one for one in names if one in known), None)
 
 
 def has_meaning(name):
-    return meaning(name, MEANT) is not None
+    return name not in BARE and meaning(name, MEANT) is not None
 
 
 def bind(function, known, order=()):

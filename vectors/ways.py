@@ -1,16 +1,46 @@
-"""Find how anybody's function is called: its shapes, its constants, and arguments with other names.
+"""Find how anybody's function is called: its shapes, its constants, and arguments with other names,
+or that say the same as ours in another form.
 """
 import itertools
 import math
+import re
 import warnings
 
-from vectors import SHAPES, WAYS, call, cases_of, check_case, fit, flat, inputs_of, value
-from vectors.binding import opened, parameters_of
+import vectors
+from vectors import SHAPES, WAYS, cases_of, check_case, fit, flat, inputs_of, value
+from vectors.binding import LOG_P, opened, parameters_of
 from vectors.unpack import Unpacked
 
 TABLES = "advantages of the shape (B, T)"
 OUTPUTS_ALONE = "it takes advantages of outputs, (B,), but none of tokens, (B, T)"
 MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
+# Arguments that say the same as ours in another form: a pattern of their names, in which any way to
+# write log p is logp -> texts that make them from our inputs. np is the library.
+PAIRS = "np.concatenate([{0}, {1}])", "np.stack([{0}, {1}], 1).reshape(-1, *{0}.shape[1:])"
+FORMS = {
+    r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask"),
+    r".*labels?": ("-100 * (mask == 0)",),
+    r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",),
+    r".*len(gth)?s?": ("(mask > 0).sum(1)",),
+    r"(num|n|total|global)_(valid_)?(item|token|tok)s.*|.*token_count": ("mask.sum()",),
+    r"(num|n|total|global)_(valid_)?(seq|sequence|sample)s|.*batch_size": ("len(mask)",),
+    r"(importance_|is_|prob_)?ratios?|(importance|is)_weights?": ("np.exp(logps - old_logps)",),
+    r".*weights": ("mask / mask.sum()", "mask / mask.sum(1)[:, None] / len(mask)"),
+    r"log_?ratios?|negative_approx_kl": ("logps - old_logps",),
+    r"ppo_kl": ("old_logps - logps",),
+    r"prox.*logp.*|.*(data|batch)_logp": ("old_logps",),
+    r"log_likelihoods?|(seq|sequence|total|sum).*logp.*": ("(logps * mask).sum(1)",),
+    r"entrop(y|ies)": ("0 * logps",),
+    r".*logits": ("np.stack([logps, np.log1p(-np.exp(logps))], -1)",),      # of two tokens
+    r".*(ids|tokens|actions)": ("0 * (mask > 0)",),
+    r".*mask": [text.format("mask_chosen", "mask_rejected") for text in PAIRS],
+    r".*ref.*logp.*": [text.format("ref_chosen", "ref_rejected") for text in PAIRS],
+    r".*logp.*": [text.format("chosen", "rejected") for text in PAIRS]}
+# Tokens without padding: one array for each output, or all in a row.
+LISTS = "[x[m > 0] for x, m in zip({}, mask)]"
+ROW = "{}[mask > 0]"
+# The masked slots of each output behind the others.
+ALIGNED = "np.stack([np.concatenate([x[m > 0], x[m == 0]]) for x, m in zip({}, mask)])"
 
 
 def of_class(name, found, part):
@@ -91,8 +121,8 @@ def results_of(function, content, case, rows, ways, options, columns=slice(None)
                               for name, values in case["inputs"].items()}}
     found = []
     for way in ways:
-        results, _ = call(function, part, content, options["tool"], options["dtype"], fitted, way,
-                          options.get("settings", ()))
+        results, _ = vectors.call(function, part, content, options["tool"], options["dtype"],
+                                  fitted, way, options.get("settings", ()))
         found.append(flat([*results.values()])[1])
     return found
 
@@ -146,35 +176,88 @@ def constants(function, content, cases, decides, options, likely):
     return mistaken
 
 
+def forms_of(name, inputs, tool):
+    """List the texts by which an argument may be made from some of our inputs. -> texts"""
+    plain = LOG_P.sub("logp", name.lower())
+    for pattern, texts in FORMS.items():
+        if re.fullmatch(pattern, plain) and vectors.used(texts[0]) - {"np", "len"} <= {*inputs}:
+            return [in_library(text, tool) for text in texts]
+    return []
+
+
+def unpadded(case, bound, made, tool):
+    """List the ways to give a function that takes no mask the tokens without padding, or with all
+    of it at the end. bound: {our name: its name}; made: {its name: texts}.
+    -> list of {its name: text}"""
+    if "mask" in bound or "mask" not in case["inputs"]:
+        return []
+    shape = flat(case["inputs"]["mask"])[0]
+    tokens = {its: our for our, its in bound.items()
+              if our in case["inputs"] and flat(case["inputs"][our])[0] == shape}
+    outputs = {its: our for our, its in bound.items() if our == "advantages"}
+    has_lengths = any("(mask > 0).sum(1)" in texts[0] for texts in made.values())
+    return [{its: in_library(form.format(our), tool) for its, our in some.items()}
+            for form in ((ROW, ALIGNED) if has_lengths else (LISTS,))
+            for some in (tokens, tokens | outputs)]
+
+
+def in_library(text, tool):
+    """Replace np in a text by the name of the library."""
+    return re.sub(r"\bnp\b", vectors.ALIASES[tool], text)
+
+
+def guesses(gaps, free, made, packs):
+    """Guess what arguments with unknown names stand for. gaps: these arguments; free: our names
+    that may be meant; made and packs: see above. -> {its name: text} each"""
+    made = {name: texts for name, texts in made.items() if name in gaps}
+    rest = [name for name in gaps if name not in made]
+    for pack in [{}, *packs]:
+        for texts in itertools.product(*made.values()):
+            for chosen in itertools.permutations(free, len(rest)):
+                yield pack | dict(zip(made, texts)) | dict(zip(rest, chosen))
+    for chosen in itertools.permutations(free, len(gaps)) if made else ():
+        yield dict(zip(gaps, chosen))
+
+
 def arranged(function, content, cases, decides, options):
-    """Find which of our names those arguments stand for whose names are unknown, by trying all.
-    -> {our name: its name} by which all cases that decide are right, or {}"""
-    cases = [case for case in cases if decides(case)]
-    own = fit(function, content, cases[0], options["fixed"], options["settings"])
+    """Find what those arguments stand for whose names are unknown, by trying all.
+    -> {its name: one of our names, or a text that makes it from our inputs}, and whether all cases
+    that decide are right by it; if not, what the names alone say"""
+    fits = {case["id"]: fit(function, content, case, options["fixed"], options["settings"])
+            for case in cases if decides(case)}
+    # one that fits comes first, and one whose bounds are equal, for functions with one epsilon
+    cases = sorted((case for case in cases if decides(case)), key=lambda case: (
+        len(fits[case["id"]].missing), len({*map(str, case["parameters"].values())})))
+    own = fits[cases[0]["id"]]
     bound = {} if own.binding.by_position else own.binding.names
     gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
             and (one.default is None or name in own.needed or own.binding.by_position)]
-    free = [name for name in (*inputs_of(content, cases[0]), *cases[0]["parameters"])
+    inputs = inputs_of(content, cases[0])
+    free = [name for name in (*inputs, *cases[0]["parameters"])
             if name not in bound and name not in options["fixed"]]
-    for chosen in itertools.islice(itertools.permutations(free, len(gaps)), MOST_ORDERS):
-        names = dict(zip(chosen, gaps))
+    made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
+    packs = unpadded(cases[0], bound, made, options["tool"])
+    needed = [name for name in gaps if parameters_of(function)[name].default is not None]
+    tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
+             for names in guesses(some, free, made, packs))
+    for names in itertools.islice(tries, MOST_ORDERS):
         for some in (cases[:1], cases):
             found, _, _ = check(function, content, some, decides, options | {"names": names})
             ran = [one for one in found if not one.skipped]
             if not ran or any(one.errors for one in ran):
                 break
         else:
-            return names
-    return {}
+            return names, True
+    return {name: texts[0] for name, texts in made.items()}, False
 
 
-def adapter(module, name, function, case, inputs, fitted, names, fixed):
+def adapter(module, name, function, case, inputs, fitted, names, fixed, tool):
     """Write a function that has our names and calls `function`. Gaps are left for arguments that
     are neither bound nor in `names`. inputs: those that matter. -> text"""
     ours = [*dict.fromkeys((*inputs, *case["parameters"], *fitted.parameters))]
     ours = [one for one in ours if one not in fixed]
-    theirs = {other: our for our, other in (fitted.binding.names | names).items() if our in ours}
-    theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours}
+    theirs = {other: our for our, other in fitted.binding.names.items() if our in ours}
+    theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours} | names
     ours = [one for one in ours if one in inputs or one in theirs.values()]
     if "epsilon_high" not in ours:      # one epsilon is for both sides
         shown = {"epsilon_low": "epsilon"}
@@ -187,7 +270,10 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed):
     if len(parts) > 1 or "self" in parts[0].own:
         of_class = calls[0] if len(parts) > 1 else ""
         made = name.replace(".", f"({of_class or '...'}).", 1) + f"({calls[-1]})"
+    library = {"torch": "import torch", "jax": "import jax.numpy as jnp",
+               "numpy": "import numpy as np"}[tool]         # by it, the command knows the arrays
     return (f"    from {module.__name__} import {name.split('.')[0]}\n"
-            + "    from vectors.unpack import Bag\n" * ("Bag(" in made) +
+            + "    from vectors.unpack import Bag\n" * ("Bag(" in made)
+            + f"    {library}\n" * (tool != "torch" or "torch." in made) +
             f"    def adapted({', '.join(ours)}):\n"
             f"        return {made}")
