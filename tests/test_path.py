@@ -387,3 +387,12 @@ def test_each_file_that_a_chapter_names_has_its_number():
     found = [match for chapter in CHAPTERS.values() for text in chapter.fields.values()
              for match in re.findall(r"\b(\d\d_([a-z]+))_(?:with|without|orange|dotted)\.py", text)]
     assert len(found) > 1 and all(stem == CHAPTERS[rung].stem for stem, rung in found)
+
+
+def test_each_link_with_the_number_of_a_rung_has_the_number_that_the_rung_has():
+    """A new rung in the middle moves the numbers of all rungs after it."""
+    table = (page.DOCS / "path.md").read_text("utf-8")
+    rungs = dict(re.findall(r'id="([a-z0-9-]+)"></a>(\d+)\.', table))
+    links = [link for path in page.DOCS.glob("*.md") for link in re.findall(
+        r"\[(?:rung )?(\d+)\]\(path\.md#([a-z0-9-]+)\)", path.read_text("utf-8"))]
+    assert len(links) > 20 and all(rungs[anchor] == number for number, anchor in links)
