@@ -141,7 +141,7 @@ def meaning(name, known):
         return name
     if name in ("a", "A"):
         return "advantages" if "advantages" in known else None
-    if name in ("ratio", "ratios"):             # of the policies; alone, it is no clip_ratio
+    if name in ("ratio", "ratios"):             # of two policies, but it could mean clip_ratio
         return None
     names = (*NAMES.get(words_of(name), ()), BARE.get(name))
     return next((one for one in names if one in known), None)
