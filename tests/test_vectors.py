@@ -44,6 +44,7 @@ def test_our_functions_give_the_right_answers(name, dtype):
             outcome = vectors.check_case(
                 function, FILES[file], case, dtype=dtype, fixed=case["parameters"])
             assert not outcome.errors, outcome.errors
+            assert not outcome.remark.startswith("right "), outcome.remark   # not everywhere
             choice = "log rho is cut at 80, beyond which float32 overflows"
             assert outcome.choice == (choice if name.endswith("clip, far") and not outcome.skipped
                                       else ""), outcome.choice
