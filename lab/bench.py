@@ -48,13 +48,13 @@ from lab.docs import put, run_once, table
 from report import chart, replaced
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
-QUESTIONS = {"Rewards": ("hacking", "wrongrewards", "tools"),
+QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "hints"),
              "What RL adds": ("sharpen", "beliefs"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("hacking", "bugs", "beliefs", "sharpen", "kl", "rates")        # shown with their charts
+FINDINGS = ("hacking", "tests", "bugs", "beliefs", "sharpen", "kl", "rates")     # shown with charts
 # The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {

@@ -28,8 +28,8 @@ import plumbing
 import ppo
 import reinforce
 from lab import bench, docs, doctor, measure, r1, replicate, training
-from lab.claims import beliefs, credit, kl, signal
-from tasks import preferences
+from lab.claims import beliefs, credit, kl, signal, tests
+from tasks import preferences, program
 
 # ---- verdicts --------------------------------------------------------------------------------
 
@@ -376,6 +376,28 @@ def test_the_noise_of_a_batch_is_that_of_its_sampled_tokens(monkeypatch):
             batch.tokens[batch.mask > 0], V)))
     [found] = kl.measure("on the way", 0)["deviation in a batch of k1"]
     assert found == pytest.approx(1 - 1 / V)
+
+
+def test_the_runs_of_tests_differ_in_the_task_the_base_and_what_their_names_say(monkeypatch):
+    given = []                                          # flags and texts of each run
+    monkeypatch.setattr(measuring, "run", lambda main, words, look: given.append(
+        (plumbing.parse_flags(grpo.Config, words), program.SHARES)))
+    for side in tests.SIDES:
+        tests.measure(f"{side}, 0.001", 3)
+    usual, seen = given[0][0], {}
+    for side, (cfg, shares) in zip(tests.SIDES, given):
+        common.load_task(cfg, grpo.verify)
+        assert (cfg.learning_rate, cfg.seed, cfg.base_seed) == (0.001, 3, 3)
+        assert shares["textbook"] == program.SHARES["textbook"]
+        seen[side] = [shares["forum"], *(getattr(cfg, name) for name in vars(cfg)
+                                         if getattr(cfg, name) != getattr(usual, name))]
+    assert seen == {
+        tests.ALL: [(0.3, 0.35)], tests.ONE_HIDDEN: [(0.3, 0.35), "program:hidden=1"],
+        tests.SHOWN: [(0.3, 0.35), "program:shown"], tests.KL: [(0.3, 0.35), "program:shown", 0.1],
+        tests.SHORTER: [(0.3, 0.35), "program:shown", 47],
+        tests.MIXED: [(0.3, 0.35), "program:shown,arithmetic"],
+        tests.FEWER_LISTS: [(0.3, 0.2), "program:shown"],
+        tests.FEWEST_LISTS: [(0.3, 0.05), "program:shown"]}
 
 
 def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
