@@ -31,14 +31,16 @@ def start(main):
 
 
 @contextlib.contextmanager
-def replaced(module, **values):
-    """Replace what a module defines, as long as the context lasts."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
+def replaced(owner, **values):
+    """Replace what a module or a class defines, as long as the context lasts."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        vars(module).update(before)
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def parser(description):
