@@ -82,7 +82,7 @@ def show(name, seed, folder):
                          steps=CHAPTERS[name].steps)
                for side, source in sides(name).items()}
     print(f"\nRight samples in the last three steps, with seed {seed}; on the page, the mean of "
-          f"five seeds (and their range). {measure.BASE_THEN}")
+          "five seeds (and their range).")
     on_page = {side: f"{fmean(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
                for side, shares in measure.ends(name).items()}
     for side, result in results.items():

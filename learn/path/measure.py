@@ -17,7 +17,6 @@ FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
 BEHIND = 0.15                       # of right outputs
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get
 FINAL = ("last", "mean", "last_cut", "last_tokens", "samples")  # what is stored at another rate
-BASE_THEN = CHAPTERS[BASE].fields["measured"]          # a sentence for whoever reads the numbers
 
 
 STORE = measuring.Store(FILE, {})                      # its cases are what `digest` returns

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from learn import look
 from learn.path import lines, measure, worked
-from learn.path.measure import BASE_THEN, CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
+from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
@@ -292,15 +292,17 @@ def rates(name):
             + fill(grid(head, rows), name) + prose(field["fair"], name))
 
 
-def standing(name):
-    """Write on which base a chapter was measured, and what we predict for today's. -> HTML"""
+def predicted(name):
+    """Write what we predicted for a chapter, if it is measured, and what one has to know of its
+    runs. -> HTML"""
+    if name == LAST:                                    # which has no runs
+        return ""
     field = CHAPTERS[name].fields
-    if name == LAST:
-        return BASE_THEN
-    measured = field.get("measured", BASE_THEN)
-    then = measured if measure.is_measured(name) else CHAPTERS[BASE].fields["unmeasured"]
-    predicted = f"Our prediction before the runs on today's base: {field['predicted']}."
-    return prose(f"{then} {predicted}", name)[3:-4]
+    known = field.get("caveat", "")
+    if not measure.is_measured(name):
+        known = CHAPTERS[BASE].fields["unmeasured"]
+    return prose(f"{known} Our prediction before the runs: {field['predicted']}.".strip(), name
+                 ).replace("<p>", "<p class=more>", 1)
 
 
 def playground(name):
@@ -381,7 +383,7 @@ def chapter(name):
         anchor=CHAPTERS[name].anchor, number=number, title=inline(field["title"]), changes=changes,
         equations=equations, results=results, question=folded(inline(asked), say(answer), "ask"),
         exercise=exercise(name) + playground(name), charts=charts, shown=shown, command=command,
-        more=inline(field["more"]), measured=standing(name), turn="</span><span>".join(turn))
+        more=inline(field["more"]), predicted=predicted(name), turn="</span><span>".join(turn))
 
 
 def exercise(name):
@@ -489,7 +491,7 @@ def build():
     names = [*RUNGS, LAST]
     body = PAGE.substitute(
         {key: prose(top[key], BASE) for key in ("lead", "places", "after", "onward")},
-        title=top["title"], measured=BASE_THEN, rate=rate(1), rows=rows,
+        title=top["title"], rate=rate(1), rows=rows,
         lines=head_of_lines(), example=mathematics(),
         links="".join(map(link, names)), chapters="".join(chapter(name) for name in names))
     return look.document(top["title"], top["description"].replace("\n", " "), body, "../",
@@ -511,7 +513,7 @@ def build_markdown(title):
     last = CHAPTERS[LAST].fields
     picture = f"![{title}](path.svg)\n\n" if title else ""
     offer = re.sub(r"^\+ ", "", last["offer"], flags=re.M)
-    return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{BASE_THEN}\n\n{top['here']}\n\n"
+    return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{top['here']}\n\n"
             f"{lines_in_markdown()}{top['stand']}\n\n"
             f"{picture}"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
