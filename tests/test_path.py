@@ -16,7 +16,17 @@ import measuring
 import nano
 from learn.path import __main__ as path
 from learn.path import measure, page, runs
-from learn.path.rungs import BASE, CHAPTERS, LAST, NANO, RUNGS, script, sides
+from learn.path.rungs import (
+    BASE,
+    CHAPTERS,
+    LAST,
+    NANO,
+    REAL_RUNGS,
+    RUNGS,
+    real_script,
+    script,
+    sides,
+)
 
 
 def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys):
@@ -281,6 +291,16 @@ def test_the_first_line_of_a_chapter_says_if_its_patch_repairs_nothing_or_its_re
     random = {name for name in RUNGS if re.search(
         r"^\+.*(torch\.rand\(| rewards \+= )", CHAPTERS[name].fields.get("setting", ""), re.M)}
     assert random == {"group", "critic", "gae"} and random <= warned
+
+
+def test_what_is_said_of_the_scripts_for_real_models_is_so():
+    offer = " ".join(CHAPTERS[LAST].fields["offer"].split())
+    file = f"path/{CHAPTERS['gspo'].stem}_real.py"
+    assert f"`python -m learn.path write gspo --real` writes {file}, which" in offer
+    most = max(len(real_script(name).splitlines()) for name in REAL_RUNGS)
+    assert f"one file of at most {most} lines" in offer
+    left_out = " ".join(re.findall(r"\+ Rungs (.*?) are left out", offer))
+    assert {*re.findall("{(.*?)}", left_out)} == {*RUNGS} - {*REAL_RUNGS}
 
 
 def test_every_rung_has_a_prediction():
