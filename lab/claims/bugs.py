@@ -83,14 +83,16 @@ def page(x):
             for name, columns in x.items()}
     learning = sum(student(rise[name])[0] > RISE for name in MISTAKES)
     unseen = [name for name in MISTAKES if not shows[name]]
-    found = [name for name in MISTAKES if named(x[name])]
+    found = [name for name in MISTAKES if {*named(x[name])} - {"flat"}]
+    flat = [name for name in MISTAKES if named(x[name]) == ["flat"]]
     alarms = sum(values.sum() for name in (CORRECT, CONTROL) for column, values in x[name].items()
                  if column.startswith("check "))
     yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
                 learning, at_least=6, exact=True, finding="The reward still rises with "
                 f"{learning} of 10 bugs that we planted in grpo.py, one at a time. "
                 f"{len(unseen)} of them show in none of the {len(metrics(x[CORRECT]))} metrics "
-                f"that a run logs, and report.check names {len(found)}")
+                f"that a run logs. report.check names {len(found)}, and of {len(flat)} more it "
+                "says that the reward does not rise")
     yield Claim("for some bugs, no logged metric shows them with at least 4 of 5 seeds, so only a "
                 "test catches them", OURS, len(unseen), at_least=1, exact=True,
                 finding=f"For {len(unseen)} of the 10 bugs, no metric shows them with at least 4 "

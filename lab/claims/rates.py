@@ -15,7 +15,7 @@ DPO = f"dpo.py --max_steps 40 {SCORED} 2"
 MANY = f"grpo.py --num_prompts 16 --num_generations 8 --max_steps 6 --num_iterations 32 {SCORED} 4"
 NO_BOUND = "--epsilon 1e9 --epsilon_high 1e9"
 EQUAL = "base, problems and other flags"
-TUNED = "the learning rate of each side, on two other seeds"
+TUNED = "the learning rate of each side, on two other seeds; PPO's critic keeps its rate of 2e-3"
 # Begin with the best rates of an earlier measurement, with other seeds
 SIDES = {
     "GRPO": (f"grpo.py {FRESH}", 5e-4),
