@@ -31,6 +31,8 @@ CRITIC = {"values", "old_values", "returns", "mask", "cliprange"}
     ("perTokenLogps, oldPerTokenLogps, A", KNOWN, "logps old_logps advantages"),
     ("trainer_logprobs, inference_logprobs, clip_ratio_low, clip_ratio_high, clip_ratio_c", KNOWN,
      "logps old_logps epsilon_low epsilon_high delta"),
+    ("pi, mu, adv, valid, lo, hi", KNOWN,
+     "logps old_logps advantages mask epsilon_low epsilon_high"),
     ("log_pi, log_pi_old, padding_mask, kl, logits", KNOWN, "logps old_logps - - -"),
     ("policy_chosen_logps, policy_rejected_logps, reference_chosen_logps, "
      "reference_rejected_logps, beta", PAIRS, "chosen rejected ref_chosen ref_rejected beta"),

@@ -23,7 +23,7 @@ WORDS = {word: meaning for meaning, words in {
     "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
     "advantage": "advantages adv advs gae", "reward": "rewards r score scores",
-    "mask": "masks", "chosen": "w win winner preferred prefered positive pos",
+    "mask": "masks valid", "chosen": "w win winner preferred prefered positive pos",
     "rejected": "l lose loser dispreferred disprefered negative neg",
     "value": "values vpred vpreds", "return": "returns ret rets", "logits": "",
     "entropy": "entropies ent",
@@ -56,7 +56,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
 # Words that are too short to have parts if a parameter is called so
-BARE = {"new": "logps", "old": "old_logps", "ref": "ref_logps"}
+BARE = {"new": "logps", "cur": "logps", "pi": "logps", "old": "old_logps", "prev": "old_logps",
+        "mu": "old_logps", "ref": "ref_logps", "lo": "epsilon_low", "hi": "epsilon_high"}
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 
