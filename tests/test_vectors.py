@@ -576,6 +576,40 @@ def loss(logprobs, old_logprobs, advantages, cu_seqlens, clip_eps):
     x = -torch.min(ratio * A, ratio.clamp(1 - clip_eps, 1 + clip_eps) * A)
     return torch.stack([x.mean() for x in x.split(lengths.tolist())]).mean()
 """
+SLOTS = """
+import torch
+def loss(logprobs, old_logprobs, advantages, loss_mask, cu_seqlens, clip_eps):
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
+    A = torch.cat([A.expand(n) for A, n in zip(advantages, lengths)])
+    ratio = torch.exp(logprobs - old_logprobs)
+    x = -torch.min(ratio * A, ratio.clamp(1 - clip_eps, 1 + clip_eps) * A) * loss_mask
+    return torch.stack([x.sum() / mask.sum() for x, mask in zip(
+        x.split(lengths), loss_mask.split(lengths))]).mean()
+"""
+TOKENS = """
+import torch
+def loss(newlogprob, mb_logprobs, mb_advantages, args):
+    A = mb_advantages
+    if args.norm_adv:
+        A = (A - A.mean()) / (A.std() + 1e-8)
+    ratio = (newlogprob - mb_logprobs).exp()
+    return torch.max(-A * ratio, -A * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)).mean()
+"""
+PLACES = """
+import torch
+def loss(pi_logps, ref_logps, yw_idxs, yl_idxs, beta):
+    margin = pi_logps[yw_idxs] - pi_logps[yl_idxs] - ref_logps[yw_idxs] + ref_logps[yl_idxs]
+    return torch.nn.functional.softplus(-beta * margin)
+"""
+STEP = """
+import torch
+def loss(policy_logps, behavior_logps, rewards, is_pad, n_rollouts, eps_l=0.2, eps_r=0.2):
+    r = rewards.view(-1, n_rollouts)
+    A = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
+    ratio, A = (policy_logps - behavior_logps).exp(), A.view(-1, 1)
+    x = -torch.min(ratio * A, ratio.clamp(1 - eps_l, 1 + eps_r) * A).masked_fill(is_pad, 0)
+    return (x.sum(1) / (~is_pad).sum(1)).mean()
+"""
 OUTPUTS = """
 import torch
 def loss(logprobs, old_logprobs, advantages, clip_eps):
@@ -614,7 +648,8 @@ SUMS = """
 def loss(advantage, log_likelihood):
     return -(advantage * log_likelihood).mean()
 """
-WRONG = {"torch.min(": "torch.max(", "np.minimum(": "np.maximum(", "-beta": "beta", "-(adv": "(adv"}
+WRONG = {"torch.min(": "torch.max(", "torch.max(": "torch.min(",
+         "np.minimum(": "np.maximum(", "-beta": "beta", "-(adv": "(adv"}
 FORMS = {
     "a padding mask": (form("mask = ~padding_mask", "padding_mask"), "padding_mask=mask == 0"),
     "a padding mask of numbers": (form("mask = 1 - pad_mask", "pad_mask"), "pad_mask=1 - mask"),
@@ -635,6 +670,10 @@ FORMS = {
     "an entropy": (form(name="entropy, mask"), "entropy=0 * logps"),
     "logits": (FROM_LOGITS, "log1p(-torch.exp(logps))"),
     "packed": (ROWS, "old_logprobs=old_logps[mask > 0]"),
+    "a row of all slots": (SLOTS, "loss_mask=mask.reshape(-1)"),
+    "tokens without a mask": (TOKENS, "'norm_adv': False"),
+    "places of pairs": (PLACES, "yl_idxs=torch.arange(len(chosen)) + len(chosen)"),
+    "a step with its own constant": (STEP, "n_rollouts=num_generations"),
     "lists": (OUTPUTS, "old_logprobs=[x[m > 0] for x, m in zip(old_logps, mask)]"),
     "numpy": (IN_NUMPY, "import numpy as np"),
     "sums": (SUMS, "log_likelihood=(logps * mask).sum(1)"),
@@ -642,10 +681,14 @@ FORMS = {
     "turns": (TURNS, "token_mask=torch.stack([mask_chosen, mask_rejected], 1)")}
 
 
+RECIPES_OF = {"sums": "rloo", "halves": "dpo", "turns": "dpo", "places of pairs": "dpo",
+              "tokens without a mask": "ppo"}
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_an_argument_in_another_form_gets_an_adapter_that_is_right(name, answer):
     source, part = FORMS[name]
-    recipe = {"sums": "rloo", "halves": "dpo", "turns": "dpo"}.get(name, "grpo")
+    recipe = RECIPES_OF.get(name, "grpo")
     code, told = answer(source, "loss", "--recipe", recipe)
     assert code == 2 and "This adapter is right" in told and part in told, told
     code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", recipe)
@@ -656,7 +699,7 @@ def test_an_argument_in_another_form_gets_an_adapter_that_is_right(name, answer)
 def test_a_wrong_loss_gets_no_adapter_that_is_right(name, answer):
     source, _ = FORMS[name]
     old = next(old for old in WRONG if old in source)
-    recipe = {"sums": "rloo", "halves": "dpo", "turns": "dpo"}.get(name, "grpo")
+    recipe = RECIPES_OF.get(name, "grpo")
     code, told = answer(replace_once(source, old, WRONG[old]), "loss", "--recipe", recipe)
     assert code != 0 and "adapter is right" not in told, told
 
@@ -667,6 +710,16 @@ def test_a_wrong_loss_is_named_by_its_adapter(answer):
     assert "This adapter is wrong; to see how, check adapted" in told
     code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max instead of the min" in again, told + again
+
+
+def test_an_object_whose_class_has_only_defaults_is_made_without_arguments(answer):
+    source = ("class Sums:\n    def __init__(self, scale=1.0):\n        self.scale = scale\n"
+              "    def loss(self, advantage, log_likelihood):\n"
+              "        return -self.scale * (advantage * log_likelihood).mean()")
+    code, told = answer(source, "Sums.loss", "--recipe", "rloo")
+    assert code == 2 and "Sums().loss(" in told, told
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "rloo")
+    assert code == 0, again
 
 
 def test_a_setting_is_in_the_adapter(answer):
@@ -705,6 +758,10 @@ def test_a_batch_may_call_its_old_log_probabilities_as_the_new_ones(answer):
                             "--recipe", "grpo")
         assert code == 2 and "This adapter is right" in told, told
         assert f"Bag({{'{new}': old_logps}})" in told
+    batch = form(arguments="logps, batch, advantages, mask, clip_eps",
+                 log_ratio='logps - batch["logps"]')
+    code, told = answer(batch, "loss", "--recipe", "grpo")
+    assert code == 0 and "batch_logps for old_logps" in told, told
 
 
 def test_a_reference_that_is_added_is_not_taken_for_the_other_ones(answer):

@@ -235,7 +235,7 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     bound = () if binding.by_position else binding.names
     names = dict(names)
     made = {other: text for other, text in names.items()
-            if text in bound or not text.isidentifier()}
+            if text in bound or not used(text) or not text.isidentifier()}
     binding = binding.also({text: other for other, text in names.items() if other not in made})
     takes = parameters_of(function)
     is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())

@@ -335,7 +335,8 @@ def run(module, name, function, file, chosen, args):
     is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
     is_found = False
     if is_unfit or not is_right:
-        names, is_found = arranged(function, content, cases, decides, options)
+        names, own, is_found = arranged(function, content, cases, decides, options)
+        fixed = fixed | own
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
     if is_unfit or is_found or is_guessed and not is_right:
         why = fitted.why() or "its arguments have other names"

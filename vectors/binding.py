@@ -20,20 +20,20 @@ SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "
 WORDS = {word: meaning for meaning, words in {
     "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
     "train trainer training learner target model",
-    "old": "prev previous behavior behaviour mu rollout", "ref": "reference",
+    "old": "prev previous behavior behaviour mu rollout gen", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
     "advantage": "advantages adv advs gae", "reward": "rewards r score scores",
-    "mask": "masks valid", "chosen": "w win winner preferred prefered positive pos",
+    "mask": "masks valid msk", "chosen": "w win winner preferred prefered positive pos",
     "rejected": "l lose loser dispreferred disprefered negative neg",
     "value": "values vpred vpreds", "return": "returns ret rets", "logits": "",
     "entropy": "entropies ent",
     "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
     "low": "lower min lo", "high": "upper higher max hi",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
-    "group": "generation generations prompt samples n k num", "size": "", "c": "dual",
+    "group": "generation generations prompt samples rollouts n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
-    "": "per token level batch minibatch mb b response completion action loss actions all rloo "
-        "raw generate param"
+    "": "per token tok level batch minibatch mb b bt response completion comp action loss actions "
+        "all rloo raw generate param hat o y"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
@@ -130,6 +130,8 @@ def words_of(name):
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     name = re.sub(r"^(new|old|ref)(?=log|val)", r"\1_", name)
     name = re.sub(r"^vpred(?=s?$)", "new_value", name)     # where `values` are those of the rollout
+    name = re.sub(r"^is_(?=clip|eps)|_is$", "", name)       # the clip of importance sampling
+    name = re.sub(r"(?<=^eps_)l$", "low", re.sub(r"(?<=^eps_)r$", "high", name))    # left, right
     words = [WORDS.get(word) for word in LOG_P.sub("logp", name).strip("_").split("_")]
     if "old" in words or "ref" in words:
         words = [word for word in words if word != "new"]
@@ -172,6 +174,11 @@ def bind(function, known, order=()):
         if len(both) == 2 and len(new) == 1 and f"old_{plain}" in {*known} - names.keys():
             both.remove(*new)
             names |= {plain: new[0], f"old_{plain}": both[0]}
+        inner = [one.name for fields in function.fields.values() for one in fields
+                 if one.name in both]           # batch["logps"] next to an argument logps is old
+        if len(both) == 2 and len(inner) == 1 and f"old_{plain}" in {*known} - names.keys():
+            both.remove(*inner)
+            names |= {plain: both[0], f"old_{plain}": inner[0]}
     free = [name for name in named if name not in names.values()
             and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
     by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free)

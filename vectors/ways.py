@@ -13,6 +13,7 @@ from vectors.unpack import Unpacked
 
 TABLES = "advantages of the shape (B, T)"
 OUTPUTS_ALONE = "it takes advantages of outputs, (B,), but none of tokens, (B, T)"
+OFF = "False", "0.0"
 MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
 # Arguments that say the same as ours in another form: a pattern of their names, in which any way to
 # write log p is logp -> texts that make them from our inputs. np is the library.
@@ -20,7 +21,10 @@ PAIRS = "np.concatenate([{0}, {1}])", "np.stack([{0}, {1}], 1).reshape(-1, *{0}.
 FORMS = {
     r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask"),
     r".*labels?": ("-100 * (mask == 0)",),
-    r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",),
+    r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",
+                                   "np.arange(len(mask) + 1) * mask.shape[1]"),
+    r"(y_?w|chosen)_(idxs?|indices)": ("np.arange(len(chosen))",),
+    r"(y_?l|rejected)_(idxs?|indices)": ("np.arange(len(chosen)) + len(chosen)",),
     r".*len(gth)?s?": ("(mask > 0).sum(1)",),
     r"(num|n|total|global)_(valid_)?(item|token|tok)s.*|.*token_count": ("mask.sum()",),
     r"(num|n|total|global)_(valid_)?(seq|sequence|sample)s|.*batch_size": ("len(mask)",),
@@ -39,6 +43,8 @@ FORMS = {
 # Tokens without padding: one array for each output, or all in a row.
 LISTS = "[x[m > 0] for x, m in zip({}, mask)]"
 ROW = "{}[mask > 0]"
+FLAT = "{}.reshape(-1)"                         # with all slots, which a mask tells apart
+OF_TOKENS = "({}.reshape(len(mask), -1) + 0 * mask)[mask > 0]"      # advantages in a row
 # The masked slots of each output behind the others.
 ALIGNED = "np.stack([np.concatenate([x[m > 0], x[m == 0]]) for x, m in zip({}, mask)])"
 
@@ -153,19 +159,25 @@ def told_way(function, content, way, first, decides, options):
     return line
 
 
+def values_of_missing(function, content, cases, decides, options):
+    """List the values that the parameters which a function lacks have in the cases that decide.
+    -> list of {parameter: value}"""
+    lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
+                for case in cases if decides(case)), key=len, default=())
+    found = []
+    for case in cases if lost and "method" not in lost else ():
+        values = {name: value(case, name) for name in sorted(lost)}
+        if decides(case) and "None" not in values.values() and values not in found:
+            found.append(values)
+    return found
+
+
 def constants(function, content, cases, decides, options, likely):
     """Find values of the parameters that a function lacks: those that its own constants must have,
     because all its cases are right by them, or because one mistake gives all that are wrong.
     likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
-    lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
-                for case in cases if decides(case)), key=len, default=())
-    found = []
     mistaken = {}
-    for case in cases:
-        values = {name: value(case, name) for name in sorted(lost)}
-        if decides(case) and "None" not in values.values() and values not in found:
-            found.append(values)
-    for values in found if lost and "method" not in lost else ():
+    for values in values_of_missing(function, content, cases, decides, options):
         outcomes, _, _ = check(function, content, cases_of({"cases": cases}, values), decides,
                                options | {"fixed": options["fixed"] | values})
         ran = [one for one in outcomes if decides(one.case) and not one.skipped]
@@ -187,18 +199,24 @@ def forms_of(name, inputs, tool):
 
 def unpadded(case, bound, made, tool):
     """List the ways to give a function that takes no mask the tokens without padding, or with all
-    of it at the end. bound: {our name: its name}; made: {its name: texts}.
-    -> list of {its name: text}"""
-    if "mask" in bound or "mask" not in case["inputs"]:
+    of it at the end; or all slots in a row, if it takes a mask, too. bound: {our name: its name};
+    made: {its name: texts}. -> list of {its name: text}"""
+    if "mask" not in case["inputs"]:
         return []
     shape = flat(case["inputs"]["mask"])[0]
     tokens = {its: our for our, its in bound.items()
               if our in case["inputs"] and flat(case["inputs"][our])[0] == shape}
     outputs = {its: our for our, its in bound.items() if our == "advantages"}
     has_lengths = any("(mask > 0).sum(1)" in texts[0] for texts in made.values())
-    return [{its: in_library(form.format(our), tool) for its, our in some.items()}
-            for form in ((ROW, ALIGNED) if has_lengths else (LISTS,))
-            for some in (tokens, tokens | outputs)]
+    if "mask" in bound:
+        flats = {its: in_library(FLAT.format(our), tool) for its, our in tokens.items()}
+        return [flats] if any("cumsum" in texts[0] for texts in made.values()) else []
+    rows = {its: ROW.format(our) for its, our in tokens.items()}
+    rows |= {its: OF_TOKENS.format(our) for its, our in outputs.items()}
+    packs = [{its: in_library(form.format(our), tool) for its, our in some.items()}
+             for form in ((ROW, ALIGNED) if has_lengths else (LISTS,))
+             for some in (tokens, tokens | outputs)]
+    return packs if has_lengths else [rows, *packs]
 
 
 def in_library(text, tool):
@@ -217,22 +235,43 @@ def guesses(gaps, free, made, packs):
                 yield pack | dict(zip(made, texts)) | dict(zip(rest, chosen))
     for chosen in itertools.permutations(free, len(gaps)) if made else ():
         yield dict(zip(gaps, chosen))
+    first = {name: texts[0] for name, texts in made.items()}
+    for pack in [{}, *packs] if rest else ():               # settings that switch something on
+        for chosen in itertools.product(OFF, repeat=len(rest)):
+            yield pack | first | dict(zip(rest, chosen))
 
 
 def arranged(function, content, cases, decides, options):
-    """Find what those arguments stand for whose names are unknown, by trying all.
-    -> {its name: one of our names, or a text that makes it from our inputs}, and whether all cases
-    that decide are right by it; if not, what the names alone say"""
+    """Find what those arguments stand for whose names are unknown, also if the function has
+    constants of its own. -> {its name: one of our names, or a text that makes it from our inputs},
+    the values of these constants, and whether all cases that decide are right by both; if not, what
+    the names alone say"""
+    names, is_right = tried(function, content, cases, decides, options)
+    for values in values_of_missing(function, content, cases, decides, options):
+        if is_right:
+            break
+        fixed = options["fixed"] | values
+        found, is_right = tried(function, content, cases_of({"cases": cases}, values), decides,
+                                options | {"fixed": fixed})
+        if is_right:
+            return found, values, True
+    return names, {}, is_right
+
+
+def tried(function, content, cases, decides, options):
+    """Try what those arguments stand for whose names are unknown. -> as `arranged`, but no values
+    of constants"""
     fits = {case["id"]: fit(function, content, case, options["fixed"], options["settings"])
             for case in cases if decides(case)}
     # one that fits comes first, and one whose bounds are equal, for functions with one epsilon
     cases = sorted((case for case in cases if decides(case)), key=lambda case: (
         len(fits[case["id"]].missing), len({*map(str, case["parameters"].values())})))
     own = fits[cases[0]["id"]]
-    bound = {} if own.binding.by_position else own.binding.names
+    inputs = inputs_of(content, cases[0])
+    bound = {our: its for our, its in own.binding.names.items()
+             if not own.binding.by_position or our not in inputs}
     gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
             and (one.default is None or name in own.needed or own.binding.by_position)]
-    inputs = inputs_of(content, cases[0])
     free = [name for name in (*inputs, *cases[0]["parameters"])
             if name not in bound and name not in options["fixed"]]
     made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
@@ -268,8 +307,8 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed, tool):
                            if one in theirs or one in fitted.needed}) for part in parts]
     made = f"{name}({calls[-1]})"
     if len(parts) > 1 or "self" in parts[0].own:
-        of_class = calls[0] if len(parts) > 1 else ""
-        made = name.replace(".", f"({of_class or '...'}).", 1) + f"({calls[-1]})"
+        of_class = calls[0] if len(parts) > 1 else "..."
+        made = name.replace(".", f"({of_class}).", 1) + f"({calls[-1]})"
     library = {"torch": "import torch", "jax": "import jax.numpy as jnp",
                "numpy": "import numpy as np"}[tool]         # by it, the command knows the arrays
     return (f"    from {module.__name__} import {name.split('.')[0]}\n"
