@@ -13,7 +13,7 @@ from vectors.unpack import Unpacked
 
 TABLES = "advantages of the shape (B, T)"
 OUTPUTS_ALONE = "it takes advantages of outputs, (B,), but none of tokens, (B, T)"
-OFF = "False", "0.0"
+OFF = "False", "0.0"    # of a setting that switches something on
 MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
 # Arguments that say the same as ours in another form: a pattern of their names, in which any way to
 # write log p is logp -> texts that make them from our inputs. np is the library.
@@ -224,9 +224,10 @@ def in_library(text, tool):
     return re.sub(r"\bnp\b", vectors.ALIASES[tool], text)
 
 
-def guesses(gaps, free, made, packs):
+def guesses(gaps, free, made, packs, inner):
     """Guess what arguments with unknown names stand for. gaps: these arguments; free: our names
-    that may be meant; made and packs: see above. -> {its name: text} each"""
+    that may be meant; made and packs: see above; inner: those that are looked up in a config or a
+    batch, and may be settings. -> {its name: text} each"""
     made = {name: texts for name, texts in made.items() if name in gaps}
     rest = [name for name in gaps if name not in made]
     for pack in [{}, *packs]:
@@ -236,7 +237,7 @@ def guesses(gaps, free, made, packs):
     for chosen in itertools.permutations(free, len(gaps)) if made else ():
         yield dict(zip(gaps, chosen))
     first = {name: texts[0] for name, texts in made.items()}
-    for pack in [{}, *packs] if rest else ():               # settings that switch something on
+    for pack in [{}, *packs] if rest and {*rest} <= inner else ():
         for chosen in itertools.product(OFF, repeat=len(rest)):
             yield pack | first | dict(zip(rest, chosen))
 
@@ -277,8 +278,10 @@ def tried(function, content, cases, decides, options):
     made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
     packs = unpadded(cases[0], bound, made, options["tool"])
     needed = [name for name in gaps if parameters_of(function)[name].default is not None]
+    parts = getattr(function.function, "parts", [function])
+    inner = {one.name for part in parts for fields in part.fields.values() for one in fields}
     tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
-             for names in guesses(some, free, made, packs))
+             for names in guesses(some, free, made, packs, inner))
     for names in itertools.islice(tries, MOST_ORDERS):
         for some in (cases[:1], cases):
             found, _, _ = check(function, content, some, decides, options | {"names": names})
