@@ -33,6 +33,11 @@ CRITIC = {"values", "old_values", "returns", "mask", "cliprange"}
      "logps old_logps epsilon_low epsilon_high delta"),
     ("pi, mu, adv, valid, lo, hi", KNOWN,
      "logps old_logps advantages mask epsilon_low epsilon_high"),
+    ("logprobs, behav_logprobs, seq_adv, o_mask, eps_left, eps_right", KNOWN,
+     "logps old_logps advantages mask epsilon_low epsilon_high"),
+    ("new_logprobs_BT, old_logprobs_BT, A_hat, comp_mask, eps_l, eps_high_IS", KNOWN,
+     "logps old_logps advantages mask epsilon_low epsilon_high"),
+    ("seq_logps, is_ratio, mask, cliprange_reward", KNOWN, "- - mask -"),
     ("log_pi, log_pi_old, padding_mask, kl, logits", KNOWN, "logps old_logps - - -"),
     ("policy_chosen_logps, policy_rejected_logps, reference_chosen_logps, "
      "reference_rejected_logps, beta", PAIRS, "chosen rejected ref_chosen ref_rejected beta"),

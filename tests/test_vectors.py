@@ -595,6 +595,19 @@ def loss(newlogprob, mb_logprobs, mb_advantages, args):
     ratio = (newlogprob - mb_logprobs).exp()
     return torch.max(-A * ratio, -A * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)).mean()
 """
+SEGMENTS = """
+import torch
+def loss(tok_logps, seq_ids, seq_adv):
+    sums = torch.zeros_like(seq_adv).index_add(0, seq_ids, tok_logps)
+    return -(seq_adv * sums).mean()
+"""
+BATCHES = """
+import torch
+def loss(policy_inputs, reference_inputs, beta):
+    w = policy_inputs.chosen_logps - reference_inputs.chosen_logps
+    margin = w - policy_inputs.rejected_logps + reference_inputs.rejected_logps
+    return torch.nn.functional.softplus(-beta * margin).mean()
+"""
 PLACES = """
 import torch
 def loss(pi_logps, ref_logps, yw_idxs, yl_idxs, beta):
@@ -649,7 +662,7 @@ def loss(advantage, log_likelihood):
     return -(advantage * log_likelihood).mean()
 """
 WRONG = {"torch.min(": "torch.max(", "torch.max(": "torch.min(",
-         "np.minimum(": "np.maximum(", "-beta": "beta", "-(adv": "(adv"}
+         "np.minimum(": "np.maximum(", "-beta": "beta", "-(adv": "(adv", "-(seq": "(seq"}
 FORMS = {
     "a padding mask": (form("mask = ~padding_mask", "padding_mask"), "padding_mask=mask == 0"),
     "a padding mask of numbers": (form("mask = 1 - pad_mask", "pad_mask"), "pad_mask=1 - mask"),
@@ -672,6 +685,7 @@ FORMS = {
     "packed": (ROWS, "old_logprobs=old_logps[mask > 0]"),
     "a row of all slots": (SLOTS, "loss_mask=mask.reshape(-1)"),
     "tokens without a mask": (TOKENS, "'norm_adv': False"),
+    "segments": (SEGMENTS, "tok_logps=logps[mask > 0]"),
     "places of pairs": (PLACES, "yl_idxs=torch.arange(len(chosen)) + len(chosen)"),
     "a step with its own constant": (STEP, "n_rollouts=num_generations"),
     "lists": (OUTPUTS, "old_logprobs=[x[m > 0] for x, m in zip(old_logps, mask)]"),
@@ -682,7 +696,7 @@ FORMS = {
 
 
 RECIPES_OF = {"sums": "rloo", "halves": "dpo", "turns": "dpo", "places of pairs": "dpo",
-              "tokens without a mask": "ppo"}
+              "tokens without a mask": "ppo", "segments": "rloo"}
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -710,6 +724,13 @@ def test_a_wrong_loss_is_named_by_its_adapter(answer):
     assert "This adapter is wrong; to see how, check adapted" in told
     code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max instead of the min" in again, told + again
+
+
+def test_two_batches_may_use_the_same_names(answer):
+    """As in torchtune, where one batch is of the reference."""
+    assert answer(BATCHES, "loss", "--recipe", "dpo")[0] == 0
+    code, told = answer(BATCHES.replace("-beta", "beta"), "loss", "--recipe", "dpo")
+    assert code == 1 and "reference_inputs_chosen_logps for ref_chosen" in told, told
 
 
 def test_an_object_whose_class_has_only_defaults_is_made_without_arguments(answer):

@@ -20,7 +20,7 @@ SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "
 WORDS = {word: meaning for meaning, words in {
     "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
     "train trainer training learner target model",
-    "old": "prev previous behavior behaviour mu rollout gen", "ref": "reference",
+    "old": "prev previous behav behavior behaviour mu rollout gen", "ref": "reference",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
     "advantage": "advantages adv advs gae", "reward": "rewards r score scores",
     "mask": "masks valid msk", "chosen": "w win winner preferred prefered positive pos",
@@ -28,22 +28,22 @@ WORDS = {word: meaning for meaning, words in {
     "value": "values vpred vpreds", "return": "returns ret rets", "logits": "",
     "entropy": "entropies ent",
     "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
-    "low": "lower min lo", "high": "upper higher max hi",
+    "low": "lower min lo left", "high": "upper higher max hi right", "norm": "", "seq": "sequence",
     "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples rollouts n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token tok level batch minibatch mb b bt response completion comp action loss actions "
-        "all rloo raw generate param hat o y"
+        "all rloo raw generate param hat o y inputs outputs"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "logps": "logp, new logp", "old_logps": "old logp", "ref_logps": "ref logp",
     "sampler_logps old_logps": "sampler logp",
-    "advantages": "advantage", "token_advantages advantages": "token advantage",
+    "advantages": "advantage, seq advantage", "token_advantages advantages": "token advantage",
     "rewards": "reward, group reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
     "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
-    "eps": "advantage clip, std clip", "delta": "clip c",
+    "eps": "advantage clip, std clip, norm clip", "delta": "clip c",
     "num_generations": "group, group size",
     "entropy_coef": "entropy coef", "max_length": "high length, high id",
     "chosen": "chosen, chosen logp, new chosen, new chosen logp",
@@ -142,7 +142,7 @@ def meaning(name, known):
     """Find the name of `known` that a parameter stands for. -> our name, or None"""
     if name in known:
         return name
-    if name in ("a", "A"):
+    if name.lower() in ("a", "a_hat", "a_t", "a_i"):
         return "advantages" if "advantages" in known else None
     if name in ("ratio", "ratios"):             # of two policies, but it could mean clip_ratio
         return None

@@ -192,10 +192,12 @@ def fields_of(function, parameters, is_known):
              else one for path, one in lookups.fields.items() if path not in inner]
     names = [one.name for one in found]
     alone = parameters.keys() - {one.path[0].strip("*") for one in found}
-    # batch["logps"] next to an argument logps is another: the old one
+    # batch["logps"] next to an argument logps is another: the old one; of two batches, one may be
+    # of the reference
     found = [one._replace(name="_".join(map(str, one.path)))
              if one.name in alone and is_known(f"old_{one.name}")
-             or names.count(one.name) > 1 and is_known("_".join(map(str, one.path))) else one
+             or names.count(one.name) > 1 and (is_known(f"ref_{one.name}")
+                                               or is_known("_".join(map(str, one.path)))) else one
              for one in found]
     return [one for one in found if one.path[0] not in lookups.whole or one.path[0][:2] != "**"]
 

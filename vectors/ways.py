@@ -23,6 +23,9 @@ FORMS = {
     r".*labels?": ("-100 * (mask == 0)",),
     r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",
                                    "np.arange(len(mask) + 1) * mask.shape[1]"),
+    r"(seq|sequence|seg|segment|doc)_?(ids?|idxs?)": [
+        f"(np.arange(len(mask))[:, None] + 0 * (mask > 0)){end}" for end in (
+            "[mask > 0]", ".reshape(-1)")],
     r"(y_?w|chosen)_(idxs?|indices)": ("np.arange(len(chosen))",),
     r"(y_?l|rejected)_(idxs?|indices)": ("np.arange(len(chosen)) + len(chosen)",),
     r".*len(gth)?s?": ("(mask > 0).sum(1)",),
@@ -207,16 +210,17 @@ def unpadded(case, bound, made, tool):
     tokens = {its: our for our, its in bound.items()
               if our in case["inputs"] and flat(case["inputs"][our])[0] == shape}
     outputs = {its: our for our, its in bound.items() if our == "advantages"}
-    has_lengths = any("(mask > 0).sum(1)" in texts[0] for texts in made.values())
+    ends = [texts[0] for texts in made.values() if "(mask > 0).sum(1)" in texts[0]
+            or texts[0].endswith("[mask > 0]")]
     if "mask" in bound:
         flats = {its: in_library(FLAT.format(our), tool) for its, our in tokens.items()}
-        return [flats] if any("cumsum" in texts[0] for texts in made.values()) else []
+        return [flats] if any("[" in text for text in ends) else []
     rows = {its: ROW.format(our) for its, our in tokens.items()}
     rows |= {its: OF_TOKENS.format(our) for its, our in outputs.items()}
     packs = [{its: in_library(form.format(our), tool) for its, our in some.items()}
-             for form in ((ROW, ALIGNED) if has_lengths else (LISTS,))
+             for form in ((ROW, ALIGNED) if ends else (LISTS,))
              for some in (tokens, tokens | outputs)]
-    return packs if has_lengths else [rows, *packs]
+    return packs if ends else [rows, *packs]
 
 
 def in_library(text, tool):
