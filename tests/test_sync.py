@@ -33,7 +33,7 @@ MOST = {
     "tasks": {".py": 1646},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
-    "vectors": {".py": 2610, ".txt": 960, ".json": 920},
+    "vectors": {".py": 2620, ".txt": 960, ".json": 920},
     "report": {".py": 2350, ".html": 820},
     "engines": {".py": 1660, ".txt": 20},
     "measuring": {".py": 190},
