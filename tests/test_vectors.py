@@ -608,6 +608,29 @@ def loss(policy_inputs, reference_inputs, beta):
     margin = w - policy_inputs.rejected_logps + reference_inputs.rejected_logps
     return torch.nn.functional.softplus(-beta * margin).mean()
 """
+CONFIG = """
+import dataclasses, typing, torch
+@dataclasses.dataclass
+class Config:
+    low: float = 0.2
+    loss_type: str = "grpo"
+    use_kl: bool = False
+    kl_coef: float = 0.001
+class Clip(typing.NamedTuple):
+    low: float = 0.2
+    high: float = 0.2
+def loss(logps, batch, cfg: typing.Optional[Config] = None, clip: Clip = Clip()):
+    cfg = Config() if cfg is None else cfg
+    ratio = (logps - batch["old_logps"]).exp()
+    A, mask = batch["advantages"][:, None], batch["mask"]
+    x = -torch.min(ratio * A, ratio.clamp(1 - clip.low, 1 + clip.high) * A)
+    if cfg.use_kl:
+        d = batch["ref_logps"] - logps
+        x = x + cfg.kl_coef * (d.exp() - d - 1)
+    if cfg.loss_type == "grpo":
+        return ((x * mask).sum(1) / mask.sum(1)).mean()
+    return (x * mask).sum() / mask.sum()
+"""
 PLACES = """
 import torch
 def loss(pi_logps, ref_logps, yw_idxs, yl_idxs, beta):
@@ -724,6 +747,35 @@ def test_a_wrong_loss_is_named_by_its_adapter(answer):
     assert "This adapter is wrong; to see how, check adapted" in told
     code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max instead of the min" in again, told + again
+
+
+def test_what_a_config_holds_by_default_is_given_and_what_needs_a_switch_turns_it_on(answer):
+    code, told = answer(CONFIG, "loss", "--recipe", "grpo")
+    assert code == 0 and "right: 7 of 7" in told, told
+    assert answer(CONFIG.replace('"grpo"\n', '"dapo"\n'), "loss", "--recipe", "grpo")[0] == 1
+    code, told = answer(CONFIG.replace("(d.exp() - d - 1)", "-d"), "loss", "--recipe", "grpo")
+    assert code == 1 and "likely: the KL is estimated by k1" in told, told
+
+
+def test_a_capped_weight_may_have_no_lower_bound(answer):
+    source = """
+def loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    w = (logps - old_logps).exp().clamp(max=1 + epsilon_high).detach()
+    return -(w * advantages[:, None] * logps * mask).sum() / mask.sum()
+"""
+    code, told = answer(source, "loss", "--recipe", "cispo")
+    assert code == 0 and "cispo, lower bound is right if there is no lower bound" in told, told
+    assert answer(source.replace("max=1 +", "max="), "loss", "--recipe", "cispo")[0] == 1
+
+
+def test_an_advantage_may_be_computed_from_lists_and_returned_as_lists(answer):
+    source = """
+def advantages(rewards):
+    if hasattr(rewards, "tolist"):
+        rewards = rewards.tolist()
+    return [[x - sum(group) / len(group) for x in group] for group in rewards]
+"""
+    assert answer(source, "advantages", "--recipe", "dr_grpo")[0] == 0
 
 
 def test_two_batches_may_use_the_same_names(answer):

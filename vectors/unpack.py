@@ -5,12 +5,15 @@ The source is read, also that of functions of the same module to which an argume
 What is looked up in a branch of an `if`, or with a default, need not be given.
 """
 import ast
+import contextlib
+import dataclasses
 import functools
 import inspect
 import textwrap
 from typing import NamedTuple
 
-OF_ARRAYS = {"shape", "dtype", "device", "ndim", "T", "grad", "requires_grad"}
+OF_ARRAYS = {"shape", "dtype", "device", "ndim", "T", "grad", "requires_grad", "tolist", "item",
+             "numpy", "detach"}
 EMPTY = inspect.Parameter.empty
 MARKS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
@@ -28,29 +31,35 @@ class Field(NamedTuple):
     path: tuple         # the parameter, with its stars, and keys; a place in a tuple is an int
     name: str
     default: object     # EMPTY if it has to be given
+    switch: object = None       # the path of what has to be true, so that it is looked up
+    is_usual: bool = False      # whether the default is that of an object, such as a config
 
 
 class Lookups(ast.NodeVisitor):
     """Collect what is looked up in the parameters of a function.
 
     places: {variable: path}; is_known(name) tells whether a name has a meaning, and so no parts;
-    scope: {name: function} of those that may be called."""
+    scope: {name: function} of those that may be called; usual: {parameter: object that it is by
+    default}, which has parts."""
 
-    def __init__(self, places, is_known, scope):
+    def __init__(self, places, is_known, scope, usual):
         self.places = places
         self.is_known = is_known
         self.scope = scope
+        self.usual = usual
         self.fields = {}                # path -> Field
         self.optional = set()           # paths of what may be missing
         self.whole = set()              # parameters that are used in other ways
         self.followed = set()
         self.is_guarded = False
+        self.switch = None              # the path of a condition
 
     def part(self, base, key, by_key):
         """Find the path of base.key or base["key"]; a name with a meaning has no parts, but a
         parameter may be called like one. -> tuple, or None"""
         path = self.path_of(base)
-        is_leaf = path and self.is_known(path[-1]) and not (by_key and len(path) == 1)
+        is_leaf = path and self.is_known(path[-1]) and not (by_key and len(path) == 1) and (
+            path[0] not in self.usual)
         return (*path, key) if path and isinstance(key, str) and not is_leaf else None
 
     def path_of(self, node):
@@ -65,14 +74,15 @@ class Lookups(ast.NodeVisitor):
             return self.part(node.value, node.slice.value, True)
         if isinstance(node, ast.Call) and looked_up(node):
             base, key, _ = looked_up(node)
-            return self.part(base, key, True)
+            is_of_array = isinstance(node.func, ast.Name) and key in OF_ARRAYS
+            return None if is_of_array else self.part(base, key, True)
         return None
 
     def record(self, path, default=EMPTY, name=""):
         if self.is_guarded and default is EMPTY:
             default = None
         if path not in self.fields or default is EMPTY:
-            self.fields[path] = Field(path, name or path[-1], default)
+            self.fields[path] = Field(path, name or path[-1], default, self.switch)
 
     def visit(self, node):
         path = self.path_of(node)
@@ -98,11 +108,13 @@ class Lookups(ast.NodeVisitor):
 
     def visit_If(self, node):
         self.visit(node.test)
-        outside, self.is_guarded = self.is_guarded, True
-        for branch in (node.body, node.orelse):
+        outside = self.is_guarded, self.switch
+        self.is_guarded = True
+        for branch, switch in ((node.body, self.path_of(node.test)), (node.orelse, None)):
+            self.switch = switch or outside[1]
             for one in branch if isinstance(branch, list) else [branch]:
                 self.visit(one)
-        self.is_guarded = outside
+        self.is_guarded, self.switch = outside
 
     visit_IfExp = visit_If
 
@@ -174,12 +186,40 @@ def tree_of(function):
     return ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
 
 
+def objects_of(parameters):
+    """Find the objects that parameters are by default, such as a config: those of the signature, or
+    those that their class makes without arguments. -> {parameter: object}"""
+    found = {}
+    for name, one in parameters.items():
+        kinds = [one.annotation, *getattr(one.annotation, "__args__", ())]      # Optional[Config]
+        kinds = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+        if isinstance(one.default, dict) or hasattr(one.default, "_fields") or (
+                type(one.default).__module__ not in ("builtins", "inspect")):
+            found[name] = one.default
+        elif one.default in (None, EMPTY) and len(kinds) == 1:
+            with contextlib.suppress(TypeError):
+                found[name] = kinds[0]()
+    return found
+
+
+def dug(found, keys):
+    """Look up what lies in an object under some keys, if it is a number, a text or None. -> value,
+    or EMPTY"""
+    for key in keys:
+        if isinstance(found, dict):
+            found = found.get(key, EMPTY)
+        else:
+            found = getattr(found, str(key), EMPTY)
+    return found if found is None or isinstance(found, (bool, int, float, str)) else EMPTY
+
+
 def fields_of(function, parameters, is_known):
     """List what a function, or a class, looks up in its parameters. -> list of Field"""
     tree = tree_of(function)
     scope = getattr(function, "__globals__", {})
-    lookups = Lookups({name: (MARKS.get(one.kind, "") + name,)
-                       for name, one in parameters.items() if name != "self"}, is_known, scope)
+    objects = objects_of(parameters)
+    lookups = Lookups({name: (MARKS.get(one.kind, "") + name,) for name, one in parameters.items()
+                       if name != "self"}, is_known, scope, objects)
     if isinstance(tree, ast.ClassDef):          # what __init__ keeps, other methods look up
         for one in sorted(tree.body, key=lambda one: getattr(one, "name", "") != "__init__"):
             lookups.generic_visit(one)
@@ -192,13 +232,19 @@ def fields_of(function, parameters, is_known):
              else one for path, one in lookups.fields.items() if path not in inner]
     names = [one.name for one in found]
     alone = parameters.keys() - {one.path[0].strip("*") for one in found}
-    # batch["logps"] next to an argument logps is another: the old one; of two batches, one may be
-    # of the reference
-    found = [one._replace(name="_".join(map(str, one.path)))
-             if one.name in alone and is_known(f"old_{one.name}")
-             or names.count(one.name) > 1 and (is_known(f"ref_{one.name}")
-                                               or is_known("_".join(map(str, one.path)))) else one
+
+    def needs_path(one):
+        """batch["logps"] next to an argument logps is another: the old one. Of two batches, one may
+        be of the reference. In clip.low, low alone says nothing."""
+        is_twin = names.count(one.name) > 1
+        return (one.name in alone and is_known(f"old_{one.name}")
+                or is_twin and is_known(f"ref_{one.name}")
+                or (is_twin or not is_known(one.name)) and is_known("_".join(map(str, one.path))))
+    found = [one._replace(name="_".join(map(str, one.path))) if needs_path(one) else one
              for one in found]
+    found = [one._replace(default=usual, is_usual=True)
+             if one.path[0] in objects and (usual := dug(objects[one.path[0]], one.path[1:])
+                                            ) is not EMPTY else one for one in found]
     return [one for one in found if one.path[0] not in lookups.whole or one.path[0][:2] != "**"]
 
 
@@ -227,6 +273,10 @@ class Unpacked:
         self.own = own
         self.fields = {name: [one for one in fields if one.path[0].strip("*") == name]
                        for name in own}
+        self.usual = {one.name: one.default for one in fields if one.is_usual}
+        name_of = {one.path: one.name for one in fields}
+        self.switches = {one.name: name_of[one.switch] for one in fields
+                         if self.usual.get(name_of.get(one.switch)) is False}
         self.parameters = {}
         for name, one in own.items():
             for field in self.fields[name]:
@@ -257,12 +307,17 @@ class Unpacked:
         return [rest.pop(one.name, one.default) for one in places] + last, rest
 
     def __call__(self, **values):
-        first, rest = self.packed(values)
+        first, rest = self.packed(self.usual | self.on(values) | values)
         return self.function(*first, **rest)
+
+    def on(self, values):
+        """List the switches of a config, off by default, that what is given needs. -> dict"""
+        return {switch: True for name, switch in self.switches.items() if name in values}
 
     def written(self, texts):
         """Write the arguments of a call. texts: {parameter: text} -> text"""
-        first, rest = self.packed(texts)
+        usual = {name: repr(one) for name, one in (self.usual | self.on(texts)).items()}
+        first, rest = self.packed(usual | texts)
         return ", ".join([*map(written, first),
                           *(f"{name}={written(x)}" for name, x in rest.items())])
 
