@@ -145,7 +145,8 @@ class Lookups(ast.NodeVisitor):
         function = self.scope.get(getattr(node.func, "id", None))
         takes = dict(inspect.signature(function).parameters) if (
             inspect.isfunction(function)) else {}
-        given = dict(zip(takes, node.args)) | {one.arg: one.value for one in node.keywords}
+        places = [name for name, one in takes.items() if one.kind not in MARKS]
+        given = dict(zip(places, node.args)) | {one.arg: one.value for one in node.keywords}
         parts = {name: self.path_of(one) for name, one in given.items() if name in takes}
         parts = {name: path for name, path in parts.items()
                  if path and (len(path) == 1 or not self.is_known(path[-1]))}
