@@ -293,6 +293,13 @@ def test_the_first_line_of_a_chapter_says_if_its_patch_repairs_nothing_or_its_re
     assert random == {"group", "critic", "gae"} and random <= warned
 
 
+def test_no_placeholder_is_left_on_the_page():
+    text = page.build_markdown("the cover") + re.sub(
+        r"<code>.*?</code>|<div class=patch>.*?</div></div>|<script.*?</script>|<style.*?</style>", "",
+        page.build(), flags=re.S)
+    assert re.findall(r"\{[a-z]+( [^}]*)?\}", text) == []
+
+
 def test_what_is_said_of_the_scripts_for_real_models_is_so():
     offer = " ".join(CHAPTERS[LAST].fields["offer"].split())
     file = f"path/{CHAPTERS['gspo'].stem}_real.py"

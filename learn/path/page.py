@@ -514,7 +514,7 @@ def build_markdown(title):
     picture = f"![{title}](path.svg)\n\n" if title else ""
     offer = re.sub(r"^\+ ", "", last["offer"], flags=re.M)
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE)}\n\n{top['here']}\n\n"
-            f"{lines_in_markdown()}{top['stand']}\n\n"
+            f"{lines_in_markdown()}{fill(top['stand'], BASE)}\n\n"
             f"{picture}"
             "| rung | what hurts | lines | setting | right outputs at 5e-4, without → with "
             "| each at its best rate | also measured |\n"
