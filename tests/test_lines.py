@@ -117,12 +117,19 @@ def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
 def test_what_the_outcomes_of_the_rows_say_is_so():
     """Of rows whose runs are complete."""
     until, nano = (lines.numbers(name, "samples_to 0.6") for name in ("raw", "nano"))
-    assert all(a > b for a, b in zip(until, nano, strict=True)) and max(until) > 0.9 * 20_480
-    low, high = lines.effects("raw")[0].interval
-    assert low < 0 < high
-    shared, own = lines.effects("unweighted")
-    assert shared.interval[0] < 0 < shared.interval[1] and own.factor == 2
-    assert sum(share < 0.5 for share in own.shares) == 2
+    assert all(a > b for a, b in zip(until, nano, strict=True))
+    found = {name: lines.effects(name) for name in lines.complete()}
+    for name in ("raw", "tokens", "constant"):
+        assert all(low < 0 < high for low, high in (one.interval for one in found[name])), name
+    for name in ("unweighted", "penalty"):
+        assert all(round(one.difference + 0.3) == -1 for one in found[name]), name
+    (_, high), own = found["single"][0].interval, found["single"][1]
+    assert high < 0 and own.factor == 2 and round(own.difference) == -2
+    assert [round(one.difference) for one in found["eight"]] == [1, 8]
+    assert found["eight"][1].factor == 1 / 4 and found["eight"][1].predicted[1] == 4
+    shared, own = found["eight_unclipped"]
+    assert sum(share < 0.1 for share in shared.shares) == 4
+    assert own.factor == 1 / 8 and round(own.difference) == -7
 
 
 def test_the_store_has_only_runs_of_today_s_rows():

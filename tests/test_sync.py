@@ -37,7 +37,7 @@ MOST = {
     "report": {".py": 2350, ".html": 820},
     "engines": {".py": 1660, ".txt": 20},
     "measuring": {".py": 190},
-    "learn": {".py": 3990, ".txt": 4425, ".js": 2700, ".css": 630, ".html": 280},
+    "learn": {".py": 3990, ".txt": 4440, ".js": 2700, ".css": 630, ".html": 280},
     "lab": {".py": 4006, ".txt": 72, ".json": 28},
     "tests": {".py": 17085, ".txt": 5200, ".json": 380}}
 
