@@ -39,7 +39,7 @@ MOST = {
     "measuring": {".py": 190},
     "learn": {".py": 3990, ".txt": 4440, ".js": 2700, ".css": 630, ".html": 280},
     "lab": {".py": 4006, ".txt": 72, ".json": 28},
-    "tests": {".py": 17085, ".txt": 5200, ".json": 380}}
+    "tests": {".py": 17110, ".txt": 5200, ".json": 380}}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
