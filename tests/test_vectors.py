@@ -785,24 +785,20 @@ def test_two_batches_may_use_the_same_names(answer):
     assert code == 1 and "reference_inputs_chosen_logps for ref_chosen" in told, told
 
 
-def test_an_adapter_may_call_a_function_with_places(answer):
-    source = ("import torch\ndef loss(*args, eps=(0.2, 0.2)):\n    x, old, A, keep = args\n"
-              "    lo, hi = eps\n    ratio, A = (x - old).exp(), A[:, None]\n"
-              "    y = -torch.min(ratio * A, ratio.clamp(1 - lo, 1 + hi) * A) * keep\n"
-              "    return (y.sum(1) / keep.sum(1)).mean()")
-    code, told = answer(source, "loss", "--recipe", "grpo")
-    assert code == 2 and "This adapter is right" in told, told
-    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
-    assert code == 0, again
-
-
-def test_an_object_whose_class_has_only_defaults_is_made_without_arguments(answer):
-    source = ("class Sums:\n    def __init__(self, scale=1.0):\n        self.scale = scale\n"
-              "    def loss(self, advantage, log_likelihood):\n"
-              "        return -self.scale * (advantage * log_likelihood).mean()")
-    code, told = answer(source, "Sums.loss", "--recipe", "rloo")
-    assert code == 2 and "Sums().loss(" in told, told
-    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "rloo")
+@pytest.mark.parametrize("function, recipe, call, source", [
+    ("loss", "grpo", "loss(logps, old_logps, advantages, mask, eps=(",     # a function with places
+     "import torch\ndef loss(*args, eps=(0.2, 0.2)):\n    x, old, A, keep = args\n"
+     "    lo, hi = eps\n    ratio, A = (x - old).exp(), A[:, None]\n"
+     "    y = -torch.min(ratio * A, ratio.clamp(1 - lo, 1 + hi) * A) * keep\n"
+     "    return (y.sum(1) / keep.sum(1)).mean()"),
+    ("Sums.loss", "rloo", "Sums().loss(",                   # an object whose class has defaults
+     "class Sums:\n    def __init__(self, scale=1.0):\n        self.scale = scale\n"
+     "    def loss(self, advantage, log_likelihood):\n"
+     "        return -self.scale * (advantage * log_likelihood).mean()")])
+def test_an_adapter_that_is_right_works_as_printed(function, recipe, call, source, answer):
+    code, told = answer(source, function, "--recipe", recipe)
+    assert code == 2 and "This adapter is right" in told and call in told, told
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", recipe)
     assert code == 0, again
 
 
