@@ -28,7 +28,7 @@ import plumbing
 import ppo
 import reinforce
 from lab import bench, docs, doctor, measure, r1, replicate, training
-from lab.claims import beliefs, credit, kl, signal, tests
+from lab.claims import beliefs, credit, kl, rare, signal, tests
 from tasks import preferences, program
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -337,10 +337,14 @@ def untrained(script, flags):
 
 @pytest.mark.parametrize("name, case, constants", [
     ("credit", "walks", {"BATCHES": 1}),
-    ("credit", "answers", {"BATCHES": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2}),
+    ("credit", "answers", {"BATCHES": 1, "STEPS": 1, "PROBLEMS": 1, "NUM_REFERENCE": 2,
+                           "steps_of": lambda batch: [
+                               (0, slice(0, 2), credit.BEFORE), (1, slice(0, 1), credit.WRONG)]}),
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "tool tokens learned, 0.001", {"STEPS": 2}),
+    ("rare", "0.97, groups of 64", {
+        "STEPS": 2, "sums_of": lambda policy, task, cfg, sums: [common.Arithmetic.share_wrong]}),
     ("signal", "GRPO, dynamic sampling, 0.001", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer, 0.001", {"STEPS": 2})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
@@ -398,6 +402,13 @@ def test_the_runs_of_tests_differ_in_the_task_the_base_and_what_their_names_say(
         tests.MIXED: [(0.3, 0.35), "program:shown,arithmetic"],
         tests.FEWER_LISTS: [(0.3, 0.2), "program:shown"],
         tests.FEWEST_LISTS: [(0.3, 0.05), "program:shown"]}
+
+
+def test_a_sum_is_mended_if_the_base_gets_it_wrong_and_the_policy_mostly_right():
+    nan = numpy.nan                                     # a sum that hardly occurs, or padding
+    columns = {"before": numpy.array([[0.4, 0.1, 0.6, 0.2, nan], [0.4, nan, 0.3, 0.2, 0.1]]),
+               "after": numpy.array([[0.6, 0.2, 0.1, nan, 0.9], [0.6, 0.7, 0.8, 0.51, 0.5]])}
+    assert rare.mended(columns).tolist() == [1 / 2, 3 / 4]
 
 
 def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
@@ -472,8 +483,41 @@ def test_no_estimate_is_made_from_the_rollouts_of_its_reference(monkeypatch):
     returns = torch.arange(0.0, most + 4).expand(2, 3, -1)              # 4 are of the reference
     batch = types.SimpleNamespace(mask=torch.ones(2, 3), prompts=None, tokens=None,
                                   rewards=torch.tensor([[0.0, 1.0]]))
-    credit.compare(batch, returns, lambda *_: torch.ones(2, 3), None, torch.ones(2, 3))
+    credit.estimates(batch, returns, lambda *_: torch.ones(2, 3), torch.zeros(2, 3))
     assert [V[0, 0].item() for V in values[:-1]] == [(K - 1) / 2 for K in credit.ROLLOUTS]
+
+
+def test_the_steps_of_a_thought_are_found_with_their_tokens_and_the_first_wrong_one():
+    texts = ["<think>13+4=17;17-9=7;7*2=14;14*1=13</think><answer>14</answer>",
+             "<answer>7</answer>", "<think>3+4=7;7-5=2"]
+    rows = [torch.tensor([*common.TOKENIZER.encode(text, allowed_special="all"), ppo.EOS])
+            for text in texts]
+    batch = types.SimpleNamespace(tokens=torch.nn.utils.rnn.pad_sequence(
+        rows, batch_first=True, padding_value=ppo.PAD))
+    assert [(row, ppo.decode(batch.tokens[row, tokens].tolist()), kind)
+            for row, tokens, kind in credit.steps_of(batch)] == [
+        (0, "13+4=17", credit.BEFORE), (0, "17-9=7", credit.WRONG), (0, "7*2=14", credit.AFTER),
+        (0, "14*1=13", credit.AFTER), (2, "3+4=7", credit.BEFORE), (2, "7-5=2", credit.BEFORE)]
+
+
+def test_a_gradient_is_that_of_the_tokens_that_have_an_advantage(config, load_task, talker):
+    """By differences: a small step along it changes sum A log pi by its squared length."""
+    cfg = config()
+    policy = talker(cfg).double()
+    batch = ppo.sample_batch(policy, load_task(cfg), cfg, 0)
+    A = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)).double()
+    A[:, 1] = 0
+    found = credit.gradient(policy, batch, A, [0, 2], cfg)
+
+    def objective():
+        logps, _ = ppo.score(policy, batch.prompts, batch.tokens)
+        return (A * logps * batch.mask)[[0, 2]].sum().item()
+    before = objective()
+    with torch.no_grad():
+        for weight, part in zip(policy.parameters(), found.split(
+                [weight.numel() for weight in policy.parameters()])):
+            weight += 1e-7 * part.view_as(weight)
+    assert objective() - before == pytest.approx(1e-7 * found.square().sum().item(), rel=1e-3)
 
 
 def test_a_correlation_of_ranks_shares_the_ranks_of_equal_numbers():

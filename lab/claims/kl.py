@@ -13,7 +13,7 @@ from lab.bench import OURS, Claim, numbers
 from lab.training import load_base, training
 from report import chart
 
-SEEDS, CASES = range(5), ["on the way"]
+SEEDS, CASES = range(12), ["on the way"]
 CHECK = "grpo.py --num_prompts 16"
 ESTIMATORS = ["k1", "k2", "k3"]
 WATCHED = [1, 2, 5, 10, 20]                 # steps after which the estimates are measured
