@@ -19,7 +19,7 @@ from report.check import PARTS, check, parts
 from report.formats import read
 from vectors.edits import parse
 
-SEEDS, ONE_BASE = range(5), True
+SEEDS = range(5)
 OTHER_SEEDS = range(100, 105)                           # of correct runs, as a control
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          f"--max_steps 20 {UNSCORED}")
@@ -41,11 +41,12 @@ def text_with(name):
 
 
 def measure(case, seed):
-    """Run the script, with or without a mistake, from the base of the correct script. -> each
-    metric of all steps but the time, and 1 for each part of why.md to which report.check sends"""
-    *_, base = load_base(grpo)
+    """Run the script, with or without a mistake, from the base of the correct script, which each
+    seed has its own. -> each metric of all steps but the time, and 1 for each part of why.md to
+    which report.check sends"""
     if case == CONTROL:
         seed += 100
+    *_, base = load_base(grpo, f"--base_seed {seed}")
     log, found = run_text("grpo.py", text_with(case), f"{FLAGS} --seed {seed}", base,
                           lambda folder: (metrics_of(folder), parts(check(read(folder)))))
     names = set.intersection(*map(set, log)) - {"step", "step_time"}

@@ -1,18 +1,18 @@
-"""Methods: how many samples three scripts need to reach 90% accuracy, each at its own learning
+"""Methods: how many samples three scripts need to reach 75% accuracy, each at its own learning
 rate"""
 from lab.bench import Claim, at_best, numbers, steps_to
 from report import chart
 
 SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 8)
-LEVEL = 0.9
+LEVEL = 0.75                                    # a base that always thinks answers 69%
 WINDOW = 5                                      # number of batches that accuracy is averaged over
-STEPS, SAMPLES_A_STEP = 36, 32 * 8
+STEPS, SAMPLES_A_STEP = 40, 32 * 8
 EQUAL = "base, problems and other flags"
 TUNED = ("the learning rate of each script, on three other seeds; the critic of ppo.py keeps its "
          "rate of 2e-3")
 TIMES = 1.2                                     # as many samples as the other script, at most
 FLAGS = f"--eval_steps 1000 --max_steps {STEPS} --num_eval_problems 256"
-SIDES = {name: (f"{name} {FLAGS}", 1e-3) for name in ("reinforce.py", "ppo.py", "grpo.py")}
+SIDES = {name: (f"{name} {FLAGS}", 5e-4) for name in ("reinforce.py", "ppo.py", "grpo.py")}
 METRICS, SCORES = ["accuracy"], ["greedy", "pass@1"]
 NEEDED = f"thousand samples to {LEVEL:.0%} accuracy"
 COMPARED = [(side, NEEDED) for side in SIDES]
