@@ -47,7 +47,7 @@ def page(x):
     line = accuracy["frozen"].mean(axis=0)                              # as in the chart
     yield Claim("against a frozen reward model, accuracy rises and then falls (the smaller of the "
                 "rise and the fall)", "Gao and others",
-                peak["frozen"] - numpy.maximum(first, end["frozen"]), at_least=FALL,
+                (peak["frozen"], numpy.maximum(first, end["frozen"])), at_least=FALL,
                 finding=f"Accuracy rises to {line.max():.0%} and then falls to {line[-1]:.0%}, "
                 "although a frozen reward model's score keeps rising")
     yield Claim("the score of a frozen reward model rises during training", "Gao and others",
@@ -56,7 +56,7 @@ def page(x):
                 "is trained on 5 times the pairs", OURS,
                 (end["fresh"], end["frozen, 5 times the pairs"]), at_least=FALL)
     yield Claim(f"against a fresh reward model, accuracy falls by at most {FALL}", OURS,
-                peak["fresh"] - end["fresh"], at_most=FALL)
+                (peak["fresh"], end["fresh"]), at_most=FALL)
     lines = {"score, frozen model": score["frozen"], "accuracy, frozen model": accuracy["frozen"],
              "accuracy, fresh model": accuracy["fresh"]}
     yield lambda axis: chart.curves(axis, lines, range(WINDOW, STEPS + 1), ylim=(0, 1.5),

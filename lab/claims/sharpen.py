@@ -133,7 +133,8 @@ def page(x):
     gain = after["pass@k"] - base["pass@k"]
     most = max(MANY, key=lambda place: gain[:, place].mean())
     yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}",
-                "after DeepSeekMath", gain[:, most], at_most=GAIN, comparisons=len(MANY),
+                "after DeepSeekMath", (after["pass@k"][:, most], base["pass@k"][:, most]),
+                at_most=GAIN, comparisons=len(MANY),
                 finding="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, 3].mean():.2f} "
                 f"for k = {KS[3]}")
