@@ -10,7 +10,7 @@ from lab.training import load_base, training
 from report import chart
 from tasks import pass_rates
 
-SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 7)
+SEEDS, TUNING = (*range(5), *range(8, 15)), (5, 6, 7, 15, 16, 17)
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
 CHECK = f"grpo.py {FLAGS} --dynamic_sampling 4"
@@ -20,7 +20,7 @@ SIDES = dict.fromkeys(WAYS, (None, 0.0005))
 BUDGET, STEPS = 6400, 16                # samples in a run; about as many steps as they last for
 AT_BUDGET, AT_STEPS = f"pass@1 after {BUDGET} samples", f"pass@1 after {STEPS} steps"
 COMPARED = [(side, what) for what in (AT_BUDGET, AT_STEPS) for side in SIDES]
-TUNED = "the learning rate of each side, on two other seeds"
+TUNED = "the learning rate of each side, on six other seeds"
 EVERY = 4                               # steps from one evaluation to the next
 FIRST_AND_LAST = slice(5), slice(-5, None)              # steps that are compared
 GAIN = 0.02                             # smallest difference of pass@1 that matters
