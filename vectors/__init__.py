@@ -301,8 +301,20 @@ def named(found, content, case, tool):
     return results
 
 
-def call(function, case, content, tool, dtype, fitted, way="", settings=()):
-    """Call a function with the inputs and parameters of a case that it takes.
+def quotient(found, case):
+    """Divide a sum of losses by the number of tokens, if a function returned both.
+    -> array, or None"""
+    if isinstance(found, tuple) and len(found) > 1 and "mask" in case["inputs"]:
+        (shape, _), (_, second) = flat(found[0]), flat(found[1])
+        tokens = sum(m > 0 for m in flat(case["inputs"]["mask"])[1])
+        if shape == () and second == [tokens]:
+            return found[0] / found[1]
+    return None
+
+
+def call(function, case, content, tool, dtype, fitted, way="", settings=(), is_sum=False):
+    """Call a function with the inputs and parameters of a case that it takes. is_sum: the first
+    value is a sum over tokens, and the second their number.
     -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
     names = {*fitted.binding.names}.union(*map(used, fitted.made.values()))
     slopes = {} if tool == "numpy" else {
@@ -324,6 +336,8 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=()):
         library = {ALIASES[tool]: module_of(tool)}
         made = {name: eval(text, library | known) for name, text in fitted.made.items()}
         found = fitted.binding.call(known, **dict(settings) | made)
+        if is_sum:
+            return {} if quotient(found, case) is None else {"loss": quotient(found, case)}
         results = named(found, content, case, tool)
         if content["function"] == "policy_loss":
             results["loss"] = averaged(results["loss"], case, tool)
@@ -413,9 +427,10 @@ def difference(what, found, right, given, relative, absolute):
     return sentences
 
 
-def weighted(x):
-    """Add up the numbers of a table times 1, 2, 3, ..., but those of a list just so."""
-    shape, numbers = flat(x)
+def weighted(x, answer=None):
+    """Add up the numbers of a table times 1, 2, 3, ..., but those of a list just so, as the answer
+    shows, whose numbers may also be in one row."""
+    (shape, _), (_, numbers) = flat(x if answer is None else answer), flat(x)
     return sum(numbers) if len(shape) < 2 else sum(n * x for n, x in enumerate(numbers, 1))
 
 
@@ -444,7 +459,7 @@ def compare(case, results, gradients, names, relative, absolute):
             right = sum(answer) / size
         sentences = difference(name, results[name], right, *limits)
         if sentences and not errors:            # the first result that is wrong
-            sign, aim = weighted(results[name]), weighted(answer)
+            sign, aim = weighted(results[name], answer), weighted(answer)
         errors += sentences
     for name, found in gradients.items():
         for leaf, x in found.items():
@@ -485,17 +500,30 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
     except Exception as error:
+        for word in case["parameters"].values():    # it knows some methods, and this is another
+            if isinstance(error, (KeyError, ValueError)) and isinstance(word, str) and (
+                    re.search(rf"\b{word}\b", str(error))):
+                return Outcome(case, [], f"the function does not know {word}")
         return Outcome(case, [f"{type(error).__name__}: {error}"], raised=True)
     data = tuple(leaf for found in gradients.values() for leaf, x in found.items()
                  if leaf in DATA and any(flat(x)[1]))
-    if not detached:
-        gradients = {name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
-                     for name, found in gradients.items()}
-    found = (results, gradients, fitted.binding.names)
+
+    def judged(gradients):
+        return gradients if detached else {
+            name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
+            for name, found in gradients.items()}
+    found = (results, judged(gradients), fitted.binding.names)
     errors, sign, aim = compare(case, *found, limit, own.get("absolute", limit))
     for choice, answer in case.get("also", {}).items() if errors else ():
         if not compare(case | answer, *found, limit, own.get("absolute", limit))[0]:
             return Outcome(case, [], choice=choice, data=data)
+    if errors and case["parameters"].get("how") == "token_mean":
+        means, slopes = call(function, case, content, tool, dtype, fitted, way, settings,
+                             is_sum=True)
+        if means and not compare(case, means, judged(slopes), *found[2:], limit,
+                                 own.get("absolute", limit))[0]:
+            return Outcome(case, [], remark="right if your trainer divides it by the second value, "
+                           "the number of tokens", data=data)
     inside = without_masked(results, case)
     if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
         return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",

@@ -31,7 +31,7 @@ import sys
 from collections import Counter
 
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
-from vectors.binding import bind, opened, parameters_of, setting
+from vectors.binding import bind, meaning, opened, parameters_of, setting
 from vectors.names import LOSSES
 from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
 
@@ -271,6 +271,10 @@ def chosen_cases(function, file, chosen, args):
     content = read(file)
     known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
     takes = parameters_of(function)
+    for key, text in chosen.copy().items():     # eps_clip=0.2 says epsilon_low=0.2
+        ours = meaning(key, known) if key in takes else None
+        if ours and cases_of(content, fixed | {ours: text}):
+            chosen = {name: one for name, one in chosen.items() if name != key} | {ours: text}
     try:
         settings = {key: setting(key, text, takes[key]) for key, text in chosen.items()
                     if key in takes and key not in known}
@@ -279,8 +283,9 @@ def chosen_cases(function, file, chosen, args):
     chosen = {key: text for key, text in chosen.items() if key not in settings}
     cases = cases_of(content, fixed | chosen)
     if not cases:
+        keys = chosen.keys() & known or known - {"id"}
         has = [f"{key} {', '.join(sorted({value(case, key) for case in content['cases']}))}"
-               for key in chosen]
+               for key in sorted(keys)]
         fail(f"{file} has no such case; it has {'; '.join(has)}")
     if "method" in fixed | chosen:      # then a word that all cases share has no alternative
         fixed |= {key: text for key, text in cases[0]["parameters"].items()
@@ -333,29 +338,48 @@ def run(module, name, function, file, chosen, args):
               "the function, which does not take it")
     fitted = fit(function, content, cases[0], fixed, settings)
     is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
-    is_found = False
+    names, is_found, mistake = {}, False, ""
     if is_unfit or not is_right:
-        names, own, is_found = arranged(function, content, cases, decides, options)
+        names, own, is_found, mistake = arranged(
+            function, content, cases, decides, options, lambda ran: likely(ran, has_gradient))
         fixed = fixed | own
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
-    if is_unfit or is_found or is_guessed and not is_right:
+    is_named = likely([one for one in outcomes if decides(one.case)], has_gradient)
+    if is_unfit or is_found or not is_right and (is_guessed or mistake and names and not is_named):
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
         bound = {*fitted.binding.names, *names.values()}
         inputs = [*inputs_of(content, cases[0]), *(
             one for case in cases for one in inputs_of(content, case) if one in bound)]
         names |= {key: repr(x) for key, x in settings.items()}
-        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed, tool)
-        told = "Fill in the gaps (...), and check adapted"
+        called = "adapted" if name != "adapted" else "adapter"
+        gaps = adapter(called, module, name, function, cases[0], inputs, fitted, names, fixed, tool)
+        told = "Fill in the gaps (...)"
         if is_found:
             told = "This adapter is right"
+        elif mistake:
+            told = (f"Likely, {content['mistakes'][mistake]} (this adapter gives the numbers of "
+                    "this mistake)")
         elif "..." not in gaps and fitted.missing:
             told = ("With no value of the cases is it right; let it take "
                     f"{', '.join(sorted(fitted.missing))}, and check it again")
         elif "..." not in gaps:
-            told = "This adapter is wrong; to see how, check adapted"
-        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
-        return False, 2
+            told = "This adapter is wrong, and its check shows how"
+        left = [one for one, parameter in fitted.binding.settings.items()
+                if parameter.default is None and one not in {*names, *fitted.binding.twins}]
+        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}.")
+        if is_found and left:
+            print(f"It leaves out {', '.join(left)}, so what the function does with that is not "
+                  "checked.")
+        if is_found and "log1p" in gaps and "[:, -1:]" not in gaps:
+            print("The logits at t are for the token at t: cut off a model's last logits, and the "
+                  "first token.")
+        path = os.path.join(os.path.dirname(args.words[0].partition(":")[0]), "adapter.py")
+        words = [f"--recipe {args.recipe}" if args.recipe else file,
+                 *(f"{key}={text}" for key, text in chosen.items())]
+        print(f"Save it as {path}, and run: python -m vectors {path}:{called} {' '.join(words)}\n\n"
+              f"{gaps}")
+        return False, 1 if mistake else 2
     if way and any(decides(one.case) and not one.errors and not one.skipped for one in outcomes):
         print(told_way(function, content, way, first, decides, options))
     theirs = [f"{other} for {our}" for our, other in fitted.binding.names.items() if our != other]
