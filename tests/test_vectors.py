@@ -445,7 +445,7 @@ def test_a_loss_is_told_for_which_other_recipe_it_is_right(answer):
         ".sum() / mask.sum()", ".sum(1) / mask.sum(1)).mean()")
     for recipe, other in (("dapo", "grpo"), ("gspo", "grpo")):
         code, text = answer(outputs, "grpo_loss", "--recipe", recipe)
-        assert code == 1 and f"this is the loss of {other} (--recipe {other} is right)" in text
+        assert code == 1 and f"or it is meant as the loss of {other} (--recipe {other} is" in text
 
 
 def test_one_epsilon_serves_for_equal_bounds_alone_and_too_few_numbers_are_wrong(answer):
@@ -530,6 +530,27 @@ def step(rewards, logps, old_logps, mask, eps_low, eps_high):
 def test_a_right_loss_passes_whatever_its_words_and_its_results(source, function, words, answer):
     code, told = answer(source, function, *words)
     assert code == 0, told
+
+
+@pytest.mark.parametrize("eps", ["1e-6", "1e-8"])
+@pytest.mark.parametrize("high", ["eps_high", "eps_low"])
+def test_a_step_may_have_its_own_small_number_beside_the_std(eps, high, answer):
+    source = OWN_EPS.replace("1e-4", eps).replace("1 + eps_high", f"1 + {high}")
+    source = source.replace(", eps_high", "" if high == "eps_low" else ", eps_high")
+    code, told = answer(source, "step", "--recipe", "grpo")
+    assert code == 0 and f"checked where eps is {float(eps)}" in told, told
+
+
+def test_a_loss_with_bounds_that_no_case_has_is_told_which_the_cases_have(answer):
+    source = form(arguments="logprobs, old_logprobs, advantages, mask").replace(
+        "1 - clip_eps, 1 + clip_eps", "1 - LOW, 1 + HIGH")
+    of_outputs = source.replace("logprobs - old_logprobs", "((logprobs - old_logprobs) * mask).sum("
+                                "1, keepdim=True) / mask.sum(1, keepdim=True)")
+    code, told = answer(f"LOW, HIGH = 3e-4, 4e-4{of_outputs}", "loss", "--recipe", "gspo")
+    assert code == 0 and "right: 2 of 2" in told, told
+    code, told = answer(f"LOW, HIGH = 0.2, 0.25{source}", "loss", "--recipe", "grpo")
+    assert code == 2 and "The cases have epsilon_high 0.2, 0.28; epsilon_low 0.2, and it is" in told
+    assert "adapter" not in told
 
 
 def test_a_mistake_is_named_although_a_constant_is_not_a_parameter(answer):
@@ -848,6 +869,38 @@ def test_a_key_under_the_name_of_an_argument_chooses_cases_and_another_is_an_err
     assert "1 skipped: the function does not know k3_ratio" in told
     code, told = answer(kl, "penalty", "kl", "method=k3")
     assert code == 2 and "kl has no such case; it has estimator k1, k2, k3" in told, told
+
+
+def test_no_convention_excuses_a_mistake_that_is_named(answer):
+    """The baseline contains the output's own reward; TRL's clip of this recipe has nothing to do
+    with it."""
+    source = ("def step(logps, rewards, mask, num_generations):\n"
+              "    r = rewards.view(-1, num_generations)\n"
+              "    A = (r - (r.sum(1, keepdim=True) - r) / (num_generations - 1)).view(-1, 1)\n"
+              "    return -(A * logps * mask).sum(1).mean()\n")
+    assert answer(source, "step", "--recipe", "rloo")[0] == 0
+    wrong = replace_once(source, "(r.sum(1, keepdim=True) - r) / (num_generations - 1)",
+                         "r.mean(1, keepdim=True)")
+    code, told = answer(wrong, "step", "--recipe", "rloo")
+    assert code == 1 and "likely: the baseline contains the output's own reward" in told, told
+    assert "a matter of convention" not in told
+
+
+def test_a_lambda_for_all_outputs_is_enough(answer):
+    source = """
+import torch
+def gae(rewards, values, mask, gamma, lam):
+    A = torch.zeros_like(rewards)
+    for i in range(len(mask)):
+        last = following = 0
+        for t in reversed(range(mask.shape[1])):
+            if mask[i, t] > 0:
+                last = rewards[i, t] + gamma * following - values[i, t] + gamma * float(lam) * last
+                A[i, t], following = last, values[i, t]
+    return A, (A + values) * mask
+"""
+    code, told = answer(source, "gae", "gae")
+    assert code == 0 and "right: 2 of 2; not robust: a lambda for each output" in told, told
 
 
 def test_mistakes_of_advantages_are_named_if_they_are_in_one_row(answer):

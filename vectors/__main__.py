@@ -43,9 +43,11 @@ ESSENTIAL = {"policy_loss": {"logps", "old_logps", "advantages"},
              "recipe": {"logps", "old_logps"}, "gae": {"values"}, "value_loss": {"values"}}
 MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
              "other_mean", "weight_grad"}
+# What robust cases try, by the end of their id.
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
           "large": "large numbers", "tokens": "advantages of tokens",
-          "token advantages": "advantages of tokens"}   # of robust cases, by the end of their id
+          "token advantages": "advantages of tokens",
+          "lambda of outputs": "a lambda for each output"}
 # Mistakes that leave outputs without tokens, where the mean of nothing is 0 or nan.
 EMPTY = {"mask_inverted", "mask_shifted", "mask_shifted_back", "no_eos"}
 # An answer is that of a mistake if it differs from it by less than this part of the way from the
@@ -162,8 +164,9 @@ def label(case):
     return LABELS.get(end, end)
 
 
-def describe(file, outcome, has_gradient):
-    """Print a wrong case: its parameters and the differences."""
+def describe(file, outcome, has_gradient, is_named):
+    """Print a wrong case: its parameters and the differences, and the convention that may be meant
+    if no mistake is named."""
     case = outcome.case
     source = f" ({case['source']})" if "source" in case else ""
     print(f"WRONG  {file}, case {case['id']}: {case['comment']}{source}")
@@ -172,7 +175,7 @@ def describe(file, outcome, has_gradient):
     lines += outcome.errors
     if has_gradient and case.get("gradient") and "gradient" not in " ".join(outcome.errors):
         lines.append("its gradient is not wrong")
-    if "convention" in case:
+    if "convention" in case and not is_named:
         lines.append(f"a matter of convention: {case['convention']}")
     print(*(f"  {line}" for line in lines), sep="\n")
 
@@ -182,12 +185,16 @@ def report(file, outcomes, decides, mistakes, has_gradient):
     decides(case): whether the exit code depends on it. -> outcomes of such cases that ran"""
     ran = [one for one in outcomes if not one.skipped]
     deciding = [one for one in ran if decides(one.case)]
+    outputs = [one for one in deciding if grade(one.case) == "core"]
+    flags = likely(deciding, has_gradient)[:2]
+    where = "" if flags else " for advantages of outputs"
+    flags = flags or likely(outputs, has_gradient)[:2]
     raised = {}
     for one in deciding:
         if one.raised:
             raised.setdefault(one.errors[0], []).append(one.case["id"])
         elif one.errors:
-            describe(file, one, has_gradient)
+            describe(file, one, has_gradient, bool(flags))
     for error, cases in raised.items():
         print(f"WRONG  {file}, {'; '.join(cases)}: {error}")
     parts = [f"{file}: right: {sum(not one.errors for one in deciding)} of {len(deciding)}"]
@@ -204,13 +211,8 @@ def report(file, outcomes, decides, mistakes, has_gradient):
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
     for remark in dict.fromkeys(one.remark for one in deciding if one.remark):
         print(f"  {remark}: {', '.join(one.case['id'] for one in ran if one.remark == remark)}")
-    outputs = [one for one in deciding if grade(one.case) == "core"]
-    for some, words in ((deciding, ""), (outputs, " for advantages of outputs")):
-        flags = likely(some, has_gradient)[:2]
-        for flag in flags:
-            print(f"likely: {mistakes[flag]} (this gives all wrong answers{words})")
-        if flags:
-            break
+    for flag in flags:
+        print(f"likely: {mistakes[flag]} (this gives all wrong answers{where})")
     return deciding
 
 
@@ -361,8 +363,12 @@ def run(module, name, function, file, chosen, args):
             told = (f"Likely, {content['mistakes'][mistake]} (this adapter gives the numbers of "
                     "this mistake)")
         elif "..." not in gaps and fitted.missing:
-            told = ("With no value of the cases is it right; let it take "
-                    f"{', '.join(sorted(fitted.missing))}, and check it again")
+            values = [f"{key} {', '.join(sorted({value(case, key) for case in cases} - {'None'}))}"
+                      for key in sorted(fitted.missing)]
+            print(f"{name}{signature} does not fit {args.recipe or file}: {why}. The cases have "
+                  f"{'; '.join(values)}, and it is right for none of these. If it has other values "
+                  "of its own, let it take them, and check it again.")
+            return False, 2
         elif "..." not in gaps:
             told = "This adapter is wrong, and its check shows how"
         left = [one for one, parameter in fitted.binding.settings.items()
@@ -403,7 +409,8 @@ def run(module, name, function, file, chosen, args):
     if args.recipe and is_wrong:
         other = other_recipe(function, file, args.recipe, options)
         if other:
-            print(f"likely: this is the loss of {other} (--recipe {other} is right)")
+            words = "or it is meant as" if likely(ran, has_gradient) else "likely: this is"
+            print(f"{words} the loss of {other} (--recipe {other} is right)")
     return bool(ran), int(not ran or bool(unseen) or is_wrong)
 
 

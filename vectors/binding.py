@@ -46,7 +46,7 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef, ref kl coef",
     "eps": "advantage clip, std clip, norm clip", "delta": "clip c", "estimator": "kl estimator",
     "num_generations": "group, group size",
-    "entropy_coef": "entropy coef", "max_length": "high length, high id",
+    "entropy_coef": "entropy coef", "max_length": "high length, high seq length, high id",
     "chosen": "chosen, chosen logp, new chosen, new chosen logp",
     "rejected": "rejected, rejected logp, new rejected, new rejected logp",
     "ref_chosen": "ref chosen, ref chosen logp", "ref_rejected": "ref rejected, ref rejected logp",

@@ -24,7 +24,7 @@ FORMS = {
     r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask", "mask"),
     rf".*{CHOSEN}.*labels?": ("-100 * (mask_chosen == 0)",),
     rf".*{REJECTED}.*labels?": ("-100 * (mask_rejected == 0)",),
-    r".*labels?": ("-100 * (mask == 0)",),
+    r".*labels?": ("-100 * (mask == 0)", "0 * (mask > 0)"),
     r".*(label|target)s?": ("tokens",),
     r"(sample|seq|sequence|row|example)_?masks?": ("1.0 + 0 * mask[:, 0]",),
     r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",
@@ -196,16 +196,18 @@ def constants(function, content, cases, decides, options, likely):
     """Find values of the parameters that a function lacks: those that its own constants must have,
     because all its cases are right by them, or because one mistake gives all that are wrong.
     likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
-    mistaken = {}
+    rough, mistaken = {}, {}
     for values in values_of_missing(function, content, cases, decides, options):
         outcomes, _, _ = check(function, content, cases_of({"cases": cases}, values), decides,
                                options | {"fixed": options["fixed"] | values})
         ran = [one for one in outcomes if decides(one.case) and not one.skipped]
         if ran and not any(one.errors for one in ran):
-            return values
-        if not mistaken and ran and likely(ran):
+            if not any("float32" in one.remark for one in ran):
+                return values
+            rough = rough or values
+        elif not mistaken and ran and likely(ran):
             mistaken = values
-    return mistaken
+    return rough or mistaken
 
 
 def forms_of(name, inputs, tool):
