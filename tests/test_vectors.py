@@ -856,6 +856,16 @@ def test_a_sum_may_come_with_the_number_of_tokens_that_divides_it(answer):
     assert code == 1 and "right if your trainer" not in told, told
 
 
+def test_advantages_may_come_behind_their_baseline(answer):
+    source = ("def advantages_of(rewards):\n    b = rewards.mean(1, keepdim=True) + 0 * rewards\n"
+              "    return b, rewards - b\n")
+    code, told = answer(source, "advantages_of", "--recipe", "dr_grpo")
+    assert code == 0 and "right if the second value is meant" in told, told
+    code, told = answer(source.replace("rewards - b", "b - rewards"), "advantages_of", "--recipe",
+                        "dr_grpo")
+    assert code == 1, told
+
+
 def test_a_key_under_the_name_of_an_argument_chooses_cases_and_another_is_an_error(answer):
     source = form(name="mask").replace("(1) / mask.sum(1)).mean()", "() / mask.sum())")
     code, told = answer(source, "loss", "policy_loss", "method=clip", "how=token_mean",

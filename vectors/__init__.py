@@ -301,20 +301,27 @@ def named(found, content, case, tool):
     return results
 
 
-def quotient(found, case):
-    """Divide a sum of losses by the number of tokens, if a function returned both.
-    -> array, or None"""
-    if isinstance(found, tuple) and len(found) > 1 and "mask" in case["inputs"]:
-        (shape, _), (_, second) = flat(found[0]), flat(found[1])
-        tokens = sum(m > 0 for m in flat(case["inputs"]["mask"])[1])
-        if shape == () and second == [tokens]:
-            return found[0] / found[1]
-    return None
+def other_reading(found, content, case):
+    """Read two values otherwise: as a sum of losses and the number of tokens, which gives the loss;
+    or the second one as the result, such as advantages behind their baseline.
+    -> {result: array}, sentence; {} if there is no other reading"""
+    if not isinstance(found, tuple) or len(found) < 2:
+        return {}, ""
+    (shape, _), (_, second) = flat(found[0]), flat(found[1])
+    tokens = sum(m > 0 for m in flat(case["inputs"].get("mask", []))[1])
+    if case["parameters"].get("how") == "token_mean" and shape == () and second == [tokens]:
+        return {"loss": found[0] / found[1]}, (
+            "right if your trainer divides it by the second value, the number of tokens")
+    names = [*content["results"]]
+    is_like = hasattr(found[1], "shape") and len(second) == len(flat([*case["right"].values()])[1])
+    if len(names) == 1 and names[0] not in LOSS_KEYS and is_like:
+        return {names[0]: found[1]}, "right if the second value is meant"
+    return {}, ""
 
 
-def call(function, case, content, tool, dtype, fitted, way="", settings=(), is_sum=False):
-    """Call a function with the inputs and parameters of a case that it takes. is_sum: the first
-    value is a sum over tokens, and the second their number.
+def call(function, case, content, tool, dtype, fitted, way="", settings=(), read=None):
+    """Call a function with the inputs and parameters of a case that it takes. read: finds the
+    results in what it returned, instead of `named`.
     -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
     names = {*fitted.binding.names}.union(*map(used, fitted.made.values()))
     slopes = {} if tool == "numpy" else {
@@ -336,8 +343,8 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), is_s
         library = {ALIASES[tool]: module_of(tool)}
         made = {name: eval(text, library | known) for name, text in fitted.made.items()}
         found = fitted.binding.call(known, **dict(settings) | made)
-        if is_sum:
-            return {} if quotient(found, case) is None else {"loss": quotient(found, case)}
+        if read:
+            return read(found)
         results = named(found, content, case, tool)
         if content["function"] == "policy_loss":
             results["loss"] = averaged(results["loss"], case, tool)
@@ -517,13 +524,17 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
     for choice, answer in case.get("also", {}).items() if errors else ():
         if not compare(case | answer, *found, limit, own.get("absolute", limit))[0]:
             return Outcome(case, [], choice=choice, data=data)
-    if errors and case["parameters"].get("how") == "token_mean":
-        means, slopes = call(function, case, content, tool, dtype, fitted, way, settings,
-                             is_sum=True)
-        if means and not compare(case, means, judged(slopes), *found[2:], limit,
-                                 own.get("absolute", limit))[0]:
-            return Outcome(case, [], remark="right if your trainer divides it by the second value, "
-                           "the number of tokens", data=data)
+    if errors:
+        remarks = []
+
+        def read(found):
+            results, remark = other_reading(found, content, case)
+            remarks.append(remark)
+            return results
+        others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
+        if others and not compare(case, others, judged(slopes), *found[2:], limit,
+                                  own.get("absolute", limit))[0]:
+            return Outcome(case, [], remark=remarks[0], data=data)
     inside = without_masked(results, case)
     if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
         return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",
