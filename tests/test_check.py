@@ -256,6 +256,8 @@ def evaluated(score, name="eval/a"):
     ("", {"n": 60, "learning_rate": again(1.5e-6), "reward": dropped(0.01, -0.004)}),
     ("", {"n": 60, "learning_rate": again(1e-5)}),              # it goes on to learn
     ("", {"n": 60, "learning_rate": lambda i: 1e-7 * min(30, i)}),          # a warm-up
+    ("rate", {"n": 60, "reward": dropped(0.1, -0.004),          # a warm-up in stairs
+              "learning_rate": lambda i: 1e-7 * (1 + i // 2) if i < 30 else 1e-5}),
     # ---- what falls at once: who rewards, the problems, or the policy
     ("jump", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i}),
     ("groups jump", {"n": 60, "reward": lambda i: 0.4 + 0.008 * i if i < 30 else 0.0,

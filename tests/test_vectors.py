@@ -827,6 +827,17 @@ def test_what_an_adapter_leaves_out_and_where_the_logits_are_is_told(answer):
     assert "It leaves out dual, so what the function does with that is not checked." in told, told
     _, told = answer(FROM_LOGITS, "loss", "--recipe", "grpo")
     assert "The logits at t are for the token at t" in told, told
+    _, told = answer(FORMS["labels"][0], "loss", "--recipe", "grpo")
+    assert "This adapter is right" in told and "leaves out" not in told and "logits" not in told
+    _, told = answer(OF_PAIR_LOGITS, "loss", "--recipe", "dpo")
+    assert "This adapter is right" in told and "The logits at t" not in told, told
+
+
+def test_with_detached_nobody_is_told_to_detach(answer):
+    code, told = answer(TRL, "grpo_loss", "--recipe", "dapo")
+    assert code == 0 and "old_logps: your caller has to detach what is data" in told, told
+    code, told = answer(TRL, "grpo_loss", "--recipe", "dapo", "--detached")
+    assert code == 1 and "your caller has to detach" not in told, told
 
 
 def test_an_adapter_is_printed_with_the_command_that_checks_it(answer):

@@ -307,9 +307,9 @@ def other_reading(found, content, case):
     -> {result: array}, sentence; {} if there is no other reading"""
     if not isinstance(found, tuple) or len(found) < 2:
         return {}, ""
-    (shape, _), (_, second) = flat(found[0]), flat(found[1])
+    second = flat(found[1])[1]
     tokens = sum(m > 0 for m in flat(case["inputs"].get("mask", []))[1])
-    if case["parameters"].get("how") == "token_mean" and shape == () and second == [tokens]:
+    if case["parameters"].get("how") == "token_mean" and second == [tokens]:
         return {"loss": found[0] / found[1]}, (
             "right if your trainer divides it by the second value, the number of tokens")
     names = [*content["results"]]
