@@ -254,6 +254,7 @@ def evaluated(score, name="eval/a"):
     ("", {"n": 70, "explained_variance": [0.1, 0.1]}),
     ("jump", {"n": 60, "learning_rate": again(1e-5), "reward": dropped(0.1, -0.004)}),
     ("", {"n": 60, "learning_rate": again(1.5e-6), "reward": dropped(0.01, -0.004)}),
+    ("jump", {"n": 60, "learning_rate": [1e-6, 1e-5], "reward": dropped(0.1, -0.004)}),
     ("", {"n": 60, "learning_rate": again(1e-5)}),              # it goes on to learn
     ("", {"n": 60, "learning_rate": lambda i: 1e-7 * min(30, i)}),          # a warm-up
     ("rate", {"n": 60, "reward": dropped(0.1, -0.004),          # a warm-up in stairs
