@@ -46,6 +46,8 @@ CLIPPED = 0.3           # of the tokens in the first steps: ratios that are not 
 UNLIKE = 0.1            # nats per token between the policy and the old one, in the first steps
 FAILED = 0.9            # of the calls of a tool
 STILL = 1e-4            # log-ratio after an update that rounding explains
+GROWS = 3.0             # times the difference of sampler and trainer, or the learning rate before
+BLIND = 0.05            # explained variance of a critic that predicts hardly more than a constant
 PARTS = ("critic", "flat", "groups", "held-out", "jump", "no-gradient", "not-finite", "rate",
          "rounding", "stale", "temperature", "turns", "unused")     # of docs/why.md
 LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
@@ -121,10 +123,16 @@ class Jump(NamedTuple):
         return statistics.fmean(self.values[AROUND:])
 
     @property
+    def is_large(self):
+        """Whether noise does not explain it, be it at once or slowly."""
+        before, after = self.before, self.after
+        return abs(after - before) > max(SURE * self.noise, FALL * max(abs(before), abs(after)))
+
+    @property
     def is_real(self):
         """Whether noise does not explain it, and two constants describe it better than a line."""
         before, after = self.before, self.after
-        if abs(after - before) <= max(SURE * self.noise, FALL * max(abs(before), abs(after))):
+        if not self.is_large:
             return False
         steps = range(len(self.values))
         slope, start = statistics.linear_regression(steps, self.values)
@@ -192,6 +200,9 @@ class Table:
         if jump is None or not others:
             return None                 # nobody knows whether the policy is the same
         is_same = not any(jump_at(values, jump.place).is_real for values in others)
+        if len(self["entropy"]) == len(self.rewards):       # one that grows explains it, too
+            entropy = jump_at(self["entropy"], jump.place)
+            is_same &= not (entropy.is_large and abs(entropy.after) > abs(entropy.before))
         return jump if is_same else None
 
     @property
@@ -342,7 +353,8 @@ def groups_without_signal(table):
             why = "all its rewards are equal"
             if "accuracy" in table and mean("accuracy") < 0.5:
                 why = "all answers are wrong"
-            yield (f"no group has signal, because {why}: raise "
+            when = " in the first steps" if table.groups_differ else ""
+            yield (f"no group has signal{when}, because {why}: raise "
                    f"{table.setting('completions per group')}, look at the reward function, or use "
                    "a better base (#groups)")
             return
@@ -388,7 +400,9 @@ def truncated(table):
     if prompts > 0.5 and table.is_stuck:
         yield (f"most prompts are cut off ({prompts:.0%}), so the policy does not see the whole "
                "question: allow longer ones (#groups)")
-    if last > 0.5 and last > first - 0.1:
+    entropies = trend([abs(x) for x in table["entropy"]])
+    runs_on = first < 0.3 and entropies.last > 2 * entropies.first > 0      # nobody ends in noise
+    if last > 0.5 and last > first - 0.1 and not runs_on:
         yield (f"most completions are truncated ({last:.0%}): raise "
                f"{table.setting('the length limit')} (#groups)")
 
@@ -427,6 +441,25 @@ def rate_too_low(table):
     if table.is_unit and most < RISE:
         yield (f"the policy has hardly moved: with a KL of {kl:.2g} nats per completion, no reward "
                f"between 0 and 1 can rise by more than {most:.1g}; raise {name} (#rate)")
+
+
+def rate_goes_up(table):
+    """The learning rate is suddenly higher than it ever was after its warm-up, and harms."""
+    rates, rewards = table["learning_rate"], table.rewards
+    if len(rates) != len(rewards):
+        return
+    for place in range(2 * WINDOW, len(rates) - WINDOW):
+        before, after = rates[:place], max(rates[place:place + WINDOW])
+        is_steady = before[-2 * WINDOW] >= before[-1]
+        if is_steady and after > GROWS * max(before):
+            was, now = (statistics.fmean(some) for some in (
+                rewards[place - 2 * WINDOW:place], rewards[-2 * WINDOW:]))
+            if was - now > SURE * error(rewards, 2 * WINDOW):
+                step = table.steps[place].get("step", place)
+                yield (f"{table.setting('the learning rate')} goes up from {before[-1]:.2g} to "
+                       f"{after:.2g} in step {step:g}, and the {table.goal} falls from {was:.2g} "
+                       f"to {now:.2g}: has a resumed run another schedule? (#jump)")
+            return
 
 
 def unused(table):
@@ -479,7 +512,8 @@ def falls(table):
     """The reward has lost a part of what it was."""
     spread = statistics.fmean(table["reward_std"] or [0.0])
     found = collapse(table.rewards, spread)
-    if found is None or table.jump or table.is_harder or any(jumps(table)):
+    if found is None or table.jump or table.is_harder or any(jumps(table)) or any(
+            rate_goes_up(table)):
         return
     peak, last, is_at_once = found
     rate = table.setting("the learning rate")
@@ -496,15 +530,21 @@ def flat(table):
     is_moot = (table.is_filtered and table.goal == "reward") or not table.has_rewards
     if (is_moot or table.is_harder or not table.is_long_enough or table.trend.rises
             or table.no_signal(table.last) == 1 or any(falls(table)) or any(jumps(table))
-            or table.is_solved(table.first) or not table.has_gradient):
+            or any(rate_goes_up(table)) or table.is_solved(table.first)
+            or not table.has_gradient):
         return
     evidence = ["groups differ"] if table.groups_differ else []
     evidence += ["the gradient is not 0"] if "grad_norm" in table else []
     but = f"{' and '.join(evidence)}, but " if evidence else ""
+    has_cause = any(any(rule(table)) for rule in (
+        groups_without_signal, few_groups, truncated, rate_too_low, entropy_changes,
+        sampler_differs))
+    why = "if nothing above explains it, " if has_cause else ""
+    low = "" if has_cause else f", or {table.setting('the learning rate')} is too low"
     yield (f"{but}the {table.goal} does not rise in {table.trend.n} steps "
            f"({table.trend.first:.2g}, then {table.trend.last:.2g}; a rise of "
-           f"{NOISE * table.trend.noise:.1g} would show): the mask, the grouping or the sign is "
-           f"wrong, or {table.setting('the learning rate')} is too low; compare your loss (#flat)")
+           f"{NOISE * table.trend.noise:.1g} would show): {why}the mask, the grouping or the sign "
+           f"is wrong{low}; compare your loss (#flat)")
 
 
 def gradient_grows(table):
@@ -525,6 +565,10 @@ def critic_fails(table):
     """The critic predicts worse and worse, and the reward does not rise."""
     first, last = table.first("value_loss"), table.last("value_loss")
     explained = trend(table["explained_variance"])
+    if explained.n > 3 * FEW and not explained.rises and -1 < explained.last < BLIND:
+        yield (f"the critic predicts no better than a constant, and does not learn to (explained "
+               f"variance {explained.first:.2g}, then {explained.last:.2g}): do its weights "
+               "change? (#critic)")
     if not table.is_stuck or table.is_solved(table.last) or table.trend.n < FEW:
         return
     if last > SPIKE * first > 0:
@@ -620,10 +664,17 @@ def sampler_differs(table):
     if is_corrected and getattr(table.flags, "sampler_lag", 0) > 0:
         return                          # older weights sample on purpose
     for name, (limit, unit) in DIFFERENCES.items():
-        worst = max(table.first(name), table.last(name))
+        first, last = table.first(name), table.last(name)
+        worst = max(first, last)
         limit = 0.02 if is_ours else limit              # others may compute in bfloat16
-        if is_corrected and worst > limit:
-            yield (f"sampler and trainer differ by {worst:.2g} {unit}, more than rounding "
+        least = 1.0 if name == "probability_ratio" else 0.0
+        if is_corrected and last > limit > first and last - least > GROWS * (first - least):
+            yield (f"sampler and trainer differ by {first:.2g} {unit} at first, and by {last:.2g} "
+                   "at the end: does the sampler get all new weights, and is it not ever further "
+                   "behind? (#stale)")
+        elif is_corrected and worst > limit:
+            since = " from the first steps on" if first > limit else ""
+            yield (f"sampler and trainer differ by {worst:.2g} {unit}{since}, more than rounding "
                    "explains: does the sampler have the trainer's weights, and the same "
                    "temperature? (#rounding)")
         elif worst > 0.01 and not is_corrected:
@@ -751,11 +802,11 @@ def masks(table):
 
 
 AT_ONCE = (groups_without_signal, truncated, entropy_changes, sampler_differs)
-RULES = (not_finite, vanished, no_gradient, rate_too_low, groups_without_signal, few_groups,
-         rewards_that_are_added, one_sample, truncated, unused, gradient_grows, critic_fails,
-         clipped_at_once, penalties, far_from_reference, length_collapses, entropy_changes,
-         other_distribution, sampler_differs, samples_age, masks, tools_fail, held_out,
-         never_changes, stays, pairs, jumps, falls, flat)
+RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_without_signal,
+         few_groups, rewards_that_are_added, one_sample, truncated, unused, gradient_grows,
+         critic_fails, clipped_at_once, penalties, far_from_reference, length_collapses,
+         entropy_changes, other_distribution, sampler_differs, samples_age, masks, tools_fail,
+         held_out, never_changes, stays, pairs, jumps, falls, flat)
 
 
 def warnings(metrics, cfg):

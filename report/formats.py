@@ -121,7 +121,7 @@ WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name t
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test)[/_].+")
 NO_SCORE = re.compile(
     r"loss|length|time|second|std|entropy|(?<![a-z])kl(?![a-z])|token|num_|sampl|logp|logit|clip|"
-    r"complet|truncat|positive|epoch|step|turns|error|grad|rewards/(?!accuracies|margins)|"
+    r"complet|truncat|positive|epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
     r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 # Of several rewards, those for right answers; what is left over rewards how they are written

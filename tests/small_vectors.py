@@ -113,15 +113,15 @@ def backward(script, logps, entropy, mask, A=None, pairs=(None, None), ref_logps
     return metrics, sum(((x - x.detach()) * grad).sum() for x, grad in both if grad is not None)
 
 
-def recipe(method, how, advantage, mask_truncated=False, estimator="k3", micro_batch=6, eps=None,
+def recipe(method, how, advantage, mask_truncated=False, estimator="k3", micro_batch=6, eps=1e-4,
            **given):
     def step(script):
         def function(rewards, logps, old_logps, ref_logps, entropy, mask, truncated, is_correct,
                      token_advantages=None):
             A = token_advantages
             if advantage != "given":
-                scale = names.SCALES[advantage] if script in (grpo, gspo) else advantage
-                A = script.advantages(rewards, scale).view(-1, 1) * mask
+                how = (names.SCALES[advantage], eps) if script in (grpo, gspo) else (advantage,)
+                A = script.advantages(rewards, *how).view(-1, 1) * mask
             metrics, gradient = backward(
                 script, logps, entropy, mask, A, (None, None), ref_logps, given.get("coef"),
                 old_logps, truncated > 0, is_correct > 0, rewards, **flags)

@@ -73,6 +73,11 @@ def dropped(size, slope):
     return lambda i: 0.4 + 0.008 * i if i < 30 else 0.64 - size + slope * (i - 30)
 
 
+def again(rate):
+    """A learning rate that decays, and begins again at another one in step 30."""
+    return lambda i: 1e-6 * (1 - i / 60) if i < 30 else rate
+
+
 def evaluated(score, name="eval/a"):
     """Rewards that rise, and an evaluation in each fifth step."""
     return {"n": 40, "reward": lambda i: 0.3 + 0.012 * i,
@@ -177,8 +182,11 @@ def evaluated(score, name="eval/a"):
     ("", differing(0.01, "ours")), ("rounding", differing(0.05, "ours")),
     ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
-    ("rounding", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),
-    ("rounding", {"probability_ratio": [1.02, 1.3], "trainer": "NeMo-RL"}),
+    ("stale", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),
+    ("rounding", {"probability_difference": [0.03, 0.1], "trainer": "verl"}),
+    ("rounding", {"probability_difference": [0.01, 0.025], "trainer": "verl"}),
+    ("stale", {"probability_ratio": [1.02, 1.3], "trainer": "NeMo-RL"}),
+    ("rounding", {"probability_ratio": [1.09, 1.25], "trainer": "NeMo-RL"}),
     ("", {"probability_ratio": [1.02, 1.04], "trainer": "NeMo-RL"}),
     # ---- the learning rate
     ("rate", {"learning_rate": lambda i: 1e-6 * (i < 12),
@@ -239,6 +247,18 @@ def evaluated(score, name="eval/a"):
     ("", {"lowest_advantage": [-0.8, 0.0], "signal": [1.0, 1.0]}),
     ("", {"lowest_advantage": [0.0, 0.0], "signal": [0.0, 0.0], "reward": [1.0, 1.0],
           "frac_reward_zero_std": [1.0, 1.0]}),
+    # ---- a critic that learns nothing, and a schedule that begins again
+    ("critic", {"n": 70, "explained_variance": [-0.02, -0.02]}),
+    ("", {"n": 70, "explained_variance": lambda i: min(0.4, -0.3 + 0.02 * i)}),
+    ("", {"n": 50, "explained_variance": [-0.02, -0.02]}),
+    ("", {"n": 70, "explained_variance": [0.1, 0.1]}),
+    ("jump", {"n": 60, "learning_rate": again(1e-5), "reward": dropped(0.1, -0.004)}),
+    ("", {"n": 60, "learning_rate": again(1.5e-6), "reward": dropped(0.01, -0.004)}),
+    ("jump", {"n": 60, "learning_rate": [1e-6, 1e-5], "reward": dropped(0.1, -0.004)}),
+    ("", {"n": 60, "learning_rate": again(1e-5)}),              # it goes on to learn
+    ("", {"n": 60, "learning_rate": lambda i: 1e-7 * min(30, i)}),          # a warm-up
+    ("rate", {"n": 60, "reward": dropped(0.1, -0.004),          # a warm-up in stairs
+              "learning_rate": lambda i: 1e-7 * (1 + i // 2) if i < 30 else 1e-5}),
     # ---- what falls at once: who rewards, the problems, or the policy
     ("jump", {"n": 60, "reward": dropped(0.3, 0.0), "kl": lambda i: 0.01 * i}),
     ("groups jump", {"n": 60, "reward": lambda i: 0.4 + 0.008 * i if i < 30 else 0.0,

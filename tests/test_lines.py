@@ -115,12 +115,14 @@ def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
 
 
 def test_what_the_outcomes_of_the_rows_say_is_so():
-    """Of rows whose runs are complete."""
     until, nano = (lines.numbers(name, "samples_to 0.6") for name in ("raw", "nano"))
     assert all(a > b for a, b in zip(until, nano, strict=True))
     found = {name: lines.effects(name) for name in lines.complete()}
-    for name in ("raw", "tokens", "constant"):
+    assert found.keys() == lines.ROWS.keys()
+    for name in ("raw", "tokens", "constant", "batch", "unscaled"):
         assert all(low < 0 < high for low, high in (one.interval for one in found[name])), name
+    assert found["unscaled"][1].factor == 2 and 1 <= found["unscaled"][1].difference < 2
+    assert all(-1.5 < one.difference < -0.5 for one in found["unclipped"])
     for name in ("unweighted", "penalty"):
         assert all(round(one.difference + 0.3) == -1 for one in found[name]), name
     (_, high), own = found["single"][0].interval, found["single"][1]

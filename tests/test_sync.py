@@ -33,13 +33,13 @@ MOST = {
     "tasks": {".py": 1646},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
-    "vectors": {".py": 2680, ".txt": 960, ".json": 920},
-    "report": {".py": 2350, ".html": 820},
+    "vectors": {".py": 2860, ".txt": 980, ".json": 940},
+    "report": {".py": 2440, ".html": 820},
     "engines": {".py": 1660, ".txt": 20},
     "measuring": {".py": 190},
     "learn": {".py": 3990, ".txt": 4440, ".js": 2700, ".css": 630, ".html": 280},
-    "lab": {".py": 4006, ".txt": 72, ".json": 28},
-    "tests": {".py": 17110, ".txt": 5200, ".json": 380}}
+    "lab": {".py": 4190, ".txt": 72, ".json": 29},
+    "tests": {".py": 17600, ".txt": 560, ".json": 380}}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.

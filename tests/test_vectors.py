@@ -189,7 +189,7 @@ METHOD = TRL.replace("\n    ", "\n        ").replace(
     (TRL.replace("advantages", "before"), "grpo_loss", "old_logps=old_logps, before=advantages, m"),
     (TRL.replace("old_logps", "prior").replace("mask", "keep"), "grpo_loss",
      "prior=old_logps, advantages=advantages, keep=mask"),
-    (TRL.replace("old_logps", "prior").replace("torch.min", "torch.max"), "grpo_loss",
+    (TRL.replace("old_logps", "prior").replace("torch.min", "0.7 * torch.min"), "grpo_loss",
      "prior=..., advantages=advantages, mask=mask"),
     (re.sub("epsilon_(low|high)", r"\1", TRL).replace("logps, old_logps, advantages, mask,",
      "y, x, w, v,").replace("logps - old_logps", "x - y").replace("advantages", "w").replace(
@@ -445,7 +445,7 @@ def test_a_loss_is_told_for_which_other_recipe_it_is_right(answer):
         ".sum() / mask.sum()", ".sum(1) / mask.sum(1)).mean()")
     for recipe, other in (("dapo", "grpo"), ("gspo", "grpo")):
         code, text = answer(outputs, "grpo_loss", "--recipe", recipe)
-        assert code == 1 and f"this is the loss of {other} (--recipe {other} is right)" in text
+        assert code == 1 and f"or it is meant as the loss of {other} (--recipe {other} is" in text
 
 
 def test_one_epsilon_serves_for_equal_bounds_alone_and_too_few_numbers_are_wrong(answer):
@@ -530,6 +530,27 @@ def step(rewards, logps, old_logps, mask, eps_low, eps_high):
 def test_a_right_loss_passes_whatever_its_words_and_its_results(source, function, words, answer):
     code, told = answer(source, function, *words)
     assert code == 0, told
+
+
+@pytest.mark.parametrize("eps", ["1e-6", "1e-8"])
+@pytest.mark.parametrize("high", ["eps_high", "eps_low"])
+def test_a_step_may_have_its_own_small_number_beside_the_std(eps, high, answer):
+    source = OWN_EPS.replace("1e-4", eps).replace("1 + eps_high", f"1 + {high}")
+    source = source.replace(", eps_high", "" if high == "eps_low" else ", eps_high")
+    code, told = answer(source, "step", "--recipe", "grpo")
+    assert code == 0 and f"checked where eps is {float(eps)}" in told, told
+
+
+def test_a_loss_with_bounds_that_no_case_has_is_told_which_the_cases_have(answer):
+    source = form(arguments="logprobs, old_logprobs, advantages, mask").replace(
+        "1 - clip_eps, 1 + clip_eps", "1 - LOW, 1 + HIGH")
+    of_outputs = source.replace("logprobs - old_logprobs", "((logprobs - old_logprobs) * mask).sum("
+                                "1, keepdim=True) / mask.sum(1, keepdim=True)")
+    code, told = answer(f"LOW, HIGH = 3e-4, 4e-4{of_outputs}", "loss", "--recipe", "gspo")
+    assert code == 0 and "right: 2 of 2" in told, told
+    code, told = answer(f"LOW, HIGH = 0.2, 0.25{source}", "loss", "--recipe", "grpo")
+    assert code == 2 and "The cases have epsilon_high 0.2, 0.28; epsilon_low 0.2, and it is" in told
+    assert "adapter" not in told
 
 
 def test_a_mistake_is_named_although_a_constant_is_not_a_parameter(answer):
@@ -684,6 +705,37 @@ SUMS = """
 def loss(advantage, log_likelihood):
     return -(advantage * log_likelihood).mean()
 """
+OF_PAIR_LOGITS = """
+import torch
+def sum_of(logits, labels):
+    labels = labels[:, 1:]
+    mask = labels != -100
+    logps = logits[:, :-1].log_softmax(-1).gather(-1, (labels * mask)[..., None])[..., 0]
+    return (logps * mask).sum(1)
+def loss(chosen_logits, rejected_logits, ref_chosen_logits, ref_rejected_logits, chosen_labels,
+         rejected_labels, beta):
+    good = sum_of(chosen_logits, chosen_labels) - sum_of(ref_chosen_logits, chosen_labels)
+    bad = sum_of(rejected_logits, rejected_labels) - sum_of(ref_rejected_logits, rejected_labels)
+    return torch.nn.functional.softplus(-beta * (good - bad)).mean()
+"""
+BESIDE_LOGITS = form(
+    'advantages, mask = batch["advantages"], batch["loss_mask"]',
+    arguments="logits, batch, clip_eps",
+    log_ratio='logits.log_softmax(-1).gather(-1, batch["input_ids"].roll(-1, 1)[..., None])[..., 0]'
+              ' - batch["logprobs"]')
+WITH_PROMPT = """
+import torch
+def loss(logprobs, batch, cfg):
+    old, A, mask = batch["prev_logprobs"][:, 1:], batch["advantages"][:, 1:], batch["mask"][:, 1:]
+    d = batch["reference_logprobs"][:, 1:] - logprobs
+    ratio = (logprobs - old).exp()
+    x = -torch.min(ratio * A, ratio.clamp(1 - cfg["clip_low"], 1 + cfg["clip_high"]) * A)
+    x = x + cfg["kl_penalty"] * (d.exp() - d - 1)
+    if cfg["token_level"]:
+        return (x * mask).sum() / mask.sum()
+    means = (x * mask).sum(1) / mask.sum(1)
+    return (means * batch["sample_mask"]).sum() / batch["sample_mask"].sum()
+"""
 WRONG = {"torch.min(": "torch.max(", "torch.max(": "torch.min(",
          "np.minimum(": "np.maximum(", "-beta": "beta", "-(adv": "(adv", "-(seq": "(seq"}
 FORMS = {
@@ -705,6 +757,12 @@ FORMS = {
              log_ratio="logprobs - proximal_logprobs"), "proximal_logprobs=old_logps"),
     "an entropy": (form(name="entropy, mask"), "entropy=0 * logps"),
     "logits": (FROM_LOGITS, "log1p(-torch.exp(logps))"),
+    "logits of pairs": (OF_PAIR_LOGITS, "(torch.stack([ref_rejected, "),
+    "old ones beside logits": (BESIDE_LOGITS, "'logprobs': old_logps"),
+    "a slot of the prompt": (WITH_PROMPT, "'sample_mask': 1.0 + 0 * mask[:, 0]"),
+    "the values of a critic": (form(name="values, returns, mask").replace(
+        "mean()", "mean() + 0.5 * ((values - returns) ** 2 * mask).sum() / mask.sum()"),
+        "returns=0 * logps"),
     "packed": (ROWS, "old_logprobs=old_logps[mask > 0]"),
     "a row of all slots": (SLOTS, "loss_mask=mask.reshape(-1)"),
     "tokens without a mask": (TOKENS, "'norm_adv': False"),
@@ -719,7 +777,7 @@ FORMS = {
 
 
 RECIPES_OF = {"sums": "rloo", "halves": "dpo", "turns": "dpo", "places of pairs": "dpo",
-              "tokens without a mask": "ppo", "segments": "rloo"}
+              "tokens without a mask": "ppo", "segments": "rloo", "logits of pairs": "dpo"}
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -743,10 +801,135 @@ def test_a_wrong_loss_gets_no_adapter_that_is_right(name, answer):
 
 def test_a_wrong_loss_is_named_by_its_adapter(answer):
     source = replace_once(FORMS["labels"][0], "torch.min(", "torch.max(")
-    _, told = answer(source, "loss", "--recipe", "grpo")
-    assert "This adapter is wrong; to see how, check adapted" in told
+    code, told = answer(source, "loss", "--recipe", "grpo")
+    assert code == 1 and "Likely, the clip takes the max instead of the min" in told, told
     code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max instead of the min" in again, told + again
+
+
+@pytest.mark.parametrize("name", ["padding_masks", "keep"])
+def test_an_argument_that_may_be_the_mask_is_not_left_out(name, answer):
+    """Without it, tokens without padding would be right, and hide a mistake."""
+    source = form(f"mask = 1 if {name} is None else {name}", f"{name}=None").replace(
+        f"{name}=None, clip_eps", f"clip_eps, {name}=None").replace(
+        "((x * mask).sum(1) / mask.sum(1)).mean()", "(x * mask).sum() / torch.sum(mask)")
+    code, told = answer(source, "loss", "--recipe", "dapo", "clip_eps=0.2")
+    assert code == 2 and "This adapter is right" in told and f"{name}=mask" in told, told
+    code, told = answer(source.replace("(x * mask).sum() / torch.sum(mask)", "(x * mask).mean()"),
+                        "loss", "--recipe", "dapo")
+    assert code == 1 and "divided by the number of slots" in told, told
+
+
+def test_what_an_adapter_leaves_out_and_where_the_logits_are_is_told(answer):
+    source = form(name="padding_mask", mask="mask = ~padding_mask").replace(
+        "clip_eps):", "clip_eps, dual=None):")
+    _, told = answer(source, "loss", "--recipe", "grpo")
+    assert "It leaves out dual, so what the function does with that is not checked." in told, told
+    _, told = answer(FROM_LOGITS, "loss", "--recipe", "grpo")
+    assert "The logits at t are for the token at t" in told, told
+    _, told = answer(FORMS["labels"][0], "loss", "--recipe", "grpo")
+    assert "This adapter is right" in told and "leaves out" not in told and "logits" not in told
+    _, told = answer(OF_PAIR_LOGITS, "loss", "--recipe", "dpo")
+    assert "This adapter is right" in told and "The logits at t" not in told, told
+
+
+def test_with_detached_nobody_is_told_to_detach(answer):
+    code, told = answer(TRL, "grpo_loss", "--recipe", "dapo")
+    assert code == 0 and "old_logps: your caller has to detach what is data" in told, told
+    code, told = answer(TRL, "grpo_loss", "--recipe", "dapo", "--detached")
+    assert code == 1 and "your caller has to detach" not in told, told
+
+
+def test_an_adapter_is_printed_with_the_command_that_checks_it(answer):
+    _, told = answer(FORMS["labels"][0], "loss", "policy_loss", "method=clip", "how=sequence_mean")
+    command = told.partition("\n\n")[0].rpartition("and run: python -m vectors ")[2]
+    assert command.endswith("adapter.py:adapted policy_loss method=clip how=sequence_mean"), told
+
+
+def test_an_adapter_gives_what_a_key_fixed_and_is_not_called_like_the_function(answer):
+    source = form(arguments="ppo_kl, advantages, clip_eps", log_ratio="-ppo_kl").replace(
+        "return ((x * mask).sum(1) / mask.sum(1)).mean()", "return x")
+    words = ["policy_loss", "method=clip", "clip_eps=0.2"]
+    code, told = answer(source.replace("def loss", "def adapted"), "adapted", *words)
+    assert code == 2 and "This adapter is right" in told and "clip_eps=0.2" in told, told
+    words = told.partition("adapter.py:adapter ")[2].partition("\n")[0].split()
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapter", *words)
+    assert code == 0, told + again
+
+
+def test_a_sum_may_come_with_the_number_of_tokens_that_divides_it(answer):
+    """As in Megatron, whose trainer divides the one by the other."""
+    source = form(arguments="logprobs, old_logprobs, advantages, mask, clip_eps").replace(
+        "((x * mask).sum(1) / mask.sum(1)).mean()", "(x * mask).sum(), mask.sum().int(), {}")
+    code, told = answer(source, "loss", "--recipe", "dapo")
+    assert code == 0 and "right if your trainer divides it by the second value" in told, told
+    code, told = answer(source.replace(".int()", ".int() + 1"), "loss", "--recipe", "dapo")
+    assert code == 1 and "right if your trainer" not in told, told
+
+
+def test_advantages_may_come_behind_their_baseline(answer):
+    source = ("def advantages_of(rewards):\n    b = rewards.mean(1, keepdim=True) + 0 * rewards\n"
+              "    return b, rewards - b\n")
+    code, told = answer(source, "advantages_of", "--recipe", "dr_grpo")
+    assert code == 0 and "right if the second value is meant" in told, told
+    code, told = answer(source.replace("rewards - b", "b - rewards"), "advantages_of", "--recipe",
+                        "dr_grpo")
+    assert code == 1, told
+
+
+def test_a_key_under_the_name_of_an_argument_chooses_cases_and_another_is_an_error(answer):
+    source = form(name="mask").replace("(1) / mask.sum(1)).mean()", "() / mask.sum())")
+    code, told = answer(source, "loss", "policy_loss", "method=clip", "how=token_mean",
+                        "clip_eps=0.2")
+    assert code == 0 and "right: 3 of 3" in told, told
+    kl = "def penalty(log_probs, log_probs_base, kl_estimator='k1'):\n" + (
+        "    d = log_probs_base - log_probs\n    return {'k1': -d, 'k2': d * d / 2, "
+        "'k3': d.exp() - d - 1}[kl_estimator]\n")
+    code, told = answer(kl, "penalty", "kl")
+    assert code == 0 and "right: 3 of 3" in told, told
+    assert "1 skipped: the function does not know k3_ratio" in told
+    code, told = answer(kl, "penalty", "kl", "method=k3")
+    assert code == 2 and "kl has no such case; it has estimator k1, k2, k3" in told, told
+
+
+def test_no_convention_excuses_a_mistake_that_is_named(answer):
+    """The baseline contains the output's own reward; TRL's clip of this recipe has nothing to do
+    with it."""
+    source = ("def step(logps, rewards, mask, num_generations):\n"
+              "    r = rewards.view(-1, num_generations)\n"
+              "    A = (r - (r.sum(1, keepdim=True) - r) / (num_generations - 1)).view(-1, 1)\n"
+              "    return -(A * logps * mask).sum(1).mean()\n")
+    assert answer(source, "step", "--recipe", "rloo")[0] == 0
+    wrong = replace_once(source, "(r.sum(1, keepdim=True) - r) / (num_generations - 1)",
+                         "r.mean(1, keepdim=True)")
+    code, told = answer(wrong, "step", "--recipe", "rloo")
+    assert code == 1 and "likely: the baseline contains the output's own reward" in told, told
+    assert "a matter of convention" not in told
+
+
+def test_a_lambda_for_all_outputs_is_enough(answer):
+    source = """
+import torch
+def gae(rewards, values, mask, gamma, lam):
+    A = torch.zeros_like(rewards)
+    for i in range(len(mask)):
+        last = following = 0
+        for t in reversed(range(mask.shape[1])):
+            if mask[i, t] > 0:
+                last = rewards[i, t] + gamma * following - values[i, t] + gamma * float(lam) * last
+                A[i, t], following = last, values[i, t]
+    return A, (A + values) * mask
+"""
+    code, told = answer(source, "gae", "gae")
+    assert code == 0 and "right: 2 of 2; not robust: a lambda for each output" in told, told
+
+
+def test_mistakes_of_advantages_are_named_if_they_are_in_one_row(answer):
+    source = ("def advantages_of(rewards, num_generations, eps=1e-4):\n"
+              "    r = rewards.view(-1, num_generations)\n"
+              "    return ((r - r.mean()) / (r.std() + eps)).view(-1)\n")
+    code, told = answer(source, "advantages_of", "--recipe", "grpo")
+    assert code == 1 and "likely: mean and std are those of the whole batch" in told, told
 
 
 def test_what_a_config_holds_by_default_is_given_and_what_needs_a_switch_turns_it_on(answer):

@@ -31,7 +31,7 @@ import sys
 from collections import Counter
 
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
-from vectors.binding import bind, opened, parameters_of, setting
+from vectors.binding import bind, meaning, opened, parameters_of, setting
 from vectors.names import LOSSES
 from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
 
@@ -43,9 +43,11 @@ ESSENTIAL = {"policy_loss": {"logps", "old_logps", "advantages"},
              "recipe": {"logps", "old_logps"}, "gae": {"values"}, "value_loss": {"values"}}
 MUST_TELL = {"min_max", "not_clipped", "no_cap", "mask_ignored", "padding", "over_slots",
              "other_mean", "weight_grad"}
+# What robust cases try, by the end of their id.
 LABELS = {"wild": "infinite numbers in masked slots", "empty output": "an output without tokens",
           "large": "large numbers", "tokens": "advantages of tokens",
-          "token advantages": "advantages of tokens"}   # of robust cases, by the end of their id
+          "token advantages": "advantages of tokens",
+          "lambda of outputs": "a lambda for each output"}
 # Mistakes that leave outputs without tokens, where the mean of nothing is 0 or nan.
 EMPTY = {"mask_inverted", "mask_shifted", "mask_shifted_back", "no_eos"}
 # An answer is that of a mistake if it differs from it by less than this part of the way from the
@@ -162,8 +164,9 @@ def label(case):
     return LABELS.get(end, end)
 
 
-def describe(file, outcome, has_gradient):
-    """Print a wrong case: its parameters and the differences."""
+def describe(file, outcome, has_gradient, is_named):
+    """Print a wrong case: its parameters and the differences, and the convention that may be meant
+    if no mistake is named."""
     case = outcome.case
     source = f" ({case['source']})" if "source" in case else ""
     print(f"WRONG  {file}, case {case['id']}: {case['comment']}{source}")
@@ -172,7 +175,7 @@ def describe(file, outcome, has_gradient):
     lines += outcome.errors
     if has_gradient and case.get("gradient") and "gradient" not in " ".join(outcome.errors):
         lines.append("its gradient is not wrong")
-    if "convention" in case:
+    if "convention" in case and not is_named:
         lines.append(f"a matter of convention: {case['convention']}")
     print(*(f"  {line}" for line in lines), sep="\n")
 
@@ -182,12 +185,16 @@ def report(file, outcomes, decides, mistakes, has_gradient):
     decides(case): whether the exit code depends on it. -> outcomes of such cases that ran"""
     ran = [one for one in outcomes if not one.skipped]
     deciding = [one for one in ran if decides(one.case)]
+    outputs = [one for one in deciding if grade(one.case) == "core"]
+    flags = likely(deciding, has_gradient)[:2]
+    where = "" if flags else " for advantages of outputs"
+    flags = flags or likely(outputs, has_gradient)[:2]
     raised = {}
     for one in deciding:
         if one.raised:
             raised.setdefault(one.errors[0], []).append(one.case["id"])
         elif one.errors:
-            describe(file, one, has_gradient)
+            describe(file, one, has_gradient, bool(flags))
     for error, cases in raised.items():
         print(f"WRONG  {file}, {'; '.join(cases)}: {error}")
     parts = [f"{file}: right: {sum(not one.errors for one in deciding)} of {len(deciding)}"]
@@ -204,13 +211,8 @@ def report(file, outcomes, decides, mistakes, has_gradient):
             print(f"  {one.case['id']} is right if {one.choice}: {one.case['convention']}")
     for remark in dict.fromkeys(one.remark for one in deciding if one.remark):
         print(f"  {remark}: {', '.join(one.case['id'] for one in ran if one.remark == remark)}")
-    outputs = [one for one in deciding if grade(one.case) == "core"]
-    for some, words in ((deciding, ""), (outputs, " for advantages of outputs")):
-        flags = likely(some, has_gradient)[:2]
-        for flag in flags:
-            print(f"likely: {mistakes[flag]} (this gives all wrong answers{words})")
-        if flags:
-            break
+    for flag in flags:
+        print(f"likely: {mistakes[flag]} (this gives all wrong answers{where})")
     return deciding
 
 
@@ -271,6 +273,10 @@ def chosen_cases(function, file, chosen, args):
     content = read(file)
     known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
     takes = parameters_of(function)
+    for key, text in chosen.copy().items():     # eps_clip=0.2 says epsilon_low=0.2
+        ours = meaning(key, known) if key in takes else None
+        if ours and cases_of(content, fixed | {ours: text}):
+            chosen = {name: one for name, one in chosen.items() if name != key} | {ours: text}
     try:
         settings = {key: setting(key, text, takes[key]) for key, text in chosen.items()
                     if key in takes and key not in known}
@@ -279,8 +285,9 @@ def chosen_cases(function, file, chosen, args):
     chosen = {key: text for key, text in chosen.items() if key not in settings}
     cases = cases_of(content, fixed | chosen)
     if not cases:
+        keys = chosen.keys() & known or known - {"id"}
         has = [f"{key} {', '.join(sorted({value(case, key) for case in content['cases']}))}"
-               for key in chosen]
+               for key in sorted(keys)]
         fail(f"{file} has no such case; it has {'; '.join(has)}")
     if "method" in fixed | chosen:      # then a word that all cases share has no alternative
         fixed |= {key: text for key, text in cases[0]["parameters"].items()
@@ -333,29 +340,52 @@ def run(module, name, function, file, chosen, args):
               "the function, which does not take it")
     fitted = fit(function, content, cases[0], fixed, settings)
     is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
-    is_found = False
+    names, is_found, mistake = {}, False, ""
     if is_unfit or not is_right:
-        names, own, is_found = arranged(function, content, cases, decides, options)
+        names, own, is_found, mistake = arranged(
+            function, content, cases, decides, options, lambda ran: likely(ran, has_gradient))
         fixed = fixed | own
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
-    if is_unfit or is_found or is_guessed and not is_right:
+    is_named = likely([one for one in outcomes if decides(one.case)], has_gradient)
+    if is_unfit or is_found or not is_right and (is_guessed or mistake and names and not is_named):
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
         bound = {*fitted.binding.names, *names.values()}
         inputs = [*inputs_of(content, cases[0]), *(
             one for case in cases for one in inputs_of(content, case) if one in bound)]
         names |= {key: repr(x) for key, x in settings.items()}
-        gaps = adapter(module, name, function, cases[0], inputs, fitted, names, fixed, tool)
-        told = "Fill in the gaps (...), and check adapted"
+        called = "adapted" if name != "adapted" else "adapter"
+        gaps = adapter(called, module, name, function, cases[0], inputs, fitted, names, fixed, tool)
+        told = "Fill in the gaps (...)"
         if is_found:
             told = "This adapter is right"
+        elif mistake:
+            told = (f"Likely, {content['mistakes'][mistake]} (this adapter gives the numbers of "
+                    "this mistake)")
         elif "..." not in gaps and fitted.missing:
-            told = ("With no value of the cases is it right; let it take "
-                    f"{', '.join(sorted(fitted.missing))}, and check it again")
+            values = [f"{key} {', '.join(sorted({value(case, key) for case in cases} - {'None'}))}"
+                      for key in sorted(fitted.missing)]
+            print(f"{name}{signature} does not fit {args.recipe or file}: {why}. The cases have "
+                  f"{'; '.join(values)}, and it is right for none of these. If it has other values "
+                  "of its own, let it take them, and check it again.")
+            return False, 2
         elif "..." not in gaps:
-            told = "This adapter is wrong; to see how, check adapted"
-        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}:\n\n{gaps}")
-        return False, 2
+            told = "This adapter is wrong, and its check shows how"
+        left = [one for one, parameter in fitted.binding.settings.items()
+                if parameter.default is None and one not in {*names, *fitted.binding.twins}]
+        print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}.")
+        if is_found and left:
+            print(f"It leaves out {', '.join(left)}, so what the function does with that is not "
+                  "checked.")
+        if is_found and "log1p" in gaps and "[:, -1:]" not in gaps:
+            print("The logits at t are for the token at t: cut off a model's last logits, and the "
+                  "first token.")
+        path = os.path.join(os.path.dirname(args.words[0].partition(":")[0]), "adapter.py")
+        words = [f"--recipe {args.recipe}" if args.recipe else file,
+                 *(f"{key}={text}" for key, text in chosen.items())]
+        print(f"Save it as {path}, and run: python -m vectors {path}:{called} {' '.join(words)}\n\n"
+              f"{gaps}")
+        return False, 1 if mistake else 2
     if way and any(decides(one.case) and not one.errors and not one.skipped for one in outcomes):
         print(told_way(function, content, way, first, decides, options))
     theirs = [f"{other} for {our}" for our, other in fitted.binding.names.items() if our != other]
@@ -379,7 +409,8 @@ def run(module, name, function, file, chosen, args):
     if args.recipe and is_wrong:
         other = other_recipe(function, file, args.recipe, options)
         if other:
-            print(f"likely: this is the loss of {other} (--recipe {other} is right)")
+            words = "or it is meant as" if likely(ran, has_gradient) else "likely: this is"
+            print(f"{words} the loss of {other} (--recipe {other} is right)")
     return bool(ran), int(not ran or bool(unseen) or is_wrong)
 
 

@@ -20,7 +20,7 @@ SPELLINGS = ("true", "false", "yes", "no", "on", "off", "none", "null", "nan", "
 WORDS = {word: meaning for meaning, words in {
     "logp": "logps logprob logprobs lp lps", "new": "cur curr current pi policy actor theta "
     "train trainer training learner target model",
-    "old": "prev previous behav behavior behaviour mu rollout gen", "ref": "reference",
+    "old": "prev previous behav behavior behaviour mu rollout gen", "ref": "reference base",
     "sampler": "sampling vllm inference", "student": "", "teacher": "",
     "advantage": "advantages adv advs gae", "reward": "rewards r score scores",
     "mask": "masks valid msk", "chosen": "w win winner preferred prefered positive pos",
@@ -29,7 +29,8 @@ WORDS = {word: meaning for meaning, words in {
     "entropy": "entropies ent",
     "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
     "low": "lower min lo left", "high": "upper higher max hi right", "norm": "", "seq": "sequence",
-    "coef": "coeff coefficient weight beta", "kl": "", "lam": "lambda lambd lmbda",
+    "coef": "coeff coefficient weight beta penalty", "estimator": "", "kl": "",
+    "lam": "lambda lambd lmbda",
     "group": "generation generations prompt samples rollouts n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token tok level batch minibatch mb b bt response completion comp action loss actions "
@@ -42,10 +43,10 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "advantages": "advantage, seq advantage", "token_advantages advantages": "token advantage",
     "rewards": "reward, group reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
-    "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef",
-    "eps": "advantage clip, std clip, norm clip", "delta": "clip c",
+    "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef, ref kl coef",
+    "eps": "advantage clip, std clip, norm clip", "delta": "clip c", "estimator": "kl estimator",
     "num_generations": "group, group size",
-    "entropy_coef": "entropy coef", "max_length": "high length, high id",
+    "entropy_coef": "entropy coef", "max_length": "high length, high seq length, high id",
     "chosen": "chosen, chosen logp, new chosen, new chosen logp",
     "rejected": "rejected, rejected logp, new rejected, new rejected logp",
     "ref_chosen": "ref chosen, ref chosen logp", "ref_rejected": "ref rejected, ref rejected logp",

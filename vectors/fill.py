@@ -114,8 +114,9 @@ def filled(name, content, case):
     found = {"flags": {flag: "nan" for flag in case["flags"] if flag not in changes}, "slopes": {}}
     right = signs(content, case, reference)
     for flag in [flag for flag in content["mistakes"] if flag in changes]:
+        module = mistaken(changes[flag])
         try:
-            wrong = signs(content, case, mistaken(changes[flag]))
+            wrong = signs(content, case, module)
         except (ArithmeticError, AssertionError, TypeError, ValueError):
             wrong = [math.nan]
         for kind, a, b in zip(["flags"] * (len(right) - 1) + ["slopes"], wrong, right):

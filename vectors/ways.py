@@ -18,9 +18,15 @@ MOST_ORDERS = 200       # of arguments with unknown names; the order of the file
 # Arguments that say the same as ours in another form: a pattern of their names, in which any way to
 # write log p is logp -> texts that make them from our inputs. np is the library.
 PAIRS = "np.concatenate([{0}, {1}])", "np.stack([{0}, {1}], 1).reshape(-1, *{0}.shape[1:])"
+OF_TWO = "np.stack([{0}, np.log1p(-np.exp({0}))], -1)"          # the logits of two tokens
+CHOSEN, REJECTED = "(chosen|y_?w|win(ner)?|pos(itive)?)", "(rejected|y_?l|los(er|e)|neg(ative)?)"
 FORMS = {
-    r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask"),
-    r".*labels?": ("-100 * (mask == 0)",),
+    r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask", "mask"),
+    rf".*{CHOSEN}.*labels?": ("-100 * (mask_chosen == 0)",),
+    rf".*{REJECTED}.*labels?": ("-100 * (mask_rejected == 0)",),
+    r".*labels?": ("-100 * (mask == 0)", "0 * (mask > 0)"),
+    r".*(label|target)s?": ("tokens",),
+    r"(sample|seq|sequence|row|example)_?masks?": ("1.0 + 0 * mask[:, 0]",),
     r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",
                                    "np.arange(len(mask) + 1) * mask.shape[1]"),
     r"(seq|sequence|seg|segment|doc)_?(ids?|idxs?)": [
@@ -38,7 +44,12 @@ FORMS = {
     r"prox.*logp.*|.*(data|batch)_logp": ("old_logps",),
     r"log_likelihoods?|(seq|sequence|total|sum).*logp.*": ("(logps * mask).sum(1)",),
     r"entrop(y|ies)": ("0 * logps",),
-    r".*logits": ("np.stack([logps, np.log1p(-np.exp(logps))], -1)",),      # of two tokens
+    r".*(values?|returns?|vpreds?)": ("0 * logps",),            # so the error of a critic is 0
+    rf".*ref.*{CHOSEN}.*logits": (OF_TWO.format("ref_chosen"),),
+    rf".*ref.*{REJECTED}.*logits": (OF_TWO.format("ref_rejected"),),
+    rf".*{CHOSEN}.*logits": (OF_TWO.format("chosen"),),
+    rf".*{REJECTED}.*logits": (OF_TWO.format("rejected"),),
+    r".*logits": (OF_TWO.format("logps"),),
     r".*(ids|tokens|actions)": ("0 * (mask > 0)",),
     r".*mask": [text.format("mask_chosen", "mask_rejected") for text in PAIRS],
     r".*ref.*logp.*": [text.format("ref_chosen", "ref_rejected") for text in PAIRS],
@@ -47,7 +58,13 @@ FORMS = {
 LISTS = "[x[m > 0] for x, m in zip({}, mask)]"
 ROW = "{}[mask > 0]"
 FLAT = "{}.reshape(-1)"                         # with all slots, which a mask tells apart
-OF_TOKENS = "({}.reshape(len(mask), -1) + 0 * mask)[mask > 0]"      # advantages in a row
+OF_TOKENS = "({}.reshape(len(mask), -1) + 0 * mask)[mask > 0]"  # advantages of tokens, in a row
+# With one more slot, which a function cuts off: in front, as of the prompt; of logits, at the end.
+FRONT = "np.concatenate([0 * ({0})[:, :1], {0}], 1)"
+BACK = "np.concatenate([{0}, ({0})[:, -1:]], 1)"
+TABLE = "{}.reshape(len(mask), -1) + 0 * mask"              # advantages of tokens, (B, T)
+# An argument that may be the mask: an adapter does not leave it out, even if its default is None.
+MASK_LIKE = re.compile(r"(?!.*(attention|attn|causal)).*(mask|pad|keep|valid).*")
 # The masked slots of each output behind the others.
 ALIGNED = "np.stack([np.concatenate([x[m > 0], x[m == 0]]) for x, m in zip({}, mask)])"
 
@@ -179,16 +196,18 @@ def constants(function, content, cases, decides, options, likely):
     """Find values of the parameters that a function lacks: those that its own constants must have,
     because all its cases are right by them, or because one mistake gives all that are wrong.
     likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
-    mistaken = {}
+    rough, mistaken = {}, {}
     for values in values_of_missing(function, content, cases, decides, options):
         outcomes, _, _ = check(function, content, cases_of({"cases": cases}, values), decides,
                                options | {"fixed": options["fixed"] | values})
         ran = [one for one in outcomes if decides(one.case) and not one.skipped]
         if ran and not any(one.errors for one in ran):
-            return values
-        if not mistaken and ran and likely(ran):
+            if not any("float32" in one.remark for one in ran):
+                return values
+            rough = rough or values
+        elif not mistaken and ran and likely(ran):
             mistaken = values
-    return mistaken
+    return rough or mistaken
 
 
 def forms_of(name, inputs, tool):
@@ -234,8 +253,10 @@ def guesses(gaps, free, made, packs, inner):
     batch, and may be settings. -> {its name: text} each"""
     made = {name: texts for name, texts in made.items() if name in gaps}
     rest = [name for name in gaps if name not in made]
+    alike = zip(*(texts if len(texts) > 1 else texts * MOST_ORDERS for texts in made.values()))
+    products = [*alike, *itertools.product(*made.values())]     # two masks are of the same kind
     for pack in [{}, *packs]:
-        for texts in itertools.product(*made.values()):
+        for texts in dict.fromkeys(products):
             for chosen in itertools.permutations(free, len(rest)):
                 yield pack | dict(zip(made, texts)) | dict(zip(rest, chosen))
     for chosen in itertools.permutations(free, len(gaps)) if made else ():
@@ -246,24 +267,52 @@ def guesses(gaps, free, made, packs, inner):
             yield pack | first | dict(zip(rest, chosen))
 
 
-def arranged(function, content, cases, decides, options):
+def shifted(names, bound, inner, content, case, tool):
+    """List the same arguments with one more slot for each output, of all that a function looks up
+    in a batch, or of logits and labels. bound, inner: see above; names: of `guesses`.
+    -> list of {its name: text}"""
+    known = vectors.arrays(case["inputs"], content["integers"], tool, "float64")
+    masks = [x.shape for name, x in known.items() if name.startswith("mask")]
+    library = {vectors.ALIASES[tool]: vectors.module_of(tool)}
+
+    def longer(its, text):
+        """Make a table (B, T + 1), or (B, T + 1, 2) of logits. -> text, "" of what is no table"""
+        text = TABLE.format(text) if text == "advantages" and its in inner else text
+        try:
+            is_table = eval(text, library | known).shape[:2] in masks
+        except Exception:               # a setting, or what this case lacks
+            return ""
+        form = BACK if "logits" in its.lower() else FRONT
+        return in_library(form.format(text), tool) if is_table else ""
+    given = {its: our for our, its in bound.items() if its in inner} | names
+    rows = {its: text for its in given if masks and (text := longer(its, given[its]))}
+    of_batch = {its: text for its, text in rows.items() if its in inner}
+    made = {its: text for its, text in rows.items() if its in names and names[its] not in known}
+    made = made if any("logits" in its.lower() for its in made) else {}
+    found = [names | some for some in (of_batch, made, of_batch | made) if some]
+    return [one for n, one in enumerate(found) if one not in found[:n]]
+
+
+def arranged(function, content, cases, decides, options, likely):
     """Find what those arguments stand for whose names are unknown, also if the function has
-    constants of its own. -> {its name: one of our names, or a text that makes it from our inputs},
-    the values of these constants, and whether all cases that decide are right by both; if not, what
-    the names alone say"""
-    names, is_right = tried(function, content, cases, decides, options)
+    constants of its own. likely(outcomes): lists the mistakes that explain wrong ones.
+    -> {its name: one of our names, or a text that makes it from our inputs}, the values of these
+    constants, whether all cases that decide are right by both, and else a mistake that explains all
+    that are wrong, or "", with which what the names alone say is returned"""
+    names, is_right, mistake = tried(function, content, cases, decides, options, likely)
+    own = {}
     for values in values_of_missing(function, content, cases, decides, options):
         if is_right:
             break
         fixed = options["fixed"] | values
-        found, is_right = tried(function, content, cases_of({"cases": cases}, values), decides,
-                                options | {"fixed": fixed})
-        if is_right:
-            return found, values, True
-    return names, {}, is_right
+        found, is_right, flag = tried(function, content, cases_of({"cases": cases}, values),
+                                      decides, options | {"fixed": fixed}, likely)
+        if is_right or flag and not mistake:
+            names, own, mistake = found, values, flag
+    return names, own, is_right, mistake
 
 
-def tried(function, content, cases, decides, options):
+def tried(function, content, cases, decides, options, likely):
     """Try what those arguments stand for whose names are unknown. -> as `arranged`, but no values
     of constants"""
     fits = {case["id"]: fit(function, content, case, options["fixed"], options["settings"])
@@ -281,29 +330,44 @@ def tried(function, content, cases, decides, options):
             if name not in bound and name not in options["fixed"]]
     made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
     packs = unpadded(cases[0], bound, made, options["tool"])
-    needed = [name for name in gaps if parameters_of(function)[name].default is not None]
+    if "old_logps" in free and "logps" in bound and any("logits" in name.lower() for name in made):
+        packs.append({bound["logps"]: "old_logps"})         # what is given beside logits is old
+    needed = [name for name in gaps if parameters_of(function)[name].default is not None
+              or "mask" not in bound and MASK_LIKE.fullmatch(name)]
     parts = getattr(function.function, "parts", [function])
     inner = {one.name for part in parts for fields in part.fields.values() for one in fields}
     tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
-             for names in guesses(some, free, made, packs, inner))
+             for plain in guesses(some, free, made, packs, inner)
+             for names in (plain, *shifted(plain, bound, inner, content, cases[0],
+                                           options["tool"])))
+    mistaken = {name: texts[0] for name, texts in made.items()}
+    mistake = ""
     for names in itertools.islice(tries, MOST_ORDERS):
         for some in (cases[:1], cases):
             found, _, _ = check(function, content, some, decides, options | {"names": names})
             ran = [one for one in found if not one.skipped]
-            if not ran or any(one.errors for one in ran):
+            is_wrong = any(one.errors for one in ran)
+            is_new = is_wrong and not mistake and not any(one.raised for one in ran)
+            flags = likely(ran) if is_new else []
+            if not ran or is_wrong and not flags:
                 break
         else:
-            return names, True
-    return {name: texts[0] for name, texts in made.items()}, False
+            if not is_wrong:
+                return names, True, ""
+            mistaken, mistake = names, flags[0]
+    return mistaken, False, mistake
 
 
-def adapter(module, name, function, case, inputs, fitted, names, fixed, tool):
-    """Write a function that has our names and calls `function`. Gaps are left for arguments that
-    are neither bound nor in `names`. inputs: those that matter. -> text"""
+def adapter(called, module, name, function, case, inputs, fitted, names, fixed, tool):
+    """Write a function that is `called` so, has our names, and calls `function`. It gives what is
+    fixed itself. Gaps are left for arguments that are neither bound nor in `names`. inputs: those
+    that matter. -> text"""
     ours = [*dict.fromkeys((*inputs, *case["parameters"], *fitted.parameters))]
     ours = [one for one in ours if one not in fixed]
     theirs = {other: our for our, other in fitted.binding.names.items() if our in ours}
     theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours} | names
+    theirs |= {other: repr(fitted.parameters[our]) for our, other in fitted.binding.names.items()
+               if our in fixed and our in fitted.parameters}
     ours = [one for one in ours if one in inputs or one in theirs.values()]
     if "epsilon_high" not in ours:      # one epsilon is for both sides
         shown = {"epsilon_low": "epsilon"}
@@ -321,5 +385,5 @@ def adapter(module, name, function, case, inputs, fitted, names, fixed, tool):
     return (f"    from {module.__name__} import {name.split('.')[0]}\n"
             + "    from vectors.unpack import Bag\n" * ("Bag(" in made)
             + f"    {library}\n" * (tool != "torch" or "torch." in made) +
-            f"    def adapted({', '.join(ours)}):\n"
+            f"    def {called}({', '.join(ours)}):\n"
             f"        return {made}")
