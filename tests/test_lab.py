@@ -511,6 +511,21 @@ def test_a_gradient_is_that_of_the_tokens_that_have_an_advantage(config, load_ta
     assert objective() - before == pytest.approx(1e-7 * found.square().sum().item(), rel=1e-3)
 
 
+def test_a_step_has_the_length_of_the_gradient_of_its_own_tokens(monkeypatch):
+    """With A itself as the gradient."""
+    exact = torch.tensor([[3.0, 4.0, 2.0, 9.0], [9.0, 2.0, 2.0, 1.0]])
+    steps = [(0, slice(0, 2), credit.BEFORE), (0, slice(2, 3), credit.WRONG),
+             (1, slice(1, 4), credit.AFTER)]
+    monkeypatch.setattr(credit, "steps_of", lambda batch: steps)
+    monkeypatch.setattr(credit, "gradient", lambda policy, batch, A, rows, cfg: A[rows].flatten())
+    found = credit.of_gradients(None, None, {"half": exact / 2, "less": -exact}, exact, None)
+    assert found["wrong thoughts"] == 1
+    for name in ("exact", "half", "less"):
+        assert [found[f"{name}: {kind}"] for kind in credit.KINDS] == [0.5, 0.2, 0.3]
+    assert found["half: cosine"] == pytest.approx(1) and found["less: cosine"] == pytest.approx(-1)
+    assert found["half: steps"] == pytest.approx(1) and found["less: steps"] == pytest.approx(-1)
+
+
 def test_a_correlation_of_ranks_shares_the_ranks_of_equal_numbers():
     assert beliefs.ranks([3, 1, 1, 7]).tolist() == [2, 0.5, 0.5, 3]
     assert beliefs.spearman([1, 2, 30], [0.1, 0.2, 0.21]) == pytest.approx(1)
