@@ -1,5 +1,6 @@
 """engines/verl.py: inside verl's ppo_loss, our losses have the right values and gradients."""
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ pytest.importorskip("verl", reason="needs lab/conform/requirements.txt")
 pytest.importorskip("trl", reason=NEEDS)
 os.environ["LOSS"] = "grpo:policy_loss"
 from engines import verl as ours
-from lab.conform import theirs
+from lab.conform import compare, theirs
 
 CONTENT = vectors.read("policy_loss")
 
@@ -41,6 +42,15 @@ def test_the_vectors_are_right_inside_verl(case, monkeypatch):
         outcome = vectors.check_case(inside, CONTENT, case, tolerance=theirs.TOLERANCE,
                                      fixed=case["parameters"])
         assert not outcome.skipped and not outcome.errors, outcome.errors
+
+
+def test_the_page_on_conformance_has_what_the_trainers_compute():
+    def right(content):
+        return {(file, case, trainer): answer == "right"
+                for file, cases in content["vectors"].items() for case, answers in cases.items()
+                for trainer, answer in answers.items()}
+    stored = json.loads((ROOT / "docs/conformance.json").read_text())
+    assert right(compare.compared()) == right(stored)
 
 
 def test_verl_has_the_names_of_the_dictionary():

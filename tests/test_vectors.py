@@ -968,6 +968,24 @@ def test_two_batches_may_use_the_same_names(answer):
     assert code == 1 and "reference_inputs_chosen_logps for ref_chosen" in told, told
 
 
+STEP = """
+import torch
+def step(model, batch, clip_eps):
+    ids = batch["input_ids"]
+    logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+    log_p = torch.log_softmax(logits[:, :-1], -1).gather(2, ids[:, 1:, None])[..., 0]
+    ratio, A = (log_p - batch["old_logps"]).exp(), batch["advantages"][:, None]
+    x = -torch.min(ratio * A, ratio.clamp(1 - clip_eps, 1 + clip_eps) * A)
+    mask = batch["loss_mask"][:, 1:].float()
+    return (x * mask).sum() / mask.sum()
+"""
+
+
+def test_a_step_whose_logits_are_not_those_before_its_tokens_gets_no_adapter_that_is_right(answer):
+    code, told = answer(STEP.replace("[:, :-1]", "[:, 1:]"), "step", "--recipe", "dapo")
+    assert code and "adapter is right" not in told, told
+
+
 @pytest.mark.parametrize("function, recipe, call, source", [
     ("loss", "grpo", "loss(logps, old_logps, advantages, mask, eps=(",     # a function with places
      "import torch\ndef loss(*args, eps=(0.2, 0.2)):\n    x, old, A, keep = args\n"
@@ -977,7 +995,14 @@ def test_two_batches_may_use_the_same_names(answer):
     ("Sums.loss", "rloo", "Sums().loss(",                   # an object whose class has defaults
      "class Sums:\n    def __init__(self, scale=1.0):\n        self.scale = scale\n"
      "    def loss(self, advantage, log_likelihood):\n"
-     "        return -self.scale * (advantage * log_likelihood).mean()")])
+     "        return -self.scale * (advantage * log_likelihood).mean()"),
+    ("step", "dapo", "model=Model(", STEP),                 # a step that calls the model
+    ("by_prompt", "grpo", "prompts=group_ids.tolist()",     # groups of equal prompts
+     "import torch\ndef by_prompt(rewards, prompts, eps):\n    found = torch.zeros_like(rewards)\n"
+     "    for one in dict.fromkeys(prompts):\n"
+     "        rows = [n for n, prompt in enumerate(prompts) if prompt == one]\n"
+     "        r = rewards[rows]\n        found[rows] = (r - r.mean()) / (r.std() + eps)\n"
+     "    return found")])
 def test_an_adapter_that_is_right_works_as_printed(function, recipe, call, source, answer):
     code, told = answer(source, function, "--recipe", recipe)
     assert code == 2 and "This adapter is right" in told and call in told, told

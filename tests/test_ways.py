@@ -6,13 +6,18 @@ import torch
 import vectors
 from vectors import ways
 from vectors.binding import opened
+from vectors.names import method_of
+from vectors.unpack import Model
 
 OPTIONS = {"tool": "torch", "dtype": "float64", "tolerance": None, "fixed": {}, "settings": {}}
 LOSSES = vectors.read("policy_loss")
 CASE = next(one for one in LOSSES["cases"] if one["id"] == "clip")
+VALUES = vectors.read("gae")
 PAIRS = vectors.read("pair_loss")
 TOKENS, PAIR = ["logps", "old_logps", "advantages", "mask"], [
     "chosen", "rejected", "ref_chosen", "ref_rejected", "mask_chosen", "mask_rejected"]
+
+GAE = ["rewards", "values", "mask", "lam"]
 
 
 @pytest.mark.parametrize("name, inputs, texts", [
@@ -46,6 +51,21 @@ TOKENS, PAIR = ["logps", "old_logps", "advantages", "mask"], [
     ("loss_mask", PAIR, ["torch.concatenate([mask_chosen, mask_rejected])",
                          "torch.stack([mask_chosen, mask_rejected], 1)"
                          ".reshape(-1, *mask_chosen.shape[1:])"]),
+    ("model", TOKENS, [form.format("torch.stack([logps, torch.log1p(-torch.exp(logps))], -1)")
+                       for form in ("Model({})", "Model({}).logits")]),
+    ("ref_model", ["ref_logps"], [
+        form.format("torch.stack([ref_logps, torch.log1p(-torch.exp(ref_logps))], -1)")
+        for form in ("Model({})", "Model({}).logits")]),
+    ("attention_mask", TOKENS, ["1.0 + 0 * mask", "mask"]),
+    ("prompts", ["rewards", "group_ids"], [
+        "group_ids.tolist()", "group_ids[:, None] + 0 * group_ids"]),
+    ("completion_mask", ["logits", "tokens", "prompt_width"], [
+        "1.0 + 0 * tokens[:, prompt_width:]"]),
+    ("dones", GAE, [ways.ENDS.replace("np", "torch"), ways.STARTS.replace("np", "torch")]),
+    ("next_done", GAE, ["1 + 0 * values[:, 0]"]),
+    ("nonterminal", GAE, [f"1 - {ways.ENDS}".replace("np", "torch")]),
+    ("last_val", GAE, ["0 * values[:, 0]",
+                       "torch.concatenate([values[:, 1:], 0 * values[:, :1]], 1)"]),
     ("temperature", TOKENS, []), ("padding_mask", ["rewards"], [])])
 def test_an_argument_is_made_from_our_inputs_as_its_name_says(name, inputs, texts):
     assert ways.forms_of(name, inputs, "torch") == texts
@@ -77,11 +97,12 @@ def test_a_batch_may_have_a_slot_more_in_front_and_logits_one_at_the_end():
     names = {"logits": logits, "labels": "-100 * (mask == 0)", "coef": "0.0"}
     bound = {"logps": "new", "old_logps": "old", "advantages": "A", "mask": "keep"}
     found = ways.shifted(names, bound, {"old", "A", "keep", "coef"}, LOSSES, CASE, "torch")
-    front, back, both = found
+    front, back, both, of_ids = found
     known = vectors.arrays(CASE["inputs"], LOSSES["integers"], "torch", "float64")
     library = {"torch": torch}
     assert front["logits"] == back["coef"] == logits or back["coef"] == "0.0"
     assert {*front} == {*names, "old", "A", "keep"} and {*back} == {*names}
+    assert of_ids == names | {"keep": front["keep"]}        # log-probs have no slot in front
     assert both == front | {name: back[name] for name in ("logits", "labels")}
     for name, plain in (("old", known["old_logps"]), ("keep", known["mask"]),
                         ("A", known["advantages"][:, None] + 0 * known["mask"])):
@@ -94,6 +115,65 @@ def test_a_batch_may_have_a_slot_more_in_front_and_logits_one_at_the_end():
     assert ways.shifted({"coef": "0.0"}, bound, set(), LOSSES, CASE, "torch") == []
     assert ways.shifted({}, {"rewards": "r"}, {"r"}, vectors.read("advantages"),
                         vectors.read("advantages")["cases"][0], "torch") == []
+
+
+def test_a_model_gives_the_log_probs_of_the_tokens_at_the_places_before_them():
+    """Behind a prompt of two tokens; without one, the first token has no place before it."""
+    given = torch.randn(2, 3, 4)
+    model = Model(given)
+    logits = model(input_ids=torch.zeros(2, 5)).logits
+    assert logits.shape == (2, 5, 4) and torch.equal(logits[:, 1:-1], given)
+    assert torch.equal(model.logits(torch.zeros(2, 5), logits_to_keep=4)[:, :-1], given)
+    assert torch.equal(model(torch.zeros(2, 3)).logits[:, :-1], given[:, 1:])
+
+
+def right_gae(function, **names):
+    """Check a function on the case of GAE without masked slots. -> whether it is right"""
+    options = OPTIONS | {"names": names}
+    found = [vectors.check_case(opened(function), VALUES, case, **options)
+             for case in VALUES["cases"][:2]]
+    assert found[1].skipped == "the function does not take mask"
+    return not found[0].errors
+
+
+def estimate(rewards, values, dones, last, gamma, lam, is_before=False, stops=True):
+    """GAE whose first axis is time. -> (T, B)"""
+    A, found, V = 0 * last, [], last
+    for t in reversed(range(len(rewards))):
+        goes_on = 1 - (dones[t + 1] if is_before and t + 1 < len(dones) else is_before or dones[t])
+        delta = rewards[t] + gamma * V * goes_on - values[t]
+        A = delta + gamma * lam * (goes_on if stops else 1) * A
+        found.append(A)
+        V = values[t]
+    return torch.stack(found[::-1])
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_an_estimator_that_is_told_the_ends_gets_all_outputs_in_one_row(is_before):
+    """So one that does not stop at an end inside of a row is wrong, and is not called right."""
+    def after(rewards, values, dones, last, gamma, lam):
+        return estimate(rewards, values, dones, last, gamma, lam, is_before)
+
+    def endless(rewards, values, dones, last, gamma, lam):
+        return estimate(rewards, values, dones, last, gamma, lam, is_before, stops=False)
+    bound = {name: name for name in ("rewards", "values", "gamma", "lam")}
+    ends = {"dones": (ways.STARTS if is_before else ways.ENDS).replace("np", "torch"),
+            "last": "0 * values[:, 0]"}
+    found = ways.turned(ends, bound, VALUES, VALUES["cases"][0], "torch")
+    assert all("return" in names for names in found)
+    assert [right_gae(after, **names) for names in found[:1]] == [True]
+    assert not any(right_gae(endless, **names) for names in found)
+
+
+def test_time_may_be_the_first_axis_and_values_may_go_on_after_the_end():
+    def by_time(rewards, values, gamma, lam):
+        return estimate(rewards, values, 0 * rewards, values[len(rewards)], gamma, lam)
+    bound = {name: name for name in ("rewards", "values", "gamma", "lam")}
+    found = ways.turned({}, bound, VALUES, VALUES["cases"][0], "torch")
+    assert found[0] == {} and "return" not in found[1]
+    right = [names for names in found if right_gae(by_time, **names)]
+    assert right == [{"rewards": "rewards.T", "values": f"({ways.LATER}).T".replace("np", "torch"),
+                      "return": "found.T"}]
 
 
 # ---- one case ----------------------------------------------------------------------------------
@@ -137,21 +217,76 @@ def test_two_values_may_be_a_sum_and_a_number_or_a_baseline_and_advantages():
     tokens = sum(map(sum, CASE["inputs"]["mask"]))
     case = CASE | {"parameters": CASE["parameters"] | {"how": "token_mean"}}
     two = torch.tensor(6.0), torch.tensor(tokens)
-    results, remark = vectors.other_reading(two, LOSSES, case)
+    results, remark = vectors.other_reading(two, LOSSES, case, "torch", True)
     assert results["loss"] == 6 / tokens and "divides it by the second value" in remark
     for other in ((torch.tensor(6.0), torch.tensor(tokens + 1)), torch.tensor(6.0),
                   (torch.tensor(6.0),), [torch.tensor(6.0), torch.tensor(tokens)]):
-        assert vectors.other_reading(other, LOSSES, case) == ({}, "")
+        assert vectors.other_reading(other, LOSSES, case, "torch", True) == ({}, "")
     case = CASE | {"parameters": CASE["parameters"] | {"how": "sequence_mean"}}
     two = torch.tensor(6.0), torch.tensor(tokens)
-    assert vectors.other_reading(two, LOSSES, case) == ({}, "")
+    assert vectors.other_reading(two, LOSSES, case, "torch", True) == ({}, "")
     content = vectors.read("advantages")
     [case, *_] = content["cases"]
     right = torch.tensor(case["right"]["advantages"])
-    results, remark = vectors.other_reading((0 * right, right), content, case)
+    results, remark = vectors.other_reading((0 * right, right), content, case, "torch", True)
     assert results["advantages"] is right and remark == "right if the second value is meant"
     for second in (right[0], None, {}, right.tolist()):
-        assert vectors.other_reading((right, second), content, case) == ({}, "")
+        assert vectors.other_reading((right, second), content, case, "torch", True) == ({}, "")
+
+
+def test_a_sum_over_tokens_may_be_divided_by_the_largest_length_later():
+    case = next(one for one in LOSSES["cases"] if one["id"] == "clip, constant, second")
+    [row, *_] = case["inputs"]["mask"]
+    sum_of_tokens = torch.tensor(case["right"]["loss"] * len(row))
+    results, remark = vectors.other_reading(sum_of_tokens, LOSSES, case, "torch", False)
+    torch.testing.assert_close(results["loss"], torch.tensor(case["right"]["loss"]))
+    assert "largest length" in remark
+    assert vectors.other_reading(sum_of_tokens, LOSSES, case, "torch", True) == ({}, "")
+
+
+def test_log_probs_may_be_sums_over_tokens_but_advantages_may_not():
+    content = vectors.read("sequence_logps")
+    [case] = content["cases"]
+    sums = torch.tensor(case["right"]["logps"]).sum(1)
+    assert vectors.with_sums(case, {"logps": sums})["right"]["logps"] == pytest.approx(
+        sums.tolist(), abs=1e-6)
+    assert vectors.with_sums(case, {"logps": torch.zeros(3)}) == case
+    content = vectors.read("advantages")
+    case = content["cases"][0]
+    zeros = torch.zeros(len(case["inputs"]["rewards"]))
+    assert vectors.with_sums(case, {"advantages": zeros}) == case
+
+
+def test_a_constant_that_nearly_no_mistake_can_tell_is_not_a_functions_own():
+    """With mu = pi_old and a cap of 1, all weights are 1, so the inverse is right, too."""
+    content = vectors.read("importance_weights")
+
+    def inverse(old_logps, sampler_logps, mask):
+        return (sampler_logps - old_logps).exp().clamp(max=2) * mask
+    cases = content["cases"]
+    found = ways.values_of_missing(opened(inverse), content, cases, bool, OPTIONS)
+    assert {"cap": "1.4", "mode": "truncate"} in found
+    assert {"cap": "1.0", "mode": "mask"} not in found
+
+
+def test_what_a_function_hands_on_with_its_kwargs_stays_whole():
+    def inner(mask, logps=None, **rest):
+        return mask, logps, rest
+
+    def outer(mask, **given):
+        return inner(mask, **given)
+    outer.__globals__["inner"] = inner
+    try:
+        assert {*opened(outer).parameters} == {"mask", "given"}
+    finally:
+        del outer.__globals__["inner"]
+
+
+@pytest.mark.parametrize("name, method", [
+    ("vanilla", "clip"), ("dual_clip", "clip"), ("dr_grpo", "clip"), ("geo_mean", "gmpo"),
+    ("sapo", "sapo"), ("unknown", None), (None, None), ("", None)])
+def test_a_method_has_the_names_of_others(name, method):
+    assert method_of(name) == method
 
 
 def test_numbers_in_a_row_are_weighted_like_the_table_that_they_should_be():

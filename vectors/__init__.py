@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vectors.binding import bind, meaning, parameters_of, words_of
+from vectors.unpack import Model
 
 FOLDER = Path(__file__).parent
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}     # absolute and relative; a case may have its own
@@ -236,10 +237,11 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     names = dict(names)
     made = {other: text for other, text in names.items()
             if text in bound or not used(text) or not text.isidentifier()}
+    of_made = set().union(*map(used, made.values()))
     binding = binding.also({text: other for other, text in names.items() if other not in made})
     takes = parameters_of(function)
     is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
-    given = {}
+    given = {name: x for name, x in (own | off).items() if name in of_made}
     for name in (own.keys() | off.keys()) & binding.names.keys():
         theirs = takes.get(binding.names[name])
         default = getattr(theirs, "default", None)
@@ -257,6 +259,9 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
     low, high = (own.get(f"epsilon_{end}") for end in ("low", "high"))
     if low == high and "low" not in words_of(binding.names.get("epsilon_low", "low")):
         missing -= {"epsilon_high"}                         # one epsilon for both bounds
+    if content["function"] == "gae" and "mask" not in binding.names and not all(
+            flat(case["inputs"]["mask"])[1]):
+        missing |= {"mask"}
     needed = [name for name in binding.needed() if name not in settings and name not in made]
     return Fit(binding, given, missing, needed, made)
 
@@ -301,10 +306,17 @@ def named(found, content, case, tool):
     return results
 
 
-def other_reading(found, content, case):
-    """Read two values otherwise: as a sum of losses and the number of tokens, which gives the loss;
-    or the second one as the result, such as advantages behind their baseline.
-    -> {result: array}, sentence; {} if there is no other reading"""
+def other_reading(found, content, case, tool, is_given):
+    """Read what a function returned otherwise: a sum over tokens that is not yet divided by the
+    largest length, if the function is not given that (is_given); of two values, a sum of losses and
+    the number of tokens, which gives the loss; or the second one as the result, such as advantages
+    behind their baseline. -> {result: array}, sentence; {} if there is no other reading"""
+    own = case["parameters"]
+    if own.get("how") == "constant" and not is_given:
+        loss = named(found, content, case, tool)["loss"]
+        largest = own.get("max_length", len(case["inputs"]["mask"][0]))
+        return {"loss": averaged(loss, case, tool) / largest}, (
+            "right if your trainer divides it by the largest length")
     if not isinstance(found, tuple) or len(found) < 2:
         return {}, ""
     second = flat(found[1])[1]
@@ -340,9 +352,11 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
 
     def run(known):
         known = WAYS[way](known)
-        library = {ALIASES[tool]: module_of(tool)}
-        made = {name: eval(text, library | known) for name, text in fitted.made.items()}
+        library = {ALIASES[tool]: module_of(tool), "Model": Model}
+        made = {name: eval(text, library | known) for name, text in fitted.made.items()
+                if name != "return"}
         found = fitted.binding.call(known, **dict(settings) | made)
+        found = eval(fitted.made.get("return", "found"), known | {"found": found})
         if read:
             return read(found)
         results = named(found, content, case, tool)
@@ -477,6 +491,18 @@ def compare(case, results, gradients, names, relative, absolute):
     return errors, sign * size, aim
 
 
+def with_sums(case, results):
+    """Add up the right answers for tokens of those results that have one number for each output,
+    (B,). -> case"""
+    right = {}
+    for name, x in case["right"].items():
+        first, *others = *flat(x)[0], None
+        is_summed = "tokens" in case["inputs"] and len(others) == 2 and name in results and (
+            flat(results[name])[0] == (first,))
+        right[name] = [sum(row) for row in x] if is_summed else x
+    return case | {"right": right}
+
+
 def without_masked(results, case):
     """Set the masked slots of tables (B, T) to 0 where the right answers are 0. -> dict"""
     mask = case["inputs"].get("mask", [])
@@ -528,13 +554,18 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
         remarks = []
 
         def read(found):
-            results, remark = other_reading(found, content, case)
+            is_given = "max_length" in fitted.binding.names
+            results, remark = other_reading(found, content, case, tool, is_given)
             remarks.append(remark)
             return results
         others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
         if others and not compare(case, others, judged(slopes), *found[2:], limit,
                                   own.get("absolute", limit))[0]:
             return Outcome(case, [], remark=remarks[0], data=data)
+    sums = with_sums(case, results)
+    if errors and sums["right"] != case["right"] and not compare(
+            sums, *found, limit, own.get("absolute", limit))[0]:
+        return Outcome(case, [], remark="right as sums over tokens", data=data)
     inside = without_masked(results, case)
     if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
         return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",

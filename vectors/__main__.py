@@ -32,7 +32,7 @@ from collections import Counter
 
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
 from vectors.binding import bind, meaning, opened, parameters_of, setting
-from vectors.names import LOSSES
+from vectors.names import LOSSES, method_of
 from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
@@ -105,9 +105,9 @@ def of_recipe(recipe, function):
         """Count the inputs that the function names, or has in another form, or by how many
         parameters a file misses those of a function that names none."""
         content = read(name)
-        bound = bind(function, content["inputs"]).names
-        names = {*bound.values()}.union(
-            one for one in takes if forms_of(one, content["inputs"], "torch"))
+        inputs = [*content["inputs"], *["group_ids"] * (name == "advantages")]
+        bound = bind(function, inputs).names
+        names = {*bound.values()}.union(one for one in takes if forms_of(one, inputs, "torch"))
         if bound and bound.keys().isdisjoint(ESSENTIAL.get(name, bound)):
             return 0
         case = next(iter(cases_of(content, found[name])), content["cases"][0])
@@ -283,6 +283,9 @@ def chosen_cases(function, file, chosen, args):
     except ValueError as error:
         fail(error)
     chosen = {key: text for key, text in chosen.items() if key not in settings}
+    method = method_of(chosen.get("method"))
+    if method and not cases_of(content, {"method": chosen["method"]}):
+        chosen |= {"method": method}            # as another project calls it
     cases = cases_of(content, fixed | chosen)
     if not cases:
         keys = chosen.keys() & known or known - {"id"}
@@ -377,7 +380,7 @@ def run(module, name, function, file, chosen, args):
         if is_found and left:
             print(f"It leaves out {', '.join(left)}, so what the function does with that is not "
                   "checked.")
-        if is_found and "log1p" in gaps and "[:, -1:]" not in gaps:
+        if is_found and "log1p" in gaps and "[:, -1:]" not in gaps and "Model(" not in gaps:
             print("The logits at t are for the token at t: cut off a model's last logits, and the "
                   "first token.")
         path = os.path.join(os.path.dirname(args.words[0].partition(":")[0]), "adapter.py")

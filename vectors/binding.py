@@ -30,11 +30,12 @@ WORDS = {word: meaning for meaning, words in {
     "id": "ids tokens index indices idx uid uids", "clip": "epsilon eps cliprange ratio range",
     "low": "lower min lo left", "high": "upper higher max hi right", "norm": "", "seq": "sequence",
     "coef": "coeff coefficient weight beta penalty", "estimator": "", "kl": "",
-    "lam": "lambda lambd lmbda",
+    "lam": "lambda lambd lmbda", "cap": "threshold", "imp": "importance tis mis",
+    "buffer": "cache", "overlong": "",
     "group": "generation generations prompt samples rollouts n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token tok level batch minibatch mb b bt response completion comp action loss actions "
-        "all rloo raw generate param hat o y inputs outputs"
+        "all rloo raw generate param hat o y input inputs outputs"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
@@ -54,6 +55,9 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "values": "value, new value", "old_values": "old value", "returns": "return",
     "logits": "logits, student logits, new logits", "teacher_logits": "teacher logits, ref logits",
     "tokens group_ids": "id", "group_ids": "group id", "lam": "lam, advantage lam",
+    "prompt_width": "group length", "buffer": "buffer, overlong buffer, buffer length, "
+    "overlong buffer length, overlong length",
+    "cap": "cap, clip cap, imp cap, imp clip cap",
     "lengths": "length", "temperature": "temperature",
     }.items() for form in forms.split(", ")}
 # Words that are too short to have parts if a parameter is called so

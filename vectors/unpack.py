@@ -27,6 +27,24 @@ class Bag(dict):
         return self[name]
 
 
+class Model:
+    """A language model whose last T inputs, which are 0, have given logits (B, T, V), each at the
+    place before."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def logits(self, input_ids=None, *_, logits_to_keep=None, **__):
+        T = self.given.shape[1]
+        W = input_ids.shape[1]
+        places = [min(max(w + 1 + T - W, 0), T - 1) for w in range(W)]
+        places = places[-(logits_to_keep or W):]
+        return self.given[:, places]
+
+    def __call__(self, *inputs, **others):
+        return Bag(logits=self.logits(*inputs, **others))
+
+
 class Field(NamedTuple):
     path: tuple         # the parameter, with its stars, and keys; a place in a tuple is an int
     name: str
@@ -151,6 +169,8 @@ class Lookups(ast.NodeVisitor):
         parts = {name: path for name, path in parts.items()
                  if path and (len(path) == 1 or not self.is_known(path[-1]))}
         rest = self.path_of(given.pop(None, None))          # f(**batch)
+        if rest and any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+            self.whole.add(rest[0])                         # it hands on what it does not name
         for name, one in takes.items() if rest else ():
             if name not in given and one.kind not in MARKS:
                 self.record((*rest, name), one.default)

@@ -14,19 +14,41 @@ from vectors.unpack import Unpacked
 TABLES = "advantages of the shape (B, T)"
 OUTPUTS_ALONE = "it takes advantages of outputs, (B,), but none of tokens, (B, T)"
 OFF = "False", "0.0"    # of a setting that switches something on
+COMPUTED = "logps", "old_logps", "ref_logps", "advantages"      # of a batch that holds tokens
+LIBRARY = {"np", "len", "Model"}        # names that texts use besides our inputs
 MOST_ORDERS = 200       # of arguments with unknown names; the order of the files comes first
 # Arguments that say the same as ours in another form: a pattern of their names, in which any way to
 # write log p is logp -> texts that make them from our inputs. np is the library.
 PAIRS = "np.concatenate([{0}, {1}])", "np.stack([{0}, {1}], 1).reshape(-1, *{0}.shape[1:])"
 OF_TWO = "np.stack([{0}, np.log1p(-np.exp({0}))], -1)"          # the logits of two tokens
+# What model(input_ids) computes if the next tokens have our log-probs
+MODEL = "Model({0})", "Model({0}).logits"
+ENDS = "np.concatenate([0 * values[:, 1:], 1 + 0 * values[:, :1]], 1)"  # 1 at the last token
+STARTS = "np.concatenate([1 + 0 * values[:, :1], 0 * values[:, 1:]], 1)"
+DONES = "(is_)?(dones?|terminat(ed|ions?)|terminals?)"
+NOT_DONES = rf"(next_?)?(not|non)_?{DONES}"
 CHOSEN, REJECTED = "(chosen|y_?w|win(ner)?|pos(itive)?)", "(rejected|y_?l|los(er|e)|neg(ative)?)"
 FORMS = {
+    r"(ref(erence)?_?(model|policy|net|lm)|(model|policy)_ref)": [
+        text.format(OF_TWO.format("ref_logps")) for text in MODEL],
+    r"((policy|actor|lm|train)_?)?(model|policy|net|network|actor|lm)": [
+        text.format(OF_TWO.format("logps")) for text in MODEL],
+    r"(attention|attn)_?masks?": ("1.0 + 0 * mask", "mask"),
     r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask", "mask"),
+    r"(question|prompt|quer(y|ie))s?(_?(id|str|string|text|key)s?)?": (
+        "group_ids.tolist()", "group_ids[:, None] + 0 * group_ids"),
+    rf"(next|last|final)_?{DONES}": ("1 + 0 * values[:, 0]",),
+    NOT_DONES: (f"1 - {ENDS}",),
+    DONES: (ENDS, STARTS),              # after each step, or before it
+    r"(next|last|final|bootstrap(ped)?)_?v(al(ue)?s?)?|bootstrap": (
+        "0 * values[:, 0]", "np.concatenate([values[:, 1:], 0 * values[:, :1]], 1)"),
     rf".*{CHOSEN}.*labels?": ("-100 * (mask_chosen == 0)",),
     rf".*{REJECTED}.*labels?": ("-100 * (mask_rejected == 0)",),
     r".*labels?": ("-100 * (mask == 0)", "0 * (mask > 0)"),
     r".*(label|target)s?": ("tokens",),
     r"(sample|seq|sequence|row|example)_?masks?": ("1.0 + 0 * mask[:, 0]",),
+    r"(completion|response|answer|action|loss)_?masks?": (      # of tokens behind a prompt
+        "1.0 + 0 * tokens[:, prompt_width:]",),
     r"cu_?(seq_?)?len(gth)?s?.*": ("np.asarray([0, *(mask > 0).sum(1).cumsum(0).tolist()])",
                                    "np.arange(len(mask) + 1) * mask.shape[1]"),
     r"(seq|sequence|seg|segment|doc)_?(ids?|idxs?)": [
@@ -60,11 +82,21 @@ ROW = "{}[mask > 0]"
 FLAT = "{}.reshape(-1)"                         # with all slots, which a mask tells apart
 OF_TOKENS = "({}.reshape(len(mask), -1) + 0 * mask)[mask > 0]"  # advantages of tokens, in a row
 # With one more slot, which a function cuts off: in front, as of the prompt; of logits, at the end.
+LATER = "np.concatenate([values, 0 * values[:, :1]], 1)"        # with V after the end
 FRONT = "np.concatenate([0 * ({0})[:, :1], {0}], 1)"
 BACK = "np.concatenate([{0}, ({0})[:, -1:]], 1)"
 TABLE = "{}.reshape(len(mask), -1) + 0 * mask"              # advantages of tokens, (B, T)
 # An argument that may be the mask: an adapter does not leave it out, even if its default is None.
 MASK_LIKE = re.compile(r"(?!.*(attention|attn|causal)).*(mask|pad|keep|valid).*")
+# How an estimator takes tables (B, T), numbers of outputs, (B,), and values with one step more, and
+# how its results become tables again: its first axis is time, or it takes one row of all outputs,
+# and has to stop at their ends.
+TURNS = ("{}.T", "{}", f"({LATER}).T", ".T"),
+ROWS = [(f"{{}}{shape}", f"{{}}{first}", "np.concatenate([values.reshape(-1), 0 * values[0, :1]])"
+         + shape, ".reshape(values.shape)")
+        for shape, first in ((".reshape(-1, 1)", "[:1]"), (".reshape(1, -1)", "[:1]"),
+                             (".reshape(-1)", "[0]"))]
+RETURNED = "found{0}", "tuple(x{0} for x in found)", "{{name: x{0} for name, x in found.items()}}"
 # The masked slots of each output behind the others.
 ALIGNED = "np.stack([np.concatenate([x[m > 0], x[m == 0]]) for x, m in zip({}, mask)])"
 
@@ -180,8 +212,9 @@ def told_way(function, content, way, first, decides, options):
 
 
 def values_of_missing(function, content, cases, decides, options):
-    """List the values that the parameters which a function lacks have in the cases that decide.
-    -> list of {parameter: value}"""
+    """List the values that the parameters which a function lacks have in the cases that decide, but
+    not those whose cases catch less than half as many mistakes as others: a function that has such
+    values of its own would be right by chance. -> list of {parameter: value}"""
     lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
                 for case in cases if decides(case)), key=len, default=())
     found = []
@@ -189,7 +222,13 @@ def values_of_missing(function, content, cases, decides, options):
         values = {name: value(case, name) for name in sorted(lost)}
         if decides(case) and "None" not in values.values() and values not in found:
             found.append(values)
-    return found
+
+    def caught(values):
+        """Count the mistakes that the cases with these values catch."""
+        return len({flag for case in cases_of({"cases": cases}, values) if decides(case)
+                    for kind in ("flags", "slopes") for flag in case[kind]})
+    most = max(map(caught, found), default=0)
+    return [values for values in found if 2 * caught(values) >= most]
 
 
 def constants(function, content, cases, decides, options, likely):
@@ -214,7 +253,7 @@ def forms_of(name, inputs, tool):
     """List the texts by which an argument may be made from some of our inputs. -> texts"""
     plain = LOG_P.sub("logp", name.lower())
     for pattern, texts in FORMS.items():
-        if re.fullmatch(pattern, plain) and vectors.used(texts[0]) - {"np", "len"} <= {*inputs}:
+        if re.fullmatch(pattern, plain) and vectors.used(texts[0]) - LIBRARY <= {*inputs}:
             return [in_library(text, tool) for text in texts]
     return []
 
@@ -271,26 +310,54 @@ def shifted(names, bound, inner, content, case, tool):
     """List the same arguments with one more slot for each output, of all that a function looks up
     in a batch, or of logits and labels. bound, inner: see above; names: of `guesses`.
     -> list of {its name: text}"""
-    known = vectors.arrays(case["inputs"], content["integers"], tool, "float64")
-    masks = [x.shape for name, x in known.items() if name.startswith("mask")]
-    library = {vectors.ALIASES[tool]: vectors.module_of(tool)}
+    masks = [flat(x)[0] for name, x in case["inputs"].items() if name.startswith("mask")]
 
     def longer(its, text):
         """Make a table (B, T + 1), or (B, T + 1, 2) of logits. -> text, "" of what is no table"""
         text = TABLE.format(text) if text == "advantages" and its in inner else text
-        try:
-            is_table = eval(text, library | known).shape[:2] in masks
-        except Exception:               # a setting, or what this case lacks
-            return ""
+        if "Model(" in text:
+            return text
         form = BACK if "logits" in its.lower() else FRONT
+        is_table = shape_of(text, content, case, tool)[:2] in masks
         return in_library(form.format(text), tool) if is_table else ""
-    given = {its: our for our, its in bound.items() if its in inner} | names
+    has_model = any("Model(" in text for text in names.values())
+    given = {its: our for our, its in bound.items() if its in inner or has_model} | names
     rows = {its: text for its in given if masks and (text := longer(its, given[its]))}
     of_batch = {its: text for its, text in rows.items() if its in inner}
-    made = {its: text for its, text in rows.items() if its in names and names[its] not in known}
-    made = made if any("logits" in its.lower() for its in made) else {}
-    found = [names | some for some in (of_batch, made, of_batch | made) if some]
+    made = {its: text for its, text in rows.items() if not given[its].isidentifier()}
+    made = made if has_model or any("logits" in its.lower() for its in made) else {}
+    of_ids = {its: text for its, text in (rows if has_model else of_batch).items()
+              if given[its] not in COMPUTED}
+    found = [names | some for some in (of_batch, made, of_batch | made, of_ids) if some]
     return [one for n, one in enumerate(found) if one not in found[:n]]
+
+
+def shape_of(text, content, case, tool):
+    """Compute the shape of what a text makes of the inputs of a case. -> tuple, () of a setting,
+    or of what the case lacks"""
+    known = vectors.arrays(case["inputs"], content["integers"], tool, "float64")
+    try:
+        return tuple(eval(text, {vectors.ALIASES[tool]: vectors.module_of(tool)} | known).shape)
+    except Exception:
+        return ()
+
+
+def turned(names, bound, content, case, tool):
+    """List the same arguments of an estimator of advantages, as TURNS says, or as ROWS says if it
+    is told the ends of outputs. names: of `guesses`; bound: {our name: its name}.
+    -> list of {its name: text}, with a text that turns what is returned"""
+    given = {its: our for our, its in bound.items() if our in case["inputs"]} | names
+    sizes = {its: len(shape_of(text, content, case, tool)) for its, text in given.items()}
+    values = bound["values"]
+    is_told = any(re.fullmatch(f"{DONES}|{NOT_DONES}", name) for name in names)
+    found = [] if is_told else [names, names | {values: in_library(LATER, tool)}]
+    for table, vector, later, back in ROWS if is_told else TURNS:
+        forms = {1: vector, 2: table}
+        made = {its: forms[sizes[its]].format(text if text.isidentifier() else f"({text})")
+                for its, text in given.items() if sizes[its]}
+        found += [names | some | {"return": text.format(back)}
+                  for some in (made, made | {values: in_library(later, tool)}) for text in RETURNED]
+    return found
 
 
 def arranged(function, content, cases, decides, options, likely):
@@ -322,13 +389,15 @@ def tried(function, content, cases, decides, options, likely):
         len(fits[case["id"]].missing), len({*map(str, case["parameters"].values())})))
     own = fits[cases[0]["id"]]
     inputs = inputs_of(content, cases[0])
+    inputs += ["group_ids"] * (content["function"] == "advantages")
     bound = {our: its for our, its in own.binding.names.items()
              if not own.binding.by_position or our not in inputs}
     gaps = [name for name, one in parameters_of(function).items() if name not in bound.values()
             and (one.default is None or name in own.needed or own.binding.by_position)]
     free = [name for name in (*inputs, *cases[0]["parameters"])
             if name not in bound and name not in options["fixed"]]
-    made = {name: texts for name in gaps if (texts := forms_of(name, inputs, options["tool"]))}
+    known = [*inputs, *cases[0]["parameters"]]
+    made = {name: texts for name in gaps if (texts := forms_of(name, known, options["tool"]))}
     packs = unpadded(cases[0], bound, made, options["tool"])
     if "old_logps" in free and "logps" in bound and any("logits" in name.lower() for name in made):
         packs.append({bound["logps"]: "old_logps"})         # what is given beside logits is old
@@ -338,8 +407,10 @@ def tried(function, content, cases, decides, options, likely):
     inner = {one.name for part in parts for fields in part.fields.values() for one in fields}
     tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
              for plain in guesses(some, free, made, packs, inner)
-             for names in (plain, *shifted(plain, bound, inner, content, cases[0],
-                                           options["tool"])))
+             for names in (turned(plain, bound, content, cases[0], options["tool"])
+                           if {"values", "rewards"} <= {*bound} else
+                           (plain, *shifted(plain, bound, inner, content, cases[0],
+                                            options["tool"]))))
     mistaken = {name: texts[0] for name, texts in made.items()}
     mistake = ""
     for names in itertools.islice(tries, MOST_ORDERS):
@@ -347,7 +418,10 @@ def tried(function, content, cases, decides, options, likely):
             found, _, _ = check(function, content, some, decides, options | {"names": names})
             ran = [one for one in found if not one.skipped]
             is_wrong = any(one.errors for one in ran)
-            is_new = is_wrong and not mistake and not any(one.raised for one in ran)
+            has_raised = any(one.raised for one in ran)
+            is_new = is_wrong and not mistake and not has_raised
+            if "return" in names and "return" not in mistaken and ran and not has_raised:
+                mistaken = names
             flags = likely(ran) if is_new else []
             if not ran or is_wrong and not flags:
                 break
@@ -368,7 +442,8 @@ def adapter(called, module, name, function, case, inputs, fitted, names, fixed, 
     theirs |= {other: our for other, our in fitted.binding.twins.items() if our in ours} | names
     theirs |= {other: repr(fitted.parameters[our]) for our, other in fitted.binding.names.items()
                if our in fixed and our in fitted.parameters}
-    ours = [one for one in ours if one in inputs or one in theirs.values()]
+    given = set().union(*map(vectors.used, theirs.values()))
+    ours = [one for one in (*ours, "group_ids") if one in inputs or one in given]
     if "epsilon_high" not in ours:      # one epsilon is for both sides
         shown = {"epsilon_low": "epsilon"}
         ours = [shown.get(one, one) for one in ours]
@@ -380,10 +455,14 @@ def adapter(called, module, name, function, case, inputs, fitted, names, fixed, 
     if len(parts) > 1 or "self" in parts[0].own:
         of_class = calls[0] if len(parts) > 1 else "..."
         made = name.replace(".", f"({of_class}).", 1) + f"({calls[-1]})"
+    made = names.get("return", "found").replace("found", made)
+    if "..." not in made:               # all gaps are filled, so what else there is does not matter
+        ours = [one for one in ours if one in vectors.used(made)]
     library = {"torch": "import torch", "jax": "import jax.numpy as jnp",
                "numpy": "import numpy as np"}[tool]         # by it, the command knows the arrays
     return (f"    from {module.__name__} import {name.split('.')[0]}\n"
-            + "    from vectors.unpack import Bag\n" * ("Bag(" in made)
+            + "".join(f"    from vectors.unpack import {one}\n" for one in ("Bag", "Model")
+                      if f"{one}(" in made)
             + f"    {library}\n" * (tool != "torch" or "torch." in made) +
             f"    def {called}({', '.join(ours)}):\n"
             f"        return {made}")

@@ -60,13 +60,22 @@ def of(counts, *key):
     return f"{counts[(*key, 'right')]} of {counts[key]}" if counts[key] else ""
 
 
-def main():
+def compared():
+    """Give both trainers the vectors. -> {"versions": ..., "vectors": ...}"""
     from lab.conform import theirs as peers  # imported here, because they need .venv-conform
     base = peers.EXPORTED.parent / "base"       # for a model whose log-probabilities are replaced
     grpo.main(f"--output_dir {base} --max_steps 0 --device cpu --base_steps 1".split())
     export.export(base, peers.EXPORTED)
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    content = {"versions": peers.VERSIONS, "vectors": peers.results()}
+    try:
+        return {"versions": peers.VERSIONS, "vectors": peers.results()}
+    finally:
+        torch.set_default_dtype(before)
+
+
+def main():
+    content = compared()
     record("conformance", **content)
     for name, text in tables(content).items():
         put(name, text, "conform")

@@ -132,13 +132,13 @@ def trl_policy_loss(mask, advantages, **given):
     if advantages.dim() == 2 or len(mask) < 2 or not mask[:, -1].any():
         missing()       # GRPOTrainer has an advantage for each output, and no slot that all lack
     x, parameters = parted(mask, **given)
-    return sampled(x, A=advantages, **trl_flags(**parameters))[0]
+    return sampled(x, A=advantages, use_bias_correction_kl=False, **trl_flags(**parameters))[0]
 
 
 def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coef=None,
                mask_truncated=False, **given):
     scale = names.SCALES.get(advantage) or missing()
-    if nll_coef or estimator == "k2":
+    if nll_coef or estimator == "k2" or eps not in (None, 1e-4):
         missing()
     x, parameters = parted(mask, **given)
     return sampled(x, parts=6 // micro_batch, scale_rewards=scale,
