@@ -11,6 +11,7 @@
 It prints what was read, what is wrong, and whether the reward rises, as far as its noise allows to
 decide that. docs/why.md shows on which runs the limits were fixed and tried.
 """
+import itertools
 import math
 import re
 import statistics
@@ -45,11 +46,13 @@ IDLE = 0.001            # of the highest learning rate: the schedule has ended
 CLIPPED = 0.3           # of the tokens in the first steps: ratios that are not 1 at first
 UNLIKE = 0.1            # nats per token between the policy and the old one, in the first steps
 FAILED = 0.9            # of the calls of a tool
+LONGER = 2.0            # times as long as they were: completions that grow for a reason
 STILL = 1e-4            # log-ratio after an update that rounding explains
 GROWS = 3.0             # times the difference of sampler and trainer, or the learning rate before
 BLIND = 0.05            # explained variance of a critic that predicts hardly more than a constant
-PARTS = ("critic", "flat", "groups", "held-out", "jump", "no-gradient", "not-finite", "rate",
-         "rounding", "stale", "temperature", "turns", "unused")     # of docs/why.md
+PARTS = ("average", "critic", "flat", "groups", "held-out", "jump", "merging", "no-gradient",
+         "not-finite", "rate", "rounding", "stale", "temperature", "thoughts", "turns",
+         "unused")      # of docs/why.md
 LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
              "completions/clipped_ratio", "completions/mean_length", "sampling/surprise")
 DIFFERENCES = {         # of sampler and trainer, and how much of each rounding explains
@@ -67,6 +70,9 @@ SETTINGS = {            # what a trainer calls a setting; others get the descrip
              "the weight of the KL": "actor_rollout_ref.actor.kl_loss_coef"}}
 SETTINGS["ms-swift"] = SETTINGS["TRL"]
 MAY_BE_0 = ("OpenRLHF", "SkyRL")        # log a KL of 0 if they have no reference
+# What the name of an evaluation says about its weights
+VARIANT = re.compile("[/_-]?(merged|exported|quantized|fp8|int8|int4|awq|gptq|gguf|served|hf|vllm|"
+                     "adapter|lora|attached|live|trainer)(?![a-z])")
 OF_THE_POLICY = ("completions/mean_length", "entropy", "kl")        # change if the policy does
 
 
@@ -157,6 +163,13 @@ def largest_fall(values):
                key=lambda jump: jump.before - jump.after, default=None)
 
 
+def fails_at_once(values):
+    """Find where a reward falls from one step to the next, and is exactly 0 from there on.
+    -> Jump, or None"""
+    jump = largest_fall(values)
+    return None if jump is None or any(values[jump.place:]) else jump
+
+
 class Table:
     """The quantities of a run, and what they are evidence for."""
 
@@ -187,6 +200,9 @@ class Table:
 
     def last(self, name):
         return statistics.fmean(self[name][-WINDOW:] or [0.0])
+
+    def step(self, place):
+        return self.steps[place].get("step", place)
 
     def setting(self, description):
         return SETTINGS.get(self.run.trainer, {}).get(description, description)
@@ -379,6 +395,11 @@ def rewards_that_are_added(table):
         if len(values) >= FEW and max(map(abs, values)) < NOTHING:
             yield (f"{name} is 0 in all steps, so only the other rewards are learned: does it find "
                    "the answers, and does the base ever solve a problem? (#groups)")
+        if failed := fails_at_once(values):
+            yield (f"{name} falls from {failed.before:.2g} to 0 in step "
+                   f"{table.step(failed.place):g}, and stays exactly 0: has its function failed? "
+                   "(#jump)")
+            continue
         now = trend(values)
         lost = max(BELOW * max(1.0, now.first), SURE * now.noise)
         if table.trend.rises and now.first - now.last > lost:
@@ -402,7 +423,14 @@ def truncated(table):
                "question: allow longer ones (#groups)")
     entropies = trend([abs(x) for x in table["entropy"]])
     runs_on = first < 0.3 and entropies.last > 2 * entropies.first > 0      # nobody ends in noise
-    if last > 0.5 and last > first - 0.1 and not runs_on:
+    name = "completions/mean_length"
+    is_longer = table.last(name) > LONGER * table.first(name) > 0
+    if last > 0.5 and first < 0.1 and is_longer and not runs_on and table.trend.falls:
+        yield (f"completions grow from {table.first(name):.0f} tokens to {table.last(name):.0f}, "
+               f"until {last:.0%} are truncated, and the {table.goal} falls: is the loss of an "
+               "output divided by its own length, so that long wrong ones cost little (#average)? "
+               f"Else raise {table.setting('the length limit')} (#groups)")
+    elif last > 0.5 and last > first - 0.1 and not runs_on:
         yield (f"most completions are truncated ({last:.0%}): raise "
                f"{table.setting('the length limit')} (#groups)")
 
@@ -455,10 +483,9 @@ def rate_goes_up(table):
             was, now = (statistics.fmean(some) for some in (
                 rewards[place - 2 * WINDOW:place], rewards[-2 * WINDOW:]))
             if was - now > SURE * error(rewards, 2 * WINDOW):
-                step = table.steps[place].get("step", place)
                 yield (f"{table.setting('the learning rate')} goes up from {before[-1]:.2g} to "
-                       f"{after:.2g} in step {step:g}, and the {table.goal} falls from {was:.2g} "
-                       f"to {now:.2g}: has a resumed run another schedule? (#jump)")
+                       f"{after:.2g} in step {table.step(place):g}, and the {table.goal} falls "
+                       f"from {was:.2g} to {now:.2g}: has a resumed run another schedule? (#jump)")
             return
 
 
@@ -486,13 +513,13 @@ def collapse(values, size=0.0):
 def jumps(table):
     """The reward falls at once, because somebody else has changed, or a resumed run has lost what
     it learned."""
-    step = lambda place: table.steps[place].get("step", place)
     if table.jump:
         rest = table.rewards[table.jump.place:]
         if not trend(rest).rises and not table.is_harder:
-            yield (f"the {table.goal} falls from {table.jump.before:.2g} to {table.jump.after:.2g} "
-                   f"in step {step(table.jump.place):g}, although the policy does not change at "
-                   "once: look at what rewards, such as a server, and at the data (#jump)")
+            yield (f"the {table.goal} falls from {table.jump.before:.2g} to "
+                   f"{table.jump.after:.2g} in step {table.step(table.jump.place):g}, although the "
+                   "policy does not change at once: look at what rewards, such as a server, and at "
+                   "the data (#jump)")
         return
     jump = largest_fall(table.rewards)
     if jump is None:
@@ -504,8 +531,9 @@ def jumps(table):
             if abs(now.before - start) > SURE * now.noise:
                 is_back.append(abs(now.after - start) < abs(now.before - start) / 3)
     if len(is_back) > 1 and all(is_back):
-        yield (f"in step {step(jump.place):g}, the {table.goal} and all else are again what they "
-               "were in the first steps: a resumed run has not loaded its weights (#jump)")
+        yield (f"in step {table.step(jump.place):g}, the {table.goal} and all else are again "
+               "what they were in the first steps: a resumed run has not loaded its weights "
+               "(#jump)")
 
 
 def falls(table):
@@ -620,9 +648,18 @@ def length_collapses(table):
     name = "completions/mean_length"
     before, after = table.first(name), table.last(name)
     if before > SHRUNK * after > 0:
-        yield (f"completions shrink from {before:.3g} tokens to {after:.2g}: the policy ends at "
-               "once; read samples, and lower "
+        yield (f"completions shrink from {before:.0f} tokens to {after:.0f}: the policy ends at "
+               "once, without a thought (#thoughts); read samples, and lower "
                f"{table.setting('the learning rate')} (#rate)")
+
+
+def wrong_answers_grow(table):
+    """If each output's loss is divided by its own length, long wrong answers cost little."""
+    right, wrong = trend(table["length/right"]), trend(table["length/wrong"])
+    if wrong.last > LONGER * wrong.first > 0 and right.last < (wrong.last + right.first) / 2:
+        yield (f"wrong answers grow from {wrong.first:.0f} tokens to {wrong.last:.0f}, right ones "
+               f"from {right.first:.0f} to {right.last:.0f}: is the loss of an output divided by "
+               "its own length, so that long wrong ones cost little? (#average)")
 
 
 def entropy_changes(table):
@@ -668,7 +705,13 @@ def sampler_differs(table):
         worst = max(first, last)
         limit = 0.02 if is_ours else limit              # others may compute in bfloat16
         least = 1.0 if name == "probability_ratio" else 0.0
-        if is_corrected and last > limit > first and last - least > GROWS * (first - least):
+        is_growing = last > limit > first and last - least > GROWS * (first - least)
+        if is_corrected and is_growing and has_risen(table) and not any(samples_age(table)):
+            yield (f"sampler and trainer differ by {first:.2g} {unit} at first, and by {last:.2g} "
+                   "at the end. The reward has risen, so the sampler gets new weights, and the two "
+                   "round ever more differently: let both compute in the same precision "
+                   "(#rounding)")
+        elif is_corrected and is_growing:
             yield (f"sampler and trainer differ by {first:.2g} {unit} at first, and by {last:.2g} "
                    "at the end: does the sampler get all new weights, and is it not ever further "
                    "behind? (#stale)")
@@ -688,6 +731,13 @@ def sampler_differs(table):
                "the one that was sampled (#rounding)")
     elif is_ours and not is_corrected and is_unseen and worst > 1e-3:
         yield "the first ratio is not 1: try --kernel torch (#rounding)"
+
+
+def has_risen(table):
+    """Whether the reward has risen for some time, even if it fell again."""
+    n = max(1, table.trend.n // 10)
+    means = [statistics.fmean(table.rewards[i:i + n]) for i in range(0, table.trend.n - n + 1, n)]
+    return max(means) - means[0] > max(SURE * error(table.rewards, n), table.enough)
 
 
 def samples_age(table):
@@ -758,6 +808,21 @@ def held_out(table):
                "it pays for something else (#held-out)")
 
 
+def variants_differ(table):
+    """Two evaluations, one of them of other weights as its name says, such as eval_acc_merged, were
+    alike at first, and only one has learned."""
+    scores = {name: column(table.run.records, name) for name in table.run.sets}
+    for name, other in itertools.permutations(scores, 2):
+        a, b = scores[other], scores[name]
+        is_variant = VARIANT.search(name) and VARIANT.sub("", name) == VARIANT.sub("", other)
+        is_behind = min(len(a), len(b)) > 2 and abs(a[0] - b[0]) < RISE and (
+            a[-1] - b[-1] > 2 * RISE and b[-1] - b[0] < (a[-1] - a[0]) / 2)
+        if is_variant and is_behind:
+            yield (f"{other} rises from {a[0]:.2g} to {a[-1]:.2g}, but {name} only from {b[0]:.2g} "
+                   f"to {b[-1]:.2g}: what was learned is lost when the weights are merged, rounded "
+                   "or exported (#merging)")
+
+
 def never_changes(table):
     """The reward rises, and all scores are the same in each evaluation."""
     scores = {name: column(table.run.records, name) for name in table.run.sets}
@@ -805,8 +870,9 @@ AT_ONCE = (groups_without_signal, truncated, entropy_changes, sampler_differs)
 RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_without_signal,
          few_groups, rewards_that_are_added, one_sample, truncated, unused, gradient_grows,
          critic_fails, clipped_at_once, penalties, far_from_reference, length_collapses,
-         entropy_changes, other_distribution, sampler_differs, samples_age, masks, tools_fail,
-         held_out, never_changes, stays, pairs, jumps, falls, flat)
+         wrong_answers_grow, entropy_changes, other_distribution, sampler_differs, samples_age,
+         masks, tools_fail,
+         held_out, variants_differ, never_changes, stays, pairs, jumps, falls, flat)
 
 
 def warnings(metrics, cfg):
@@ -825,7 +891,7 @@ def check(run):
 
 def parts(found):
     """Name the parts of docs/why.md to which the texts of check send. -> set of str"""
-    return {re.search(r"\(#([\w-]+)\)", text)[1] for text in found}
+    return {part for text in found for part in re.findall(r"\(#([\w-]+)\)", text)}
 
 
 # ---- what was read, and what it can decide ---------------------------------------------------
@@ -855,8 +921,8 @@ def decided(run):
                 f"{now.n} steps of this noise")
     course = "rises" if now.rises else "falls" if now.falls else "stays"
     if table.jump:
-        step = table.steps[table.jump.place].get("step", table.jump.place)
-        return f"the {table.goal} {course} before and after it falls at once in step {step:g}"
+        step = f"{table.step(table.jump.place):g}"
+        return f"the {table.goal} {course} before and after it falls at once in step {step}"
     text = f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}"
     for name in table.run.components if now.rises else ():
         if not (right := trend(table[name])).rises:

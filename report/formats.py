@@ -39,6 +39,7 @@ class Run(NamedTuple):
 #   after_penalties            the reward, less penalties such as that for the KL
 #   lowest_advantage           of a batch: below 0 if rewards have a baseline
 #   staleness     how many updates the policy is ahead of the one that sampled
+#   length/right, length/wrong      the mean lengths of right and of wrong completions
 AGENT = "[^/]+"         # of prime-rl, which logs all its samples, and those that it trains on
 NAMES = {
     "TRL": {name: (name,) for name in (
@@ -86,17 +87,24 @@ NAMES = {
         "kl": ("policy/policy_kl", "loss/avg_kl"), "staleness": ("async/staleness_mean",),
         "clip_ratio/region_mean": ("policy/ppo_clip_ratio",),
         "completions/mean_length": ("generate/avg_num_tokens",),
+        "length/right": ("generate/avg_tokens_non_zero_rewards",),
+        "length/wrong": ("generate/avg_tokens_zero_rewards",),
         "sampling/sampling_logp_difference/mean": (
             "policy/rollout_train_logprobs_abs_diff_mean",)},
     "prime-rl": {
-        "reward": (f"agg/all/{AGENT}/reward/mean", "reward/mean", "reward/reward"),
+        "reward": (f"agg/all/{AGENT}/reward/mean", "reward/mean", "reward/all/mean",
+                   "reward/reward"),
         "frac_reward_zero_std": (f"agg/all/{AGENT}/solved_none + agg/all/{AGENT}/solved_all",
-                                 "reward/solve_none + reward/solve_all"),
-        "completions/clipped_ratio": (f"agg/all/{AGENT}/is_truncated/mean", "is_truncated/mean"),
-        "completions/mean_length": (f"agg/all/{AGENT}/num_output_tokens/mean",),
-        "loss": ("loss/mean",), "grad_norm": ("optim/grad_norm",), "learning_rate": ("optim/lr",),
+                                 "reward/solve_none + reward/solve_all",
+                                 "batch/solve_none + batch/solve_all"),
+        "completions/clipped_ratio": (f"agg/all/{AGENT}/is_truncated/mean", "is_truncated/mean",
+                                      "is_truncated/all/mean"),
+        "completions/mean_length": (f"agg/all/{AGENT}/num_output_tokens/mean",
+                                    "completion_len/all/mean", "seq_len/all/mean"),
+        "loss": ("loss/mean", "loss/all/mean"), "grad_norm": ("optim/grad_norm",),
+        "learning_rate": ("optim/lr",),
         "entropy": ("entropy/all/mean", "entropy/mean"),
-        "staleness": ("batch/off_policy_level/mean",),
+        "staleness": ("batch/off_policy_level/mean", "off_policy_level/all/mean"),
         "sampler_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean")},
     "slime": {
         "reward": ("rollout/raw_reward",), "loss": ("pg_loss",), "grad_norm": ("grad_norm",),
@@ -107,12 +115,22 @@ NAMES = {
         "sampling/sampling_logp_difference/mean": ("train_rollout_logprob_abs_diff",)},
     "NeMo-RL": {
         "reward": ("reward",), "loss": ("loss",), "grad_norm": ("grad_norm",),
+        "frac_reward_zero_std": ("baseline_reward/pct_0 + baseline_reward/pct_1",),
         "learning_rate": ("lr",), "entropy": ("approx_entropy",), "kl": ("kl_penalty",),
         "completions/mean_length": ("mean_gen_tokens_per_sample",),
         "probability_ratio": ("token_mult_prob_error",), "sampler_kl": ("gen_kl_error",)}}
 NAMES["ms-swift"] = NAMES["TRL"] | {"entropy": ("entropy/mean", "entropy")}
-NAMES["an own loop"] = NAMES["TRL"] | {"reward": (
-    "average_reward", "avg_reward", "mean_reward", "reward_mean", "rewards_mean", "train_reward")}
+NAMES["an own loop"] = NAMES["TRL"] | {
+    "reward": ("average_reward", "avg_reward", "mean_reward", "reward_mean", "rewards_mean",
+               "train_reward", "reward"),
+    "frac_reward_zero_std": ("frac_reward_zero_std", "frac_zero_std", "zero_std_frac"),
+    "completions/clipped_ratio": ("completions/clipped_ratio", "truncated", "truncated_frac"),
+    "completions/mean_length": (
+        "completions/mean_length", "completion_length", "completion_len", "response_length",
+        "response_len", "mean_length", "length_mean", "len_mean", "mean_len", "avg_len"),
+    "length/right": ("len_correct", "correct_len", "length_correct", "correct_length"),
+    "length/wrong": ("len_wrong", "wrong_len", "length_wrong", "wrong_length", "len_incorrect",
+                     "incorrect_len", "length_incorrect", "incorrect_length")}
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
         "global_step", "Step", "_step", "rollout/step", "iteration", "iter")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
@@ -190,7 +208,8 @@ def quantities(record, used, others):
     for quantity, names in used.items():
         values = [record.get(name) for name in names]
         if all(map(is_number, values)):
-            plain[quantity] = float(sum(values))
+            is_percent = any("pct_" in name for name in names)
+            plain[quantity] = float(sum(values)) / (100 if is_percent else 1)
     return plain
 
 

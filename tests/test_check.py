@@ -55,7 +55,7 @@ def test_a_reward_of_the_tests_that_a_policy_sees_is_named(tmp_path):
 
 
 def anchors(**changes):
-    return [re.search(r"\(#(.*)\)", text)[1] for text in check(run_of(**changes))]
+    return [part for text in check(run_of(**changes)) for part in re.findall(r"\(#(.*?)\)", text)]
 
 
 def differing(difference, trainer):
@@ -142,7 +142,7 @@ def evaluated(score, name="eval/a"):
     ("", {"entropy": [0.2, 0.004], "sampling/surprise": None, "reward": [0.3, 0.95]}),
     ("rate", {"grad_norm": [1.0, 12.0], "reward": [0.5, 0.5], "n": 18}),
     ("rate", {"grad_norm": lambda i: 2e4 if i == 15 else 1.0}), ("", {"grad_norm": [1.0, 12.0]}),
-    ("rate", {"kl": [0.1, 38.0]}), ("rate", {"completions/mean_length": [300.0, 2.0]}),
+    ("rate", {"kl": [0.1, 38.0]}), ("thoughts rate", {"completions/mean_length": [300.0, 2.0]}),
     ("rate", {"rewards/chosen": [0.0, -1.0], "reward": [0.9, 0.8], "n": 18}),
     ("flat", {"rewards/margins": [0.0, 0.0]}), ("", {"rewards/margins": [0.0, 0.5]}),
     ("held-out", {"eval/greedy": [0.8, 0.5]}),
@@ -182,10 +182,28 @@ def evaluated(score, name="eval/a"):
     ("", differing(0.01, "ours")), ("rounding", differing(0.05, "ours")),
     ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
-    ("stale", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),
+    ("rounding", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),  # it has learned,
+    ("stale flat", {"reward": [0.5, 0.5],                           # so the sampler gets weights
+                    "probability_difference": [0.005, 0.1], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.03, 0.1], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.01, 0.025], "trainer": "verl"}),
-    ("stale", {"probability_ratio": [1.02, 1.3], "trainer": "NeMo-RL"}),
+    ("rounding", {"probability_ratio": [1.02, 1.3], "trainer": "NeMo-RL"}),
+    ("stale stale rate", {"n": 40, "staleness": lambda i: 1 + i, "sampler_kl": [0.0, 0.2],
+                    "reward": lambda i: 0.2 + 0.02 * min(i, 40 - i), "trainer": "prime-rl"}),
+    # ---- lengths, evaluations of other weights, a reward that is gone
+    ("average", {"length/wrong": [400.0, 2900.0], "length/right": [380.0, 390.0]}),
+    ("", {"length/wrong": [400.0, 900.0], "length/right": [380.0, 800.0]}),     # thoughts grow
+    ("", {"length/wrong": [400.0, 600.0], "length/right": [380.0, 390.0]}),
+    ("average groups flat", {"reward": lambda i: 0.5 - 0.005 * i,
+                             "completions/clipped_ratio": [0.0, 0.9],
+                             "completions/mean_length": [500.0, 4000.0]}),
+    ("", {"completions/clipped_ratio": [0.0, 0.4], "completions/mean_length": [500.0, 4000.0]}),
+    ("merging", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_merged": [0.3, 0.35]}),
+    ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_merged": lambda i: 0.3 + 0.008 * i}),
+    ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_hard": [0.3, 0.35]}),  # other problems
+    ("", {**evaluated(lambda i: 0.5 + 0.01 * i), "eval/a_merged": [0.3, 0.32]}),
+    ("jump", {"rewards/right": lambda i: 0.3 + 0.005 * i if i < 20 else 0.0, "n": 40}),
+    ("held-out", {"rewards/right": lambda i: 0.3 + 0.005 * i if i < 20 else 0.1, "n": 40}),
     ("rounding", {"probability_ratio": [1.09, 1.25], "trainer": "NeMo-RL"}),
     ("", {"probability_ratio": [1.02, 1.04], "trainer": "NeMo-RL"}),
     # ---- the learning rate
