@@ -189,8 +189,9 @@ METHOD = TRL.replace("\n    ", "\n        ").replace(
     (TRL.replace("advantages", "before"), "grpo_loss", "old_logps=old_logps, before=advantages, m"),
     (TRL.replace("old_logps", "prior").replace("mask", "keep"), "grpo_loss",
      "prior=old_logps, advantages=advantages, keep=mask"),
-    (TRL.replace("old_logps", "prior").replace("torch.min", "0.7 * torch.min"), "grpo_loss",
-     "prior=..., advantages=advantages, mask=mask"),
+    (TRL.replace("old_logps", "prior").replace("mask", "how_many").replace(
+        "torch.min", "0.7 * torch.min"), "grpo_loss",
+     "prior=..., advantages=advantages, how_many=..."),
     (re.sub("epsilon_(low|high)", r"\1", TRL).replace("logps, old_logps, advantages, mask,",
      "y, x, w, v,").replace("logps - old_logps", "x - y").replace("advantages", "w").replace(
          "mask", "v"), "grpo_loss", "y=old_logps, x=logps, w=advantages, v=mask, low=epsilon_low"),
@@ -1008,6 +1009,14 @@ def test_an_adapter_that_is_right_works_as_printed(function, recipe, call, sourc
     assert code == 2 and "This adapter is right" in told and call in told, told
     code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", recipe)
     assert code == 0, again
+
+
+def test_the_only_input_that_is_left_fills_the_only_gap_of_a_wrong_loss(answer):
+    source = TRL.replace("old_logps", "prior").replace("torch.min", "0.7 * torch.min")
+    code, told = answer(source, "grpo_loss", "--recipe", "dapo")
+    assert code == 2 and "This adapter is wrong, and its check shows how" in told
+    code, told = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", "--recipe", "dapo")
+    assert code == 1 and "WRONG" in told, told
 
 
 def test_a_setting_is_in_the_adapter(answer):

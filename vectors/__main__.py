@@ -105,7 +105,8 @@ def of_recipe(recipe, function):
         """Count the inputs that the function names, or has in another form, or by how many
         parameters a file misses those of a function that names none."""
         content = read(name)
-        inputs = [*content["inputs"], *["group_ids"] * (name == "advantages")]
+        of_groups = ["group_ids", "num_generations"] if name == "advantages" else []
+        inputs = [*content["inputs"], *of_groups]
         bound = bind(function, inputs).names
         names = {*bound.values()}.union(one for one in takes if forms_of(one, inputs, "torch"))
         if bound and bound.keys().isdisjoint(ESSENTIAL.get(name, bound)):

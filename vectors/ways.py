@@ -412,6 +412,9 @@ def tried(function, content, cases, decides, options, likely):
                            (plain, *shifted(plain, bound, inner, content, cases[0],
                                             options["tool"]))))
     mistaken = {name: texts[0] for name, texts in made.items()}
+    left = [[name for name in needed if name not in made], [one for one in inputs if one in free]]
+    if all(len(some) == 1 for some in left):
+        mistaken |= {left[0][0]: left[1][0]}            # it can be nothing else
     mistake = ""
     for names in itertools.islice(tries, MOST_ORDERS):
         for some in (cases[:1], cases):
