@@ -510,6 +510,22 @@ def collapse(values, size=0.0):
     return (peak, last, place < n) if is_large else None
 
 
+def back_at_base(table):
+    """The KL falls back to nothing at once, and the reward with it, be it less than noise in a few
+    steps. (If the reward stays, only the reference is another.)"""
+    kls, rewards = table["kl"], table.rewards
+    jump = largest_fall(kls) if len(kls) == len(rewards) else None
+    if jump is None or jump.before < SPIKE * jump.after:
+        return
+    n = min(5 * AROUND, jump.place, len(rewards) - jump.place)
+    before, after = (statistics.fmean(rewards[start:start + n])
+                     for start in (jump.place - n, jump.place))
+    if before - after > SURE * error(rewards, n):
+        yield (f"in step {table.step(jump.place):g}, the KL to the reference falls back to "
+               f"{jump.after:.1g}, and the {table.goal} from {before:.2g} to {after:.2g}: a "
+               "resumed run has not loaded its weights (#jump)")
+
+
 def jumps(table):
     """The reward falls at once, because somebody else has changed, or a resumed run has lost what
     it learned."""
@@ -523,6 +539,7 @@ def jumps(table):
         return
     jump = largest_fall(table.rewards)
     if jump is None:
+        yield from back_at_base(table)
         return
     is_back = []                        # for each quantity that had left where it began
     for name in (table.goal, *OF_THE_POLICY):
@@ -706,7 +723,8 @@ def sampler_differs(table):
         limit = 0.02 if is_ours else limit              # others may compute in bfloat16
         least = 1.0 if name == "probability_ratio" else 0.0
         is_growing = last > limit > first and last - least > GROWS * (first - least)
-        if is_corrected and is_growing and has_risen(table) and not any(samples_age(table)):
+        is_old = any(samples_age(table)) or is_frozen(table, name, limit)
+        if is_corrected and is_growing and has_risen(table) and not is_old:
             yield (f"sampler and trainer differ by {first:.2g} {unit} at first, and by {last:.2g} "
                    "at the end. The reward has risen, so the sampler gets new weights, and the two "
                    "round ever more differently: let both compute in the same precision "
@@ -733,6 +751,15 @@ def sampler_differs(table):
         yield "the first ratio is not 1: try --kernel torch (#rounding)"
 
 
+def is_frozen(table, name, limit):
+    """Whether the reward stays what it was when the difference of sampler and trainer began to
+    grow: then the sampler has the weights of that time."""
+    values = table[name]
+    start = next((i for i, x in enumerate(values) if x > limit / GROWS), len(values))
+    rest = trend(table.rewards[start:])
+    return rest.n >= FEW and abs(rest.last - rest.first) < max(NOISE * rest.noise, BELOW)
+
+
 def has_risen(table):
     """Whether the reward has risen for some time, even if it fell again."""
     n = max(1, table.trend.n // 10)
@@ -749,7 +776,25 @@ def samples_age(table):
                f"{age.last:.2g} at the end; limit that, or correct the ratios (#stale)")
 
 
+def weights_are_lost(table):
+    """The policy is again and again where it began, and does not get better. (If only the reference
+    is replaced, it goes on to learn.)"""
+    kls = [statistics.median(some) for some in zip(*(table["kl"][i:] for i in range(3)))]
+    back = [i for i in range(3, len(kls)) if kls[i] < kls[i - 3] / SPIKE]
+    places = [i for i, before in zip(back, [-WINDOW, *back]) if i - before > WINDOW]
+    if len(places) >= REPEATED and table.is_stuck and len(table["kl"]) == len(table.steps):
+        yield (f"the KL to the reference falls back in step {table.step(places[0]):g} and "
+               f"{len(places) - 1} times more, and the {table.goal} does not rise: is an adapter "
+               "merged into weights that round it away (#merging), or a checkpoint loaded without "
+               "its weights (#jump)?")
+
+
 def tools_fail(table):
+    calls = trend(table["calls"])
+    if calls.falls and calls.last < calls.first / 2 and any(falls(table)):
+        yield (f"calls of tools, or turns, get rarer, from {calls.first:.2g} to {calls.last:.2g} "
+               "for each completion: does the policy see what a tool says, and is it not what is "
+               "learned? (#turns)")
     share = table.last("tools/failure_frequency")
     if share > FAILED and not table.trend.rises:
         yield (f"{share:.0%} of the calls of tools fail: run one of them yourself, and read "
@@ -871,7 +916,7 @@ RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_w
          few_groups, rewards_that_are_added, one_sample, truncated, unused, gradient_grows,
          critic_fails, clipped_at_once, penalties, far_from_reference, length_collapses,
          wrong_answers_grow, entropy_changes, other_distribution, sampler_differs, samples_age,
-         masks, tools_fail,
+         weights_are_lost, masks, tools_fail,
          held_out, variants_differ, never_changes, stays, pairs, jumps, falls, flat)
 
 

@@ -40,6 +40,7 @@ class Run(NamedTuple):
 #   lowest_advantage           of a batch: below 0 if rewards have a baseline
 #   staleness     how many updates the policy is ahead of the one that sampled
 #   length/right, length/wrong      the mean lengths of right and of wrong completions
+#   calls         of tools, or turns, for each completion
 AGENT = "[^/]+"         # of prime-rl, which logs all its samples, and those that it trains on
 NAMES = {
     "TRL": {name: (name,) for name in (
@@ -53,6 +54,7 @@ NAMES = {
             "old_kl": ("policy/approxkl_avg",), "learning_rate": ("learning_rate", "lr"),
             "after_penalties": ("objective/rlhf_reward",),
             "clip_ratio/region_mean": ("clip_ratio/region_mean", "policy/clipfrac_avg"),
+            "calls": ("tools/call_frequency",),
             "completions/mean_length": ("completions/mean_length", "completion_length"),
             "value_loss": ("value_loss", "loss/value_avg")},
     "verl": {
@@ -62,6 +64,7 @@ NAMES = {
         "kl": ("actor/kl_loss", "actor/reward_kl_penalty"), "old_kl": ("actor/ppo_kl",),
         "completions/mean_length": ("response_length/mean",),
         "completions/clipped_ratio": ("response_length/clip_ratio",),
+        "calls": ("tool_call_counts/mean", "num_turns/mean"),
         "prompts/clipped_ratio": ("prompt_length/clip_ratio",),
         "probability_difference": ("training/rollout_probs_diff_mean",),
         "sampler_kl": ("rollout_corr/k3_kl", "rollout_corr/kl"),
@@ -120,19 +123,26 @@ NAMES = {
         "completions/mean_length": ("mean_gen_tokens_per_sample",),
         "probability_ratio": ("token_mult_prob_error",), "sampler_kl": ("gen_kl_error",)}}
 NAMES["ms-swift"] = NAMES["TRL"] | {"entropy": ("entropy/mean", "entropy")}
-NAMES["an own loop"] = NAMES["TRL"] | {
-    "reward": ("average_reward", "avg_reward", "mean_reward", "reward_mean", "rewards_mean",
-               "train_reward", "reward"),
-    "frac_reward_zero_std": ("frac_reward_zero_std", "frac_zero_std", "zero_std_frac"),
-    "completions/clipped_ratio": ("completions/clipped_ratio", "truncated", "truncated_frac"),
-    "completions/mean_length": (
-        "completions/mean_length", "completion_length", "completion_len", "response_length",
-        "response_len", "mean_length", "length_mean", "len_mean", "mean_len", "avg_len"),
-    "length/right": ("len_correct", "correct_len", "length_correct", "correct_length"),
-    "length/wrong": ("len_wrong", "wrong_len", "length_wrong", "wrong_length", "len_incorrect",
-                     "incorrect_len", "length_incorrect", "incorrect_length")}
+NAMES["an own loop"] = {}              # OWN has their words
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
-        "global_step", "Step", "_step", "rollout/step", "iteration", "iter")
+        "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "update")
+# In an own loop, the words of a name, less those that say how it was averaged, show what it is
+FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "rollout", "total", "raw",
+          "ppo", "policy", "pg", "ep", "episode", "to", "base", "ref", "reference", "the"}
+OWN = {"reward": ("reward", "rewards", "r", "rew", "rm score", "reward score", "score", "scores",
+                  "return", "returns", "accuracy", "acc", "success rate"),
+       "reward_std": ("reward std", "r std", "std reward"),
+       "frac_reward_zero_std": ("frac zero std", "zero std frac", "zero std groups",
+                                "frac zero std groups", "zero std"),
+       "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "gradnorm"),
+       "learning_rate": ("lr", "learning rate"), "entropy": ("entropy", "ent", "h"),
+       "kl": ("kl", "kl loss", "kl div"), "explained_variance": ("explained var", "ev"),
+       "completions/mean_length": ("len", "length", "gen len", "response len", "response length",
+                                   "completion len", "completion length", "tokens", "ntok",
+                                   "n tok", "num tokens", "tokens response"),
+       "completions/clipped_ratio": ("truncated", "truncated frac", "clipped ratio"),
+       "length/right": ("len correct", "length correct"),
+       "length/wrong": ("len wrong", "length wrong", "len incorrect", "length incorrect")}
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
 WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
 # Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
@@ -161,10 +171,25 @@ def matching(pattern, names):
     return next(filter(fits, names), None)
 
 
+def words_of(name):
+    """Take the name of a metric apart. -> sorted words, less FILLER"""
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return tuple(sorted(word for word in words if word and word not in FILLER))
+
+
 def names_in(found, trainer):
     """Find which names of a trainer a log has. -> {quantity: names that are added}"""
     seen = dict.fromkeys(name for one in found for name, x in one.items() if is_number(x))
     used = {}
+    if trainer == "an own loop":
+        words = {}                      # the words of a name, sorted -> the first such name
+        for name in seen:
+            if not HELD_OUT.fullmatch(name):
+                words.setdefault(words_of(name), name)
+        for quantity, forms in OWN.items():
+            names = [words[key] for form in forms if (key := words_of(form)) in words]
+            used |= {quantity: names[:1]} if names else {}
+        return used
     for quantity, patterns in NAMES[trainer].items():
         for pattern in patterns:
             names = [matching(part, seen) for part in pattern.split(" + ")]

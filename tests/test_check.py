@@ -202,6 +202,19 @@ def evaluated(score, name="eval/a"):
     ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_merged": lambda i: 0.3 + 0.008 * i}),
     ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_hard": [0.3, 0.35]}),  # other problems
     ("", {**evaluated(lambda i: 0.5 + 0.01 * i), "eval/a_merged": [0.3, 0.32]}),
+    ("merging jump flat", {"n": 99, "kl": lambda i: 0.002 * (i % 25), "reward": [0.5, 0.5]}),
+    ("", {"n": 99, "kl": lambda i: 0.002 * (i % 25)}),              # the reference is replaced
+    ("jump", {"n": 200, "kl": lambda i: 0.001 * (i % 100),          # less than noise in ten steps
+              "reward": lambda i: 0.3 + 0.002 * (i % 100) + noise(i) / 5}),
+    ("", {"n": 200, "kl": lambda i: 0.001 * (i % 100),
+          "reward": lambda i: 0.3 + 0.002 * i + noise(i) / 5}),
+    ("turns rate", {"n": 40, "reward": lambda i: 0.3 + 0.02 * min(i, 30 - i),
+                    "calls": [2.0, 0.1]}),
+    ("", {"calls": [2.0, 0.5]}),                            # it needs fewer
+    ("stale", {"n": 60, "sampler_kl": lambda i: 0.001 * max(1, 5 * (i - 20)), "trainer": "prime-rl",
+               "reward": lambda i: 0.3 + 0.01 * min(i, 20)}),
+    ("rounding", {"n": 60, "sampler_kl": lambda i: 0.001 * max(1, 5 * (i - 20)),
+                  "reward": lambda i: 0.3 + 0.01 * i, "trainer": "prime-rl"}),
     ("jump", {"rewards/right": lambda i: 0.3 + 0.005 * i if i < 20 else 0.0, "n": 40}),
     ("held-out", {"rewards/right": lambda i: 0.3 + 0.005 * i if i < 20 else 0.1, "n": 40}),
     ("rounding", {"probability_ratio": [1.09, 1.25], "trainer": "NeMo-RL"}),
