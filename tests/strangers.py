@@ -390,7 +390,6 @@ MISTAKES = [            # the mistake, a function above, a part of it, and what 
     ("whole_batch", normalized, "scores.mean(dim=1, keepdim=True)\n    std = scores.std(dim=1, "
      "keepdim=True)", "scores.mean()\n    std = scores.std()"),
     ("batch_mean", normalized, "scores.mean(dim=1, keepdim=True)", "scores.mean()"),
-    ("ddof", normalized, "scores.std(dim=1,", "scores.std(dim=1, correction=0,"),
     ("summed", sigmoid_mean, ".mean()", ".sum()"),
     ("chosen_mask", of_pairs, "* mask_rejected)", "* mask_chosen)"),
     ("rejected_mask", of_pairs, "* mask_chosen)", "* mask_rejected)"),

@@ -33,7 +33,7 @@ MOST = {
     "tasks": {".py": 1646},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
-    "vectors": {".py": 2980, ".txt": 980, ".json": 940},
+    "vectors": {".py": 3040, ".txt": 980, ".json": 940},
     "report": {".py": 2600, ".html": 820},
     "engines": {".py": 1660, ".txt": 20},
     "measuring": {".py": 190},

@@ -284,6 +284,16 @@ def test_numpy_is_checked_without_gradients_and_a_convention_is_listed(answer):
         assert code == expected
 
 
+def test_a_std_that_divides_by_all_is_a_convention_of_a_function_that_is_not_told(answer):
+    """Reports of GRPO do not say which; numpy's std divides by G."""
+    source = NUMPY.replace("ddof=DDOF, ", "").replace(", ddof=1", "")
+    code, told = answer(source, "advantages", "--recipe", "grpo")
+    assert code == 0 and "right if the std divides by G, as numpy's does" in told, told
+    code, told = answer(source.replace("rewards.std(", "rewards.var("), "advantages", "--recipe",
+                        "grpo")
+    assert code == 1, told
+
+
 def test_what_is_not_implemented_is_counted_apart_even_without_a_message(answer):
     source = NUMPY.replace("DDOF", "ddof")
     code, text = answer(source, "advantages")
@@ -982,6 +992,33 @@ def step(model, batch, clip_eps):
 """
 
 
+OF_LOGITS = """
+import torch
+def summed(logits, labels):
+    labels = labels[:, 1:].clone()
+    is_kept = labels != -100
+    labels[~is_kept] = 0
+    log_p = torch.log_softmax(logits[:, :-1], -1).gather(2, labels[..., None])[..., 0]
+    return (log_p * is_kept).sum(-1)
+def of_logits(policy_logits, reference_logits, labels, beta):
+    n = len(labels) // 2
+    gain = summed(policy_logits, labels) - summed(reference_logits, labels)
+    return -torch.nn.functional.logsigmoid(beta * (gain[:n] - gain[n:])).mean()
+"""
+
+
+def test_a_step_may_keep_its_groups_apart(answer):
+    """Tokens of the shape (P, G, T), as rewards have the shape (P, G)."""
+    source = """
+def step(logps, mask, rewards):
+    others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+    return -((rewards - others) * (logps * mask).sum(-1)).sum() / rewards.numel()
+"""
+    code, told = answer(source, "step", "--recipe", "rloo")
+    assert code == 0 and "more cases are right with tokens of the shape (P, G, T)" in told, told
+    assert answer(source.replace(" - 1)", ")"), "step", "--recipe", "rloo")[0] == 1
+
+
 def test_a_step_whose_logits_are_not_those_before_its_tokens_gets_no_adapter_that_is_right(answer):
     code, told = answer(STEP.replace("[:, :-1]", "[:, 1:]"), "step", "--recipe", "dapo")
     assert code and "adapter is right" not in told, told
@@ -998,6 +1035,12 @@ def test_a_step_whose_logits_are_not_those_before_its_tokens_gets_no_adapter_tha
      "    def loss(self, advantage, log_likelihood):\n"
      "        return -self.scale * (advantage * log_likelihood).mean()"),
     ("step", "dapo", "model=Model(", STEP),                 # a step that calls the model
+    ("of_logits", "dpo", "policy_logits=torch.concatenate", OF_LOGITS),
+    ("of_lists", "grpo", "logps_list=[x[m > 0] for x, m in zip(logps, mask)]",
+     "import torch\ndef of_lists(logps_list, old_logps_list, advs, eps):\n    total = 0.0\n"
+     "    for x, old, A in zip(logps_list, old_logps_list, advs):\n        r = (x - old).exp()\n"
+     "        total = total - torch.min(r * A, r.clamp(1 - eps, 1 + eps) * A).mean()\n"
+     "    return total / len(advs)"),
     ("by_prompt", "grpo", "prompts=group_ids.tolist()",     # groups of equal prompts
      "import torch\ndef by_prompt(rewards, prompts, eps):\n    found = torch.zeros_like(rewards)\n"
      "    for one in dict.fromkeys(prompts):\n"

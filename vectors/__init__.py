@@ -172,6 +172,13 @@ def with_uids(known):
     return as_rows(known) | uids
 
 
+def as_groups(known):
+    """Give tables of tokens the shape (P, G, T) of a step whose rewards have the shape (P, G)."""
+    shape = getattr(known.get("rewards"), "shape", ())
+    return {name: x.reshape(*shape, -1) if getattr(x, "ndim", 0) == 2 and name != "rewards"
+            and len(x) == math.prod(shape) else x for name, x in known.items()}
+
+
 def as_ends(known):
     """Give rewards to the only token of each output, (B, 1)."""
     known = with_uids(known)
@@ -186,7 +193,8 @@ WAYS = SHAPES | {"a boolean mask": as_bools} | {
     for name, shape in SHAPES.items() if name} | {
     "rewards of the shape (B,)": as_rows,
     "rewards of the shape (B,), and names of the groups in an array of numpy": with_uids,
-    "rewards of outputs with one token, (B, 1)": as_ends}
+    "rewards of outputs with one token, (B, 1)": as_ends,
+    "tokens of the shape (P, G, T), and rewards of the shape (P, G)": as_groups}
 
 
 def inputs_of(content, case):
@@ -475,7 +483,7 @@ def compare(case, results, gradients, names, relative, absolute):
         if name not in results:
             continue
         right = answer
-        if isinstance(answer, list) and not flat(results[name])[0]:
+        if len(flat(answer)[0]) == 1 and not flat(results[name])[0]:
             size = len(answer)
             right = sum(answer) / size
         sentences = difference(name, results[name], right, *limits)
@@ -501,6 +509,20 @@ def with_sums(case, results):
             flat(results[name])[0] == (first,))
         right[name] = [sum(row) for row in x] if is_summed else x
     return case | {"right": right}
+
+
+def with_other_std(case, fitted):
+    """Normalize rewards by a std that divides by G, as numpy's does, in a case of GRPO, if the
+    function is not told by what (ddof). -> case"""
+    if case["parameters"].get("method") != "grpo" or case["right"].keys() != {"advantages"} or (
+            "ddof" in fitted.binding.names):
+        return case
+    A = []
+    for group in case["inputs"]["rewards"]:
+        mean = sum(group) / len(group)
+        std = (sum((r - mean) ** 2 for r in group) / len(group)) ** 0.5
+        A.append([(r - mean) / (std + case["parameters"]["eps"]) if std else 0.0 for r in group])
+    return case | {"right": {"advantages": A}}
 
 
 def without_masked(results, case):
@@ -562,10 +584,11 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
         if others and not compare(case, others, judged(slopes), *found[2:], limit,
                                   own.get("absolute", limit))[0]:
             return Outcome(case, [], remark=remarks[0], data=data)
-    sums = with_sums(case, results)
-    if errors and sums["right"] != case["right"] and not compare(
-            sums, *found, limit, own.get("absolute", limit))[0]:
-        return Outcome(case, [], remark="right as sums over tokens", data=data)
+    for other, remark in ((with_sums(case, results), "right as sums over tokens"), (
+            with_other_std(case, fitted), "right if the std divides by G, as numpy's does, not by G - 1")):
+        if errors and other["right"] != case["right"] and not compare(
+                other, *found, limit, own.get("absolute", limit))[0]:
+            return Outcome(case, [], remark=remark, data=data)
     inside = without_masked(results, case)
     if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
         return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",

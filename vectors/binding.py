@@ -32,17 +32,18 @@ WORDS = {word: meaning for meaning, words in {
     "coef": "coeff coefficient weight beta penalty", "estimator": "", "kl": "",
     "lam": "lambda lambd lmbda", "cap": "threshold", "imp": "importance tis mis",
     "buffer": "cache", "overlong": "",
+    "final": "outcome scalar",
     "group": "generation generations prompt samples rollouts n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
     "": "per token tok level batch minibatch mb b bt response completion comp action loss actions "
-        "all rloo raw generate param hat o y input inputs outputs"
+        "all rloo raw generate param hat o y input inputs outputs list lists"
     }.items() for word in (meaning, *words.split()) if word}
 # The words of a name -> our names, of which the first that is known is meant.
 NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "logps": "logp, new logp", "old_logps": "old logp", "ref_logps": "ref logp",
     "sampler_logps old_logps": "sampler logp",
     "advantages": "advantage, seq advantage", "token_advantages advantages": "token advantage",
-    "rewards": "reward, group reward", "mask": "mask", "entropy": "entropy",
+    "rewards": "reward, group reward, final reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
     "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef, ref kl coef",
     "eps": "advantage clip, std clip, norm clip", "delta": "clip c", "estimator": "kl estimator",
@@ -62,7 +63,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     }.items() for form in forms.split(", ")}
 # Words that are too short to have parts if a parameter is called so
 BARE = {"new": "logps", "cur": "logps", "pi": "logps", "old": "old_logps", "prev": "old_logps",
-        "mu": "old_logps", "ref": "ref_logps", "lo": "epsilon_low", "hi": "epsilon_high"}
+        "mu": "old_logps", "ref": "ref_logps", "lo": "epsilon_low", "hi": "epsilon_high",
+        "low": "epsilon_low", "high": "epsilon_high"}
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 

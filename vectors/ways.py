@@ -45,6 +45,8 @@ FORMS = {
     rf".*{CHOSEN}.*labels?": ("-100 * (mask_chosen == 0)",),
     rf".*{REJECTED}.*labels?": ("-100 * (mask_rejected == 0)",),
     r".*labels?": ("-100 * (mask == 0)", "0 * (mask > 0)"),
+    r"(.*_)?labels?": [f"-100 * ({text.format('mask_chosen', 'mask_rejected')} == 0)"
+                       for text in PAIRS],
     r".*(label|target)s?": ("tokens",),
     r"(sample|seq|sequence|row|example)_?masks?": ("1.0 + 0 * mask[:, 0]",),
     r"(completion|response|answer|action|loss)_?masks?": (      # of tokens behind a prompt
@@ -72,6 +74,9 @@ FORMS = {
     rf".*{CHOSEN}.*logits": (OF_TWO.format("chosen"),),
     rf".*{REJECTED}.*logits": (OF_TWO.format("rejected"),),
     r".*logits": (OF_TWO.format("logps"),),
+    r".*ref.*_logits": [OF_TWO.format(text.format("ref_chosen", "ref_rejected"))
+                        for text in PAIRS],
+    r"(.*_)?logits": [OF_TWO.format(text.format("chosen", "rejected")) for text in PAIRS],
     r".*(ids|tokens|actions)": ("0 * (mask > 0)",),
     r".*mask": [text.format("mask_chosen", "mask_rejected") for text in PAIRS],
     r".*ref.*logp.*": [text.format("ref_chosen", "ref_rejected") for text in PAIRS],
@@ -311,6 +316,7 @@ def shifted(names, bound, inner, content, case, tool):
     in a batch, or of logits and labels. bound, inner: see above; names: of `guesses`.
     -> list of {its name: text}"""
     masks = [flat(x)[0] for name, x in case["inputs"].items() if name.startswith("mask")]
+    masks += [(2 * N, T) for N, T in masks if len(masks) == 2]          # of chosen and rejected
 
     def longer(its, text):
         """Make a table (B, T + 1), or (B, T + 1, 2) of logits. -> text, "" of what is no table"""
@@ -320,13 +326,13 @@ def shifted(names, bound, inner, content, case, tool):
         form = BACK if "logits" in its.lower() else FRONT
         is_table = shape_of(text, content, case, tool)[:2] in masks
         return in_library(form.format(text), tool) if is_table else ""
-    has_model = any("Model(" in text for text in names.values())
-    given = {its: our for our, its in bound.items() if its in inner or has_model} | names
+    has_logits = any("Model(" in text or "logits" in its.lower() for its, text in names.items())
+    given = {its: our for our, its in bound.items() if its in inner or has_logits} | names
     rows = {its: text for its in given if masks and (text := longer(its, given[its]))}
     of_batch = {its: text for its, text in rows.items() if its in inner}
     made = {its: text for its, text in rows.items() if not given[its].isidentifier()}
-    made = made if has_model or any("logits" in its.lower() for its in made) else {}
-    of_ids = {its: text for its, text in (rows if has_model else of_batch).items()
+    made = made if has_logits else {}
+    of_ids = {its: text for its, text in (rows if has_logits else of_batch).items()
               if given[its] not in COMPUTED}
     found = [names | some for some in (of_batch, made, of_batch | made, of_ids) if some]
     return [one for n, one in enumerate(found) if one not in found[:n]]
