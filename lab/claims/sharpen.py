@@ -10,10 +10,9 @@ import common
 import grpo
 import measuring
 import plumbing
-from lab.bench import OURS, Claim, numbers
+from lab.bench import OURS, UNSCORED, Claim, numbers
 from lab.training import continued, load_base
 from report import chart
-from report.logs import read_summary
 from tasks import countdown
 from tasks.scores import pass_at_k
 
@@ -22,20 +21,19 @@ KS = (1, 2, 4, 8, 16, 32, 64, 128)
 K = KS[-1]
 TABLED = 1, 2, 8, 32, K                         # the chart has all of KS
 MANY = range(1, len(KS))                        # places in KS of the k > 1, which are all judged
-PROBLEMS = 64                                   # for pass@k, the same for all seeds
+PROBLEMS = 64                                   # for pass@k, drawn anew for each seed
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "", "countdown": "--task countdown --max_steps 40"}
 CHECK = "grpo.py --task countdown"
 GUESSES = "random guesses"
 CASES, FEWER = [*TASKS, GUESSES], {GUESSES: [0]}
-SCORED = f"--eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
-THINK, ANSWER, ANSWERED = map(common.TOKENIZER.encode_single_token,
-                              ("<think>", "<answer>", "</answer>"))
+ANSWER, ANSWERED = map(common.TOKENIZER.encode_single_token, ("<answer>", "</answer>"))
 
 
 def measure(case, seed):
     """Score the base of arithmetic with CoT decoding; or train on countdown, and score the base and
-    the trained policy, and their thoughts alone; or score random guesses."""
+    the trained policy, and their thoughts alone, which all have the same problems; or score random
+    guesses."""
     if case == GUESSES:
         return guessed(seed)
     flags = f"{TASKS[case]} --seed {seed} --base_seed {seed}"
@@ -43,19 +41,31 @@ def measure(case, seed):
     if case == "arithmetic":
         return decoded(base, task, cfg)
     trained = grpo.GPT(cfg)
-
-    def look(folder):
-        plumbing.load_policy(trained, Path(folder, "checkpoint.pt"))
-        return read_summary(folder)
-    summary = measuring.run(grpo.main, [*flags.split(), *SCORED.split()], look)
+    measuring.run(grpo.main, [*flags.split(), *UNSCORED.split()], lambda folder: (
+        plumbing.load_policy(trained, Path(folder, "checkpoint.pt"))))
     columns = {}
-    for name, policy, scored in (("base", base, summary["base"]),
-                                 ("after RL", trained, summary["trained"])):
-        columns[f"{name} think_share"] = scored["think_share"]
-        columns[f"{name} thoughts"] = of_thoughts(policy, task, cfg)
-        for score in ("pass@k", "maj@k"):
-            columns[f"{name} {score}"] = [scored[score][k - 1] for k in KS]
+    for name, policy in (("base", base), ("after RL", trained)):
+        free = scores(policy, task, cfg)
+        thoughts = scores(policy, task, cfg, "<think>")
+        columns |= {f"{name} think_share": free["think_share"],
+                    f"{name} pass@k": [free["pass@k"][k - 1] for k in KS],
+                    f"{name} maj@k": [free["maj@k"][k - 1] for k in KS],
+                    f"{name} thoughts": [thoughts["pass@k"][k - 1] for k in KS]}
     return columns
+
+
+def draw(task, seed):
+    """Draw the problems of a seed. -> PROBLEMS problems that do not occur in training"""
+    return common.sample_problems(task, PROBLEMS, ("sharpening", seed), "test")
+
+
+def scores(policy, task, cfg, opening=""):
+    """Score K outputs to each problem of a seed, which may be forced to begin with a token.
+    -> scores, with the pass@k and maj@k of all k up to K"""
+    problems = [problem for problem in draw(task, cfg.seed) for _ in range(K)]
+    generator = common.generator("sharpening", cfg.seed)
+    batch = grpo.complete(policy, task, cfg, problems, generator, opening)
+    return task.scores(task.judge(batch, K, "sharpening"), greedy=False)
 
 
 def passed(is_right):
@@ -70,25 +80,12 @@ def guessed(seed, draws=2048):
     task = common.load_task(plumbing.parse_flags(grpo.Config, ["--task", "countdown"]), grpo.verify)
     rng = random.Random(seed)
     is_right = []
-    for problem in common.held_out_problems(task, PROBLEMS):
+    for problem in draw(task, seed):
         *operands, _ = map(int, re.findall("[0-9]+", problem.prompt))
         guesses = (countdown.combine(rng, operands).expression for _ in range(draws))
         is_right.append([task.verify(problem, f"<answer>{guess}</answer>") == 1
                          for guess in guesses])
     return {"pass@k": passed(torch.tensor(is_right))}
-
-
-def of_thoughts(policy, task, cfg):
-    """Compute pass@k of outputs that are made to begin with <think>. -> list"""
-    problems = common.held_out_problems(task, PROBLEMS)     # the ones that the summary scores
-    problems = [problem for problem in problems for _ in range(K)]              # B
-    uniforms = torch.rand(len(problems), cfg.max_completion_length,
-                          generator=common.generator(cfg.seed, "thoughts"))
-    first = torch.full((len(problems), 1), THINK)
-    prompts = grpo.encode_prompts(problems, task, cfg.device)
-    *_, texts = continued(grpo, policy, cfg, problems, prompts, first, uniforms)
-    is_right = torch.tensor([task.verify(*pair) == 1 for pair in zip(problems, texts)])
-    return passed(is_right.view(PROBLEMS, K))
 
 
 @torch.no_grad()
