@@ -584,8 +584,9 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
         if others and not compare(case, others, judged(slopes), *found[2:], limit,
                                   own.get("absolute", limit))[0]:
             return Outcome(case, [], remark=remarks[0], data=data)
-    for other, remark in ((with_sums(case, results), "right as sums over tokens"), (
-            with_other_std(case, fitted), "right if the std divides by G, as numpy's does, not by G - 1")):
+    of_numpy = "right if the std divides by G, as numpy's does, not by G - 1"
+    for other, remark in ((with_sums(case, results), "right as sums over tokens"),
+                          (with_other_std(case, fitted), of_numpy)):
         if errors and other["right"] != case["right"] and not compare(
                 other, *found, limit, own.get("absolute", limit))[0]:
             return Outcome(case, [], remark=remark, data=data)
