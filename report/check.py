@@ -69,10 +69,11 @@ SETTINGS = {            # what a trainer calls a setting; others get the descrip
              "the length limit": "data.max_response_length",
              "the weight of the KL": "actor_rollout_ref.actor.kl_loss_coef"}}
 SETTINGS["ms-swift"] = SETTINGS["TRL"]
+MAY_BE_SUMS = ("OpenRLHF", "an own loop")           # the KL of a completion, not of a token
 MAY_BE_0 = ("OpenRLHF", "SkyRL")        # log a KL of 0 if they have no reference
 # What the name of an evaluation says about its weights
-VARIANT = re.compile("[/_-]?(merged|exported|quantized|fp8|int8|int4|awq|gptq|gguf|served|hf|vllm|"
-                     "adapter|lora|attached|live|trainer)(?![a-z])")
+VARIANT = re.compile("[/_-]?(merged|exported|quantized|bf16|fp8|int8|int4|awq|gptq|gguf|served|hf|"
+                     "vllm|adapter|lora|attached|live|trainer)(?![a-z])")
 OF_THE_POLICY = ("completions/mean_length", "entropy", "kl")        # change if the policy does
 
 
@@ -376,6 +377,16 @@ def groups_without_signal(table):
             return
 
 
+def easy_problems(table):
+    """Most groups are all right from the first steps on, but held-out problems are not solved."""
+    share = table.no_signal(table.first) or 0.0
+    courses = [trend(column(table.run.records, name)) for name in table.run.sets]
+    is_left = any(now.last < SOLVED and not now.rises for now in courses)
+    if MOST < share < 1 and table.is_solved(table.first, RIGHT) and is_left:
+        yield (f"{share:.0%} of the groups have no signal in the first steps already, because the "
+               "base is nearly always right, but not held out: take harder problems (#groups)")
+
+
 def few_groups(table):
     """Most groups are all wrong, and it does not get better."""
     goal = "accuracy" if "accuracy" in table else table.goal
@@ -466,7 +477,7 @@ def rate_too_low(table):
                "than this log (#rate)")
     kl = statistics.median(table["kl"][-WINDOW:] or [0.0]) * table.last("completions/mean_length")
     most = (kl / 2) ** 0.5 if kl > 0 else math.inf      # Pinsker's inequality
-    if table.is_unit and most < RISE:
+    if table.is_unit and most < RISE and not table.is_solved(table.first, RIGHT):
         yield (f"the policy has hardly moved: with a KL of {kl:.2g} nats per completion, no reward "
                f"between 0 and 1 can rise by more than {most:.1g}; raise {name} (#rate)")
 
@@ -655,7 +666,8 @@ def penalties(table):
 
 def far_from_reference(table):
     usual = statistics.median(table["kl"][-WINDOW:] or [0.0])       # k3 has outliers
-    if usual > FAR:
+    is_sum = table.run.trainer in MAY_BE_SUMS and table.trend.rises
+    if usual > FAR and not is_sum:
         yield (f"the KL to the reference grows to {usual:.2g} nats per token: the "
                f"policy has left it; lower {table.setting('the learning rate')}, or raise "
                f"{table.setting('the weight of the KL')} (#rate)")
@@ -913,11 +925,11 @@ def masks(table):
 
 AT_ONCE = (groups_without_signal, truncated, entropy_changes, sampler_differs)
 RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_without_signal,
-         few_groups, rewards_that_are_added, one_sample, truncated, unused, gradient_grows,
-         critic_fails, clipped_at_once, penalties, far_from_reference, length_collapses,
-         wrong_answers_grow, entropy_changes, other_distribution, sampler_differs, samples_age,
-         weights_are_lost, masks, tools_fail,
-         held_out, variants_differ, never_changes, stays, pairs, jumps, falls, flat)
+         easy_problems, few_groups, rewards_that_are_added, one_sample, truncated, unused,
+         gradient_grows, critic_fails, clipped_at_once, penalties, far_from_reference,
+         length_collapses, wrong_answers_grow, entropy_changes, other_distribution, sampler_differs,
+         samples_age, weights_are_lost, masks, tools_fail, held_out, variants_differ, never_changes,
+         stays, pairs, jumps, falls, flat)
 
 
 def warnings(metrics, cfg):

@@ -122,15 +122,23 @@ NAMES = {
         "learning_rate": ("lr",), "entropy": ("approx_entropy",), "kl": ("kl_penalty",),
         "completions/mean_length": ("mean_gen_tokens_per_sample",),
         "probability_ratio": ("token_mult_prob_error",), "sampler_kl": ("gen_kl_error",)}}
-NAMES["ms-swift"] = NAMES["TRL"] | {"entropy": ("entropy/mean", "entropy")}
+NAMES["ms-swift"] = NAMES["TRL"] | {
+    "entropy": ("entropy/mean", "entropy"),
+    "sampler_kl": ("rollout_correction/k3_kl", "rollout_correction/kl")}
 NAMES["an own loop"] = {}              # OWN has their words
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
-        "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "update")
+        "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "it",
+        "update")
 # In an own loop, the words of a name, less those that say how it was averaged, show what it is
-FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "rollout", "total", "raw",
-          "ppo", "policy", "pg", "ep", "episode", "to", "base", "ref", "reference", "the"}
+FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "total", "raw", "ppo",
+          "policy", "pg", "ep", "episode", "to", "base", "ref", "reference", "the"}
 OWN = {"reward": ("reward", "rewards", "r", "rew", "rm score", "reward score", "score", "scores",
-                  "return", "returns", "accuracy", "acc", "success rate"),
+                  "return", "returns", "rollout reward", "neg cost", "accuracy", "acc",
+                  "success rate"),
+       "accuracy": ("exact match", "em", "accuracy", "acc", "correct", "frac correct"),
+       "sampler_kl": ("kl sampler", "kl rollout", "kl vllm", "kl mismatch"),
+       "staleness": ("trainer version - rollout version", "train version - rollout version",
+                     "version - rollout version", "trainer version - sampler version"),
        "reward_std": ("reward std", "r std", "std reward"),
        "frac_reward_zero_std": ("frac zero std", "zero std frac", "zero std groups",
                                 "frac zero std groups", "zero std"),
@@ -187,8 +195,10 @@ def names_in(found, trainer):
             if not HELD_OUT.fullmatch(name):
                 words.setdefault(words_of(name), name)
         for quantity, forms in OWN.items():
-            names = [words[key] for form in forms if (key := words_of(form)) in words]
-            used |= {quantity: names[:1]} if names else {}
+            parts = [[*map(words_of, form.split(" - "))] for form in forms]
+            names = [[words[key] for key in keys] for keys in parts if {*keys} <= words.keys()]
+            if names and names[0] not in used.values():     # an accuracy may be the reward
+                used[quantity] = [names[0][0], *(f"-{name}" for name in names[0][1:])]
         return used
     for quantity, patterns in NAMES[trainer].items():
         for pattern in patterns:
@@ -231,10 +241,12 @@ def quantities(record, used, others):
     if (step := step_of(record)) is not None:
         plain["step"] = step
     for quantity, names in used.items():
-        values = [record.get(name) for name in names]
+        values = [record.get(name.removeprefix("-")) for name in names]
         if all(map(is_number, values)):
-            is_percent = any("pct_" in name for name in names)
-            plain[quantity] = float(sum(values)) / (100 if is_percent else 1)
+            values = [-x if name.startswith("-") else x for name, x in zip(names, values)]
+            value = float(sum(values))
+            is_percent = value > 1 and any("pct_" in name for name in names)
+            plain[quantity] = value / 100 if is_percent else value
     return plain
 
 
@@ -476,5 +488,6 @@ def read(path, run=None):
                    if is_number(value) and is_score(name, trainer)})
     right = rewards_for_answers(found)
     return Run(trainer, SimpleNamespace(), [quantities(one, used, sets + right) for one in found],
-               {quantity: " + ".join(names) for quantity, names in used.items()}, sets, [],
+               {quantity: " + ".join(names).replace("+ -", "- ")
+                for quantity, names in used.items()}, sets, [],
                f"{where}, run {name}" if name else where, right)

@@ -202,6 +202,10 @@ def evaluated(score, name="eval/a"):
     ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_merged": lambda i: 0.3 + 0.008 * i}),
     ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_hard": [0.3, 0.35]}),  # other problems
     ("", {**evaluated(lambda i: 0.5 + 0.01 * i), "eval/a_merged": [0.3, 0.32]}),
+    ("groups", {"reward": [0.97, 0.97], "frac_reward_zero_std": [0.9, 0.9],
+                "eval/a": [0.6, 0.6]}),
+    ("", {"reward": [0.97, 0.97], "frac_reward_zero_std": [0.9, 0.9], "eval/a": [0.6, 0.7]}),
+    ("rate", {"kl": [0.1, 9.0]}), ("", {"kl": [0.1, 9.0], "trainer": "OpenRLHF"}),  # may be a sum
     ("merging jump flat", {"n": 99, "kl": lambda i: 0.002 * (i % 25), "reward": [0.5, 0.5]}),
     ("", {"n": 99, "kl": lambda i: 0.002 * (i % 25)}),              # the reference is replaced
     ("jump", {"n": 200, "kl": lambda i: 0.001 * (i % 100),          # less than noise in ten steps
@@ -384,6 +388,20 @@ def test_there_are_as_many_logs_as_the_page_says():
     assert size < 2e6
     files = {path.relative_to(LOGS).parts[0] for path in LOGS.rglob("*") if path.is_file()}
     assert files == {row["file"] for row in VERDICTS} | {"README.md", "verdicts.tsv"}
+
+
+@pytest.mark.parametrize("names, quantity, values", [
+    ("step,avg_r,gn", "reward", [0.25, 0.5]), ("it,rm_score,em", "reward", [0.25, 0.5]),
+    ("it,rm_score,em", "accuracy", [2.0, -1.0]), ("update,acc,lr", "reward", [0.25, 0.5]),
+    ("step,mean_reward,kl_sampler_policy", "sampler_kl", [2.0, -1.0]),
+    ("iter,env/reward_mean,kl_ref", "kl", [2.0, -1.0]),
+    ("iter,trainer_version,rollout_version,r", "staleness", [-1.75, 1.5])])
+def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):
+    more = ",9" * (names.count(",") - 2)
+    (tmp_path / "log.csv").write_text(f"{names}\n0,0.25,2{more}\n1,0.5,-1{more}\n")
+    run = read(tmp_path / "log.csv")
+    assert run.trainer == "an own loop"
+    assert [one[quantity] for one in run.records] == values
 
 
 def test_each_name_that_is_read_is_on_the_page():
