@@ -329,12 +329,13 @@ def shifted(names, bound, inner, content, case, tool):
     has_logits = any("Model(" in text or "logits" in its.lower() for its, text in names.items())
     given = {its: our for our, its in bound.items() if its in inner or has_logits} | names
     rows = {its: text for its in given if masks and (text := longer(its, given[its]))}
-    of_batch = {its: text for its, text in rows.items() if its in inner}
-    made = {its: text for its, text in rows.items() if not given[its].isidentifier()}
-    made = made if has_logits else {}
-    of_ids = {its: text for its, text in (rows if has_logits else of_batch).items()
-              if given[its] not in COMPUTED}
-    found = [names | some for some in (of_batch, made, of_batch | made, of_ids) if some]
+
+    def some(is_meant):
+        return {its: text for its, text in rows.items() if is_meant(its)}
+    of_batch = some(inner.__contains__)
+    made = some(lambda its: has_logits and not given[its].isidentifier())
+    of_ids = some(lambda its: given[its] not in COMPUTED and (has_logits or its in inner))
+    found = [names | longer for longer in (of_batch, made, of_batch | made, of_ids) if longer]
     return [one for n, one in enumerate(found) if one not in found[:n]]
 
 
@@ -402,8 +403,9 @@ def tried(function, content, cases, decides, options, likely):
             and (one.default is None or name in own.needed or own.binding.by_position)]
     free = [name for name in (*inputs, *cases[0]["parameters"])
             if name not in bound and name not in options["fixed"]]
-    known = [*inputs, *cases[0]["parameters"]]
-    made = {name: texts for name in gaps if (texts := forms_of(name, known, options["tool"]))}
+    known = content, cases[0], options["tool"]
+    given = [*inputs, *cases[0]["parameters"]]
+    made = {name: texts for name in gaps if (texts := forms_of(name, given, options["tool"]))}
     packs = unpadded(cases[0], bound, made, options["tool"])
     if "old_logps" in free and "logps" in bound and any("logits" in name.lower() for name in made):
         packs.append({bound["logps"]: "old_logps"})         # what is given beside logits is old
@@ -413,10 +415,8 @@ def tried(function, content, cases, decides, options, likely):
     inner = {one.name for part in parts for fields in part.fields.values() for one in fields}
     tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
              for plain in guesses(some, free, made, packs, inner)
-             for names in (turned(plain, bound, content, cases[0], options["tool"])
-                           if {"values", "rewards"} <= {*bound} else
-                           (plain, *shifted(plain, bound, inner, content, cases[0],
-                                            options["tool"]))))
+             for names in (turned(plain, bound, *known) if {"values", "rewards"} <= {*bound} else
+                           (plain, *shifted(plain, bound, inner, *known))))
     mistaken = {name: texts[0] for name, texts in made.items()}
     left = [[name for name in needed if name not in made], [one for one in inputs if one in free]]
     if all(len(some) == 1 for some in left):
