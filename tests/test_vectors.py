@@ -222,9 +222,26 @@ def test_without_a_function_all_that_are_called_like_a_file_are_checked(answer):
     source = RIGHT.replace("grpo_loss", "policy_loss") + \
         "def has_signal(rewards):\n    return (rewards != rewards[:, :1]).any(1, keepdim=True)\n"
     code, text = answer(source, "")
-    assert code == 0 and "has_signal: right: " in text and "choose one, which the function" in text
+    assert code == 0 and "has_signal: right: " in text
+    assert "checked where how is token_mean, method is clip, as in the function" in text
     code, text = answer(source + "def preferences(rewards):\n    return 0 * rewards\n", "")
     assert code == 1 and "preferences: right: 0 of 2" in text
+
+
+def test_a_loss_without_a_method_is_that_of_which_all_cases_are_right(answer):
+    code, told = answer(RIGHT, "grpo_loss", "policy_loss", "how=token_mean")
+    assert code == 0 and "checked where method is clip" in told, told
+    decoupled = RIGHT.replace("old_logps, ", "old_logps, proximal_logps, ", 1).replace(
+        "old_logps.detach()", "proximal_logps.detach()").replace(
+        "-(min(", "-((proximal_logps - old_logps).exp() * min(")
+    code, told = answer(decoupled, "grpo_loss", "policy_loss", "how=token_mean")
+    assert code == 2 and "This adapter is right" in told and "method=clip" in told, told
+    words = told.partition("adapter.py:adapted ")[2].partition("\n")[0].split()
+    code, again = answer(textwrap.dedent(told.partition("\n\n")[2]), "adapted", *words)
+    assert code == 0, again
+    code, told = answer(RIGHT.replace("min(", "0.7 * min("), "grpo_loss", "policy_loss",
+                        "how=token_mean")
+    assert code == 1 and "choose one, which the function need not take: method=" in told, told
 
 
 def test_without_a_file_the_files_of_vectors_are_listed(capsys):

@@ -345,10 +345,12 @@ def run(module, name, function, file, chosen, args):
     fitted = fit(function, content, cases[0], fixed, settings)
     is_unfit = all(why.startswith("the function") and "method" not in why for why in whys)
     names, is_found, mistake = {}, False, ""
-    if is_unfit or not is_right:
+    if all(whys) or not is_right:       # nothing ran, or it is wrong
         names, own, is_found, mistake = arranged(
             function, content, cases, decides, options, lambda ran: likely(ran, has_gradient))
         fixed = fixed | own
+        cases = cases_of({"cases": cases}, {key: x for key, x in own.items() if key == "method"})
+        fitted = fit(function, content, cases[0], fixed, settings)
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
     is_named = likely([one for one in outcomes if decides(one.case)], has_gradient)
     if is_unfit or is_found or not is_right and (is_guessed or mistake and names and not is_named):
@@ -386,7 +388,8 @@ def run(module, name, function, file, chosen, args):
                   "first token.")
         path = os.path.join(os.path.dirname(args.words[0].partition(":")[0]), "adapter.py")
         words = [f"--recipe {args.recipe}" if args.recipe else file,
-                 *(f"{key}={text}" for key, text in chosen.items())]
+                 *(f"{key}={text}" for key, text in (chosen | {
+                     key: text for key, text in own.items() if key == "method"}).items())]
         print(f"Save it as {path}, and run: python -m vectors {path}:{called} {' '.join(words)}\n\n"
               f"{gaps}")
         return False, 1 if mistake else 2

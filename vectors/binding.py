@@ -65,6 +65,7 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
 BARE = {"new": "logps", "cur": "logps", "pi": "logps", "old": "old_logps", "prev": "old_logps",
         "mu": "old_logps", "ref": "ref_logps", "lo": "epsilon_low", "hi": "epsilon_high",
         "low": "epsilon_low", "high": "epsilon_high"}
+OF_SAMPLER = re.compile("rollout|sampl|behav|vllm|sglang|infer|gen|mu(?![a-z])")
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 
@@ -186,6 +187,13 @@ def bind(function, known, order=()):
         if len(both) == 2 and len(inner) == 1 and f"old_{plain}" in {*known} - names.keys():
             both.remove(*inner)
             names |= {plain: both[0], f"old_{plain}": inner[0]}
+    if "sampler_logps" in known:                # of old_logprobs and rollout_logprobs, which mean one
+        both = [name for name in named
+                if meaning(name, known) in ("logps", "old_logps", "sampler_logps")]
+        sampled = [name for name in both if OF_SAMPLER.search(name.lower())]
+        if len(both) == 2 and len(sampled) == 1:
+            both.remove(*sampled)
+            names |= {"old_logps": both[0], "sampler_logps": sampled[0]}
     free = [name for name in named if name not in names.values()
             and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
     by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free)

@@ -84,6 +84,10 @@ class Lookups(ast.NodeVisitor):
         """Find the path of an expression. -> tuple, or None"""
         if isinstance(node, ast.Name):
             return self.places.get(node.id)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):    # cfg or Config()
+            return self.path_of(node.values[0])
+        if isinstance(node, ast.IfExp):                 # Config() if cfg is None else cfg
+            return self.path_of(node.body) or self.path_of(node.orelse)
         if isinstance(node, ast.Attribute):
             own = self.places.get(ast.unparse(node))        # self.cfg
             return own or (None if node.attr in OF_ARRAYS

@@ -223,7 +223,7 @@ def values_of_missing(function, content, cases, decides, options):
     lost = min((fit(function, content, case, options["fixed"], options["settings"]).missing
                 for case in cases if decides(case)), key=len, default=())
     found = []
-    for case in cases if lost and "method" not in lost else ():
+    for case in cases if lost else ():
         values = {name: value(case, name) for name in sorted(lost)}
         if decides(case) and "None" not in values.values() and values not in found:
             found.append(values)
@@ -232,8 +232,11 @@ def values_of_missing(function, content, cases, decides, options):
         """Count the mistakes that the cases with these values catch."""
         return len({flag for case in cases_of({"cases": cases}, values) if decides(case)
                     for kind in ("flags", "slopes") for flag in case[kind]})
-    most = max(map(caught, found), default=0)
-    return [values for values in found if 2 * caught(values) >= most]
+    most = {}                           # of the values of each method
+    for values in found:
+        method = values.get("method")
+        most[method] = max(most.get(method, 0), caught(values))
+    return [values for values in found if 2 * caught(values) >= most[values.get("method")]]
 
 
 def constants(function, content, cases, decides, options, likely):
@@ -376,8 +379,8 @@ def arranged(function, content, cases, decides, options, likely):
     names, is_right, mistake = tried(function, content, cases, decides, options, likely)
     own = {}
     for values in values_of_missing(function, content, cases, decides, options):
-        if is_right:
-            break
+        if is_right or values.get("method", "clip") != "clip":      # others have to be chosen
+            continue
         fixed = options["fixed"] | values
         found, is_right, flag = tried(function, content, cases_of({"cases": cases}, values),
                                       decides, options | {"fixed": fixed}, likely)
