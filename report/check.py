@@ -50,9 +50,9 @@ LONGER = 2.0            # times as long as they were: completions that grow for 
 STILL = 1e-4            # log-ratio after an update that rounding explains
 GROWS = 3.0             # times the difference of sampler and trainer, or the learning rate before
 BLIND = 0.05            # explained variance of a critic that predicts hardly more than a constant
-PARTS = ("average", "critic", "flat", "groups", "held-out", "jump", "merging", "no-gradient",
-         "not-finite", "rate", "rounding", "stale", "temperature", "thoughts", "turns",
-         "unused")      # of docs/why.md
+PARTS = ("adapter", "average", "critic", "flat", "groups", "held-out", "jump", "merging",
+         "no-gradient", "not-finite", "rate", "rounding", "stale", "temperature", "thoughts",
+         "turns", "unused")     # of docs/why.md
 LOOKED_AT = ("reward", "frac_reward_zero_std", "grad_norm", "entropy", "kl",
              "completions/clipped_ratio", "completions/mean_length", "sampling/surprise")
 DIFFERENCES = {         # of sampler and trainer, and how much of each rounding explains
@@ -252,6 +252,13 @@ class Table:
         return all(abs(x) <= 1 for x in self.rewards) and mean(self.goal) >= most
 
     @property
+    def begins_solved(self):
+        """Whether the base is nearly always right, as the reward says, or one of several rewards
+        for right answers."""
+        right = [self.first(name) for name in self.run.components]
+        return self.is_solved(self.first, RIGHT) or any(RIGHT <= x <= 1 for x in right)
+
+    @property
     def enough(self):
         """A rise that a run should show. -> float"""
         if self.is_unit:
@@ -382,7 +389,7 @@ def easy_problems(table):
     share = table.no_signal(table.first) or 0.0
     courses = [trend(column(table.run.records, name)) for name in table.run.sets]
     is_left = any(now.last < SOLVED and not now.rises for now in courses)
-    if MOST < share < 1 and table.is_solved(table.first, RIGHT) and is_left:
+    if MOST < share < 1 and table.begins_solved and is_left:
         yield (f"{share:.0%} of the groups have no signal in the first steps already, because the "
                "base is nearly always right, but not held out: take harder problems (#groups)")
 
@@ -477,7 +484,7 @@ def rate_too_low(table):
                "than this log (#rate)")
     kl = statistics.median(table["kl"][-WINDOW:] or [0.0]) * table.last("completions/mean_length")
     most = (kl / 2) ** 0.5 if kl > 0 else math.inf      # Pinsker's inequality
-    if table.is_unit and most < RISE and not table.is_solved(table.first, RIGHT):
+    if table.is_unit and most < RISE and not table.begins_solved:
         yield (f"the policy has hardly moved: with a KL of {kl:.2g} nats per completion, no reward "
                f"between 0 and 1 can rise by more than {most:.1g}; raise {name} (#rate)")
 
@@ -519,6 +526,20 @@ def collapse(values, size=0.0):
     last = means[-1][0]
     is_large = peak - last > max(FALL * max(abs(peak), size), SURE * error(values, n))
     return (peak, last, place < n) if is_large else None
+
+
+def outage(table):
+    """All rewards are exactly 0 for some steps, and not before and after them."""
+    rewards = table.rewards
+    is_0 = [x == 0 for x in rewards]
+    starts = [i for i in range(1, len(is_0)) if is_0[i] and not is_0[i - 1]]
+    for start in starts:
+        end = next((i for i in range(start, len(is_0)) if not is_0[i]), None)
+        before = rewards[max(0, start - WINDOW):start]
+        if end and end - start >= WINDOW and 0 not in before:
+            yield (f"the {table.goal} is exactly 0 from step {table.step(start):g} to "
+                   f"{table.step(end - 1):g}: has its function or server failed? (#jump)")
+            return
 
 
 def back_at_base(table):
@@ -586,7 +607,7 @@ def flat(table):
     is_moot = (table.is_filtered and table.goal == "reward") or not table.has_rewards
     if (is_moot or table.is_harder or not table.is_long_enough or table.trend.rises
             or table.no_signal(table.last) == 1 or any(falls(table)) or any(jumps(table))
-            or any(rate_goes_up(table)) or table.is_solved(table.first)
+            or any(rate_goes_up(table)) or table.is_solved(table.first) or table.begins_solved
             or not table.has_gradient):
         return
     evidence = ["groups differ"] if table.groups_differ else []
@@ -741,6 +762,10 @@ def sampler_differs(table):
                    "at the end. The reward has risen, so the sampler gets new weights, and the two "
                    "round ever more differently: let both compute in the same precision "
                    "(#rounding)")
+        elif is_corrected and is_growing and table.is_stuck and not has_risen(table):
+            yield (f"sampler and trainer differ by {first:.2g} {unit} at first, and by {last:.2g} "
+                   "at the end, and the reward never rises: does the sampler get the weights that "
+                   "learn, or another adapter (#adapter) or none (#stale)?")
         elif is_corrected and is_growing:
             yield (f"sampler and trainer differ by {first:.2g} {unit} at first, and by {last:.2g} "
                    "at the end: does the sampler get all new weights, and is it not ever further "
@@ -929,7 +954,7 @@ RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_w
          gradient_grows, critic_fails, clipped_at_once, penalties, far_from_reference,
          length_collapses, wrong_answers_grow, entropy_changes, other_distribution, sampler_differs,
          samples_age, weights_are_lost, masks, tools_fail, held_out, variants_differ, never_changes,
-         stays, pairs, jumps, falls, flat)
+         stays, pairs, jumps, outage, falls, flat)
 
 
 def warnings(metrics, cfg):
@@ -981,6 +1006,8 @@ def decided(run):
         step = f"{table.step(table.jump.place):g}"
         return f"the {table.goal} {course} before and after it falls at once in step {step}"
     text = f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}"
+    if table.begins_solved and (table.no_signal(table.first) or 0.0) > MOST:
+        text += "; the base is nearly always right, so there is little to learn (#groups)"
     for name in table.run.components if now.rises else ():
         if not (right := trend(table[name])).rises:
             text += f"; but {name} does not: {right.first:.3g}, then {right.last:.3g}"

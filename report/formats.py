@@ -131,11 +131,15 @@ STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_
         "update")
 # In an own loop, the words of a name, less those that say how it was averaged, show what it is
 FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "total", "raw", "ppo",
-          "policy", "pg", "ep", "episode", "to", "base", "ref", "reference", "the"}
+          "policy", "pg", "ep", "episode", "to", "base", "ref", "reference", "the",
+          "before", "update"}
 OWN = {"reward": ("reward", "rewards", "r", "rew", "rm score", "reward score", "score", "scores",
                   "return", "returns", "rollout reward", "neg cost", "accuracy", "acc",
                   "success rate"),
        "accuracy": ("exact match", "em", "accuracy", "acc", "correct", "frac correct"),
+       "sampling/sampling_logp_difference/mean": tuple(
+           f"logp {one} - logp {other}" for one in ("sampler", "rollout", "vllm", "inference")
+           for other in ("trainer", "train", "learner", "model")),
        "sampler_kl": ("kl sampler", "kl rollout", "kl vllm", "kl mismatch"),
        "staleness": ("trainer version - rollout version", "train version - rollout version",
                      "version - rollout version", "trainer version - sampler version"),
@@ -181,7 +185,8 @@ def matching(pattern, names):
 
 def words_of(name):
     """Take the name of a metric apart. -> sorted words, less FILLER"""
-    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    words = re.split(r"[^a-z]+", re.sub(r"log_?prob(s|abilities)?|logps", "logp", name))
     return tuple(sorted(word for word in words if word and word not in FILLER))
 
 
@@ -244,6 +249,7 @@ def quantities(record, used, others):
         values = [record.get(name.removeprefix("-")) for name in names]
         if all(map(is_number, values)):
             values = [-x if name.startswith("-") else x for name, x in zip(names, values)]
+            values = [abs(sum(values))] if "logp" in quantity else values
             value = float(sum(values))
             is_percent = value > 1 and any("pct_" in name for name in names)
             plain[quantity] = value / 100 if is_percent else value

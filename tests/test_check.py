@@ -183,7 +183,7 @@ def evaluated(score, name="eval/a"):
     ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),  # it has learned,
-    ("stale flat", {"reward": [0.5, 0.5],                           # so the sampler gets weights
+    ("adapter stale flat", {"reward": [0.5, 0.5],                   # so the sampler gets weights
                     "probability_difference": [0.005, 0.1], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.03, 0.1], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.01, 0.025], "trainer": "verl"}),
@@ -205,6 +205,11 @@ def evaluated(score, name="eval/a"):
     ("groups", {"reward": [0.97, 0.97], "frac_reward_zero_std": [0.9, 0.9],
                 "eval/a": [0.6, 0.6]}),
     ("", {"reward": [0.97, 0.97], "frac_reward_zero_std": [0.9, 0.9], "eval/a": [0.6, 0.7]}),
+    ("", {"reward": [1.98, 1.98], "frac_reward_zero_std": [0.9, 0.9],
+          "rewards/right": [0.98, 0.98]}),
+    ("jump", {"n": 60, "reward": lambda i: 0.0 if 20 <= i < 30 else 0.3 + 0.005 * i}),
+    ("", {"n": 60, "reward": lambda i: 0.0 if 20 <= i < 23 else 0.3 + 0.005 * i}),
+    ("", {"n": 60, "reward": lambda i: 0.0 if i < 10 else 0.3 + 0.005 * i}),
     ("rate", {"kl": [0.1, 9.0]}), ("", {"kl": [0.1, 9.0], "trainer": "OpenRLHF"}),  # may be a sum
     ("merging jump flat", {"n": 99, "kl": lambda i: 0.002 * (i % 25), "reward": [0.5, 0.5]}),
     ("", {"n": 99, "kl": lambda i: 0.002 * (i % 25)}),              # the reference is replaced
@@ -395,7 +400,9 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("it,rm_score,em", "accuracy", [2.0, -1.0]), ("update,acc,lr", "reward", [0.25, 0.5]),
     ("step,mean_reward,kl_sampler_policy", "sampler_kl", [2.0, -1.0]),
     ("iter,env/reward_mean,kl_ref", "kl", [2.0, -1.0]),
-    ("iter,trainer_version,rollout_version,r", "staleness", [-1.75, 1.5])])
+    ("iter,trainer_version,rollout_version,r", "staleness", [-1.75, 1.5]),
+    ("it,logprob_sampler,logp_trainer,rew", "sampling/sampling_logp_difference/mean", [1.75, 1.5])
+    ])
 def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):
     more = ",9" * (names.count(",") - 2)
     (tmp_path / "log.csv").write_text(f"{names}\n0,0.25,2{more}\n1,0.5,-1{more}\n")

@@ -66,6 +66,8 @@ GAE = ["rewards", "values", "mask", "lam"]
     ("nonterminal", GAE, [f"1 - {ways.ENDS}".replace("np", "torch")]),
     ("last_val", GAE, ["0 * values[:, 0]",
                        "torch.concatenate([values[:, 1:], 0 * values[:, :1]], 1)"]),
+    ("num_samples", ["n", "c", "k"], ["n", "torch.asarray([n])"]),
+    ("num_correct", ["n", "c", "k"], ["torch.asarray([c])", "c"]),
     ("temperature", TOKENS, []), ("padding_mask", ["rewards"], [])])
 def test_an_argument_is_made_from_our_inputs_as_its_name_says(name, inputs, texts):
     assert ways.forms_of(name, inputs, "torch") == texts

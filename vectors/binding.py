@@ -187,7 +187,7 @@ def bind(function, known, order=()):
         if len(both) == 2 and len(inner) == 1 and f"old_{plain}" in {*known} - names.keys():
             both.remove(*inner)
             names |= {plain: both[0], f"old_{plain}": inner[0]}
-    if "sampler_logps" in known:                # of old_logprobs and rollout_logprobs, which mean one
+    if "sampler_logps" in known:        # of old_logprobs and rollout_logprobs, which mean one
         both = [name for name in named
                 if meaning(name, known) in ("logps", "old_logps", "sampler_logps")]
         sampled = [name for name in both if OF_SAMPLER.search(name.lower())]

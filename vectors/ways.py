@@ -59,6 +59,8 @@ FORMS = {
     r"(y_?w|chosen)_(idxs?|indices)": ("np.arange(len(chosen))",),
     r"(y_?l|rejected)_(idxs?|indices)": ("np.arange(len(chosen)) + len(chosen)",),
     r".*len(gth)?s?": ("(mask > 0).sum(1)",),
+    r"(num|n)_(samples?|total)": ("n", "np.asarray([n])"),          # for pass@k
+    r"(num|n)_(correct|right)": ("np.asarray([c])", "c"),
     r"(num|n|total|global)_(valid_)?(item|token|tok)s.*|.*token_count": ("mask.sum()",),
     r"(num|n|total|global)_(valid_)?(seq|sequence|sample)s|.*batch_size": ("len(mask)",),
     r"(importance_|is_|prob_)?ratios?|(importance|is)_weights?": ("np.exp(logps - old_logps)",),
