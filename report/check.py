@@ -69,11 +69,11 @@ SETTINGS = {            # what a trainer calls a setting; others get the descrip
              "the length limit": "data.max_response_length",
              "the weight of the KL": "actor_rollout_ref.actor.kl_loss_coef"}}
 SETTINGS["ms-swift"] = SETTINGS["TRL"]
-MAY_BE_SUMS = ("OpenRLHF", "an own loop")           # the KL of a completion, not of a token
+MAY_BE_SUMS = ("OpenRLHF", "an own loop")       # trainers whose KL may be that of a completion
 MAY_BE_0 = ("OpenRLHF", "SkyRL")        # log a KL of 0 if they have no reference
 # What the name of an evaluation says about its weights
-VARIANT = re.compile("[/_-]?(merged|exported|quantized|bf16|fp8|int8|int4|awq|gptq|gguf|served|hf|"
-                     "vllm|adapter|lora|attached|live|trainer)(?![a-z])")
+VARIANT = re.compile("(?<![a-z])(merged|exported|quantized|bf16|fp8|int8|int4|awq|gptq|gguf|served|"
+                     "hf|vllm|adapter|lora|attached|live|trainer)(?![a-z])")
 OF_THE_POLICY = ("completions/mean_length", "entropy", "kl")        # change if the policy does
 
 
@@ -253,10 +253,11 @@ class Table:
 
     @property
     def begins_solved(self):
-        """Whether the base is nearly always right, as the reward says, or one of several rewards
+        """Whether the base is nearly always right, as the reward says, or all of several rewards
         for right answers."""
         right = [self.first(name) for name in self.run.components]
-        return self.is_solved(self.first, RIGHT) or any(RIGHT <= x <= 1 for x in right)
+        return self.is_solved(self.first, RIGHT) or bool(right) and all(
+            RIGHT <= x <= 1 for x in right)
 
     @property
     def enough(self):
@@ -532,12 +533,11 @@ def outage(table):
     """All rewards are exactly 0 for some steps, and not before and after them."""
     rewards = table.rewards
     is_0 = [x == 0 for x in rewards]
-    starts = [i for i in range(1, len(is_0)) if is_0[i] and not is_0[i - 1]]
-    for start in starts:
-        end = next((i for i in range(start, len(is_0)) if not is_0[i]), None)
-        before = rewards[max(0, start - WINDOW):start]
-        if end and end - start >= WINDOW and 0 not in before:
-            yield (f"the {table.goal} is exactly 0 from step {table.step(start):g} to "
+    for first in [i for i in range(1, len(is_0)) if is_0[i] and not is_0[i - 1]]:
+        end = next((i for i in range(first, len(is_0)) if not is_0[i]), None)
+        before = rewards[max(0, first - WINDOW):first]
+        if end and end - first >= WINDOW and 0 not in before:
+            yield (f"the {table.goal} is exactly 0 from step {table.step(first):g} to "
                    f"{table.step(end - 1):g}: has its function or server failed? (#jump)")
             return
 
@@ -547,7 +547,7 @@ def back_at_base(table):
     steps. (If the reward stays, only the reference is another.)"""
     kls, rewards = table["kl"], table.rewards
     jump = largest_fall(kls) if len(kls) == len(rewards) else None
-    if jump is None or jump.before < SPIKE * jump.after:
+    if jump is None or jump.before < SPIKE * max(0.0, jump.after):
         return
     n = min(5 * AROUND, jump.place, len(rewards) - jump.place)
     before, after = (statistics.fmean(rewards[start:start + n])
@@ -699,14 +699,16 @@ def length_collapses(table):
     before, after = table.first(name), table.last(name)
     if before > SHRUNK * after > 0:
         yield (f"completions shrink from {before:.0f} tokens to {after:.0f}: the policy ends at "
-               "once, without a thought (#thoughts); read samples, and lower "
+               "once, perhaps without thinking (#thoughts); read samples, and lower "
                f"{table.setting('the learning rate')} (#rate)")
 
 
 def wrong_answers_grow(table):
-    """If each output's loss is divided by its own length, long wrong answers cost little."""
+    """If each output's loss is divided by its own length, long wrong answers cost little, and grow
+    by a larger factor than right ones."""
     right, wrong = trend(table["length/right"]), trend(table["length/wrong"])
-    if wrong.last > LONGER * wrong.first > 0 and right.last < (wrong.last + right.first) / 2:
+    if wrong.last > LONGER * wrong.first > 0 and right.last < right.first * (
+            wrong.last / wrong.first) ** 0.5:
         yield (f"wrong answers grow from {wrong.first:.0f} tokens to {wrong.last:.0f}, right ones "
                f"from {right.first:.0f} to {right.last:.0f}: is the loss of an output divided by "
                "its own length, so that long wrong ones cost little? (#average)")
@@ -801,7 +803,7 @@ def has_risen(table):
     """Whether the reward has risen for some time, even if it fell again."""
     n = max(1, table.trend.n // 10)
     means = [statistics.fmean(table.rewards[i:i + n]) for i in range(0, table.trend.n - n + 1, n)]
-    return max(means) - means[0] > max(SURE * error(table.rewards, n), table.enough)
+    return bool(means) and max(means) - means[0] > max(SURE * error(table.rewards, n), table.enough)
 
 
 def samples_age(table):
@@ -817,7 +819,8 @@ def weights_are_lost(table):
     """The policy is again and again where it began, and does not get better. (If only the reference
     is replaced, it goes on to learn.)"""
     kls = [statistics.median(some) for some in zip(*(table["kl"][i:] for i in range(3)))]
-    back = [i for i in range(3, len(kls)) if kls[i] < kls[i - 3] / SPIKE]
+    least = max(SURE * error(table["kl"], 3), NOTHING)      # an estimate may be below 0
+    back = [i for i in range(3, len(kls)) if least < kls[i - 3] > SPIKE * max(0.0, kls[i])]
     places = [i for i, before in zip(back, [-WINDOW, *back]) if i - before > WINDOW]
     if len(places) >= REPEATED and table.is_stuck and len(table["kl"]) == len(table.steps):
         yield (f"the KL to the reference falls back in step {table.step(places[0]):g} and "
@@ -896,7 +899,8 @@ def variants_differ(table):
     scores = {name: column(table.run.records, name) for name in table.run.sets}
     for name, other in itertools.permutations(scores, 2):
         a, b = scores[other], scores[name]
-        is_variant = VARIANT.search(name) and VARIANT.sub("", name) == VARIANT.sub("", other)
+        plain = [re.sub("[/_-]", "", VARIANT.sub("", one)) for one in (name, other)]
+        is_variant = VARIANT.search(name) and plain[0] == plain[1]
         is_behind = min(len(a), len(b)) > 2 and abs(a[0] - b[0]) < RISE and (
             a[-1] - b[-1] > 2 * RISE and b[-1] - b[0] < (a[-1] - a[0]) / 2)
         if is_variant and is_behind:

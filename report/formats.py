@@ -125,17 +125,16 @@ NAMES = {
 NAMES["ms-swift"] = NAMES["TRL"] | {
     "entropy": ("entropy/mean", "entropy"),
     "sampler_kl": ("rollout_correction/k3_kl", "rollout_correction/kl")}
-NAMES["an own loop"] = {}              # OWN has their words
+NAMES["an own loop"] = {}              # has no names, but the words of OWN
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
         "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "it",
         "update")
 # In an own loop, the words of a name, less those that say how it was averaged, show what it is
-FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "total", "raw", "ppo",
-          "policy", "pg", "ep", "episode", "to", "base", "ref", "reference", "the",
-          "before", "update"}
-OWN = {"reward": ("reward", "rewards", "r", "rew", "rm score", "reward score", "score", "scores",
-                  "return", "returns", "rollout reward", "neg cost", "accuracy", "acc",
-                  "success rate"),
+FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "raw", "ppo", "policy", "pg",
+          "ep", "episode", "before", "update"}
+OWN = {"reward": ("reward", "rewards", "rew", "total reward", "rollout reward", "rm score",
+                  "reward score", "score", "scores", "return", "returns", "neg cost", "r",
+                  "accuracy", "acc", "success rate"),
        "accuracy": ("exact match", "em", "accuracy", "acc", "correct", "frac correct"),
        "sampling/sampling_logp_difference/mean": tuple(
            f"logp {one} - logp {other}" for one in ("sampler", "rollout", "vllm", "inference")
@@ -148,10 +147,11 @@ OWN = {"reward": ("reward", "rewards", "r", "rew", "rm score", "reward score", "
                                 "frac zero std groups", "zero std"),
        "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "gradnorm"),
        "learning_rate": ("lr", "learning rate"), "entropy": ("entropy", "ent", "h"),
-       "kl": ("kl", "kl loss", "kl div"), "explained_variance": ("explained var", "ev"),
+       "kl": ("kl", "kl ref", "ref kl", "kl to ref", "kl to base", "kl loss", "kl div"),
+       "explained_variance": ("explained var", "ev"),
        "completions/mean_length": ("len", "length", "gen len", "response len", "response length",
-                                   "completion len", "completion length", "tokens", "ntok",
-                                   "n tok", "num tokens", "tokens response"),
+                                   "completion len", "completion length", "ntok", "resp tokens",
+                                   "tokens response"),
        "completions/clipped_ratio": ("truncated", "truncated frac", "clipped ratio"),
        "length/right": ("len correct", "length correct"),
        "length/wrong": ("len wrong", "length wrong", "len incorrect", "length incorrect")}
@@ -166,7 +166,7 @@ NO_SCORE = re.compile(
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 # Of several rewards, those for right answers; what is left over rewards how they are written
 COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?")
-RIGHT = re.compile("accura|correct|answer|solution|solved|success|outcome|exact"
+OF_ANSWERS = re.compile("accura|correct|answer|solution|solved|success|outcome|exact"
                    "|(?<![a-z])acc(?![a-z])")
 FORM = re.compile("format|length|penalty|tag|bonus|short|brevity|concise")
 
@@ -186,25 +186,31 @@ def matching(pattern, names):
 def words_of(name):
     """Take the name of a metric apart. -> sorted words, less FILLER"""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    words = re.split(r"[^a-z]+", re.sub(r"log_?prob(s|abilities)?|logps", "logp", name))
+    words = re.split(r"[^a-z0-9]+", re.sub(r"log_?prob(s|abilities)?|logps", "logp", name))
     return tuple(sorted(word for word in words if word and word not in FILLER))
+
+
+def own_names_in(seen):
+    """Find which words of OWN the names of an own loop have. A name that is subtracted from another
+    one has a minus in front. -> {quantity: names that are added}"""
+    words, used = {}, {}
+    for name in sorted(seen, key=len):          # the plainest of those that say the same
+        if not HELD_OUT.fullmatch(name) and name != "h":        # hours; the entropy is H
+            words.setdefault(words_of(name), name)
+    for quantity, forms in OWN.items():
+        parts = [[*map(words_of, form.split(" - "))] for form in forms]
+        names = [[words[key] for key in keys] for keys in parts if {*keys} <= words.keys()]
+        if names and names[0] not in used.values():     # an accuracy may be the reward
+            used[quantity] = [names[0][0], *(f"-{name}" for name in names[0][1:])]
+    return used
 
 
 def names_in(found, trainer):
     """Find which names of a trainer a log has. -> {quantity: names that are added}"""
     seen = dict.fromkeys(name for one in found for name, x in one.items() if is_number(x))
-    used = {}
     if trainer == "an own loop":
-        words = {}                      # the words of a name, sorted -> the first such name
-        for name in seen:
-            if not HELD_OUT.fullmatch(name):
-                words.setdefault(words_of(name), name)
-        for quantity, forms in OWN.items():
-            parts = [[*map(words_of, form.split(" - "))] for form in forms]
-            names = [[words[key] for key in keys] for keys in parts if {*keys} <= words.keys()]
-            if names and names[0] not in used.values():     # an accuracy may be the reward
-                used[quantity] = [names[0][0], *(f"-{name}" for name in names[0][1:])]
-        return used
+        return own_names_in(seen)
+    used = {}
     for quantity, patterns in NAMES[trainer].items():
         for pattern in patterns:
             names = [matching(part, seen) for part in pattern.split(" + ")]
@@ -236,7 +242,7 @@ def rewards_for_answers(found):
     names = {name for one in found for name, value in one.items()
              if is_number(value) and COMPONENT.fullmatch(name)}
     return sorted(name for name in names if len(names) > 1
-                  and RIGHT.search(name.lower()) and not FORM.search(name.lower()))
+                  and OF_ANSWERS.search(name.lower()) and not FORM.search(name.lower()))
 
 
 def quantities(record, used, others):
@@ -249,10 +255,9 @@ def quantities(record, used, others):
         values = [record.get(name.removeprefix("-")) for name in names]
         if all(map(is_number, values)):
             values = [-x if name.startswith("-") else x for name, x in zip(names, values)]
-            values = [abs(sum(values))] if "logp" in quantity else values
-            value = float(sum(values))
-            is_percent = value > 1 and any("pct_" in name for name in names)
-            plain[quantity] = value / 100 if is_percent else value
+            values = [abs(sum(values))] if "logp" in quantity else values   # a difference
+            is_percent = any("pct_" in name for name in names)
+            plain[quantity] = float(sum(values)) / (100 if is_percent else 1)
     return plain
 
 

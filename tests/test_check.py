@@ -194,11 +194,18 @@ def evaluated(score, name="eval/a"):
     ("average", {"length/wrong": [400.0, 2900.0], "length/right": [380.0, 390.0]}),
     ("", {"length/wrong": [400.0, 900.0], "length/right": [380.0, 800.0]}),     # thoughts grow
     ("", {"length/wrong": [400.0, 600.0], "length/right": [380.0, 390.0]}),
+    ("", {"length/wrong": lambda i: 150.0 + 20 * i, "length/right": lambda i: 100.0 + 12 * i}),
+    ("not-finite stale", {"reward": lambda i: math.nan, "n": 40,
+                          "sampling/sampling_logp_difference/mean": lambda i: 0.001 + 0.01 * i}),
+    ("flat", {"reward": [1.1, 1.1], "rewards/right": [0.98, 0.98], "rewards/right2": [0.1, 0.1]}),
+    ("flat", {"reward": [0.5, 0.5], "n": 100,                   # an estimate around 0
+              "kl": lambda i: 0.001 * (-1) ** (i * i // 3)}),
     ("average groups flat", {"reward": lambda i: 0.5 - 0.005 * i,
                              "completions/clipped_ratio": [0.0, 0.9],
                              "completions/mean_length": [500.0, 4000.0]}),
     ("", {"completions/clipped_ratio": [0.0, 0.4], "completions/mean_length": [500.0, 4000.0]}),
     ("merging", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_merged": [0.3, 0.35]}),
+    ("merging", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/merged_a": [0.3, 0.35]}),
     ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_merged": lambda i: 0.3 + 0.008 * i}),
     ("", {**evaluated(lambda i: 0.3 + 0.01 * i), "eval/a_hard": [0.3, 0.35]}),  # other problems
     ("", {**evaluated(lambda i: 0.5 + 0.01 * i), "eval/a_merged": [0.3, 0.32]}),
@@ -401,6 +408,8 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("step,mean_reward,kl_sampler_policy", "sampler_kl", [2.0, -1.0]),
     ("iter,env/reward_mean,kl_ref", "kl", [2.0, -1.0]),
     ("iter,trainer_version,rollout_version,r", "staleness", [-1.75, 1.5]),
+    ("step,ref_reward,mean_reward", "reward", [2.0, -1.0]),
+    ("step,reward_1,mean_reward", "reward", [2.0, -1.0]), ("step,r,score", "reward", [2.0, -1.0]),
     ("it,logprob_sampler,logp_trainer,rew", "sampling/sampling_logp_difference/mean", [1.75, 1.5])
     ])
 def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):

@@ -1079,6 +1079,25 @@ def test_the_only_input_that_is_left_fills_the_only_gap_of_a_wrong_loss(answer):
     assert code == 1 and "WRONG" in told, told
 
 
+def test_a_wrong_estimator_without_a_mask_is_named_and_gets_no_adapter(answer):
+    """It takes tables (B, T), and leaves out lambda."""
+    source = """
+import torch
+def gae(rewards, values, gamma, lam):
+    A, found, V = 0.0, [], 0.0
+    for t in reversed(range(rewards.shape[1])):
+        A = rewards[:, t] + gamma * V - values[:, t] + gamma * A
+        found.append(A)
+        V = values[:, t]
+    return torch.stack(found[::-1], 1)
+"""
+    code, told = answer(source, "gae", "gae")
+    assert code == 1 and "adapter" not in told and "likely: lambda is left out" in told, told
+    assert answer(source.replace("gamma * A", "gamma * lam * A"), "gae", "gae")[0] == 0
+    source = "def adv(rewards, eps):\n    return rewards / (rewards.std(1, keepdim=True) + eps)\n"
+    assert "group_ids" not in answer(source, "adv", "--recipe", "dr_grpo")[1]
+
+
 def test_a_setting_is_in_the_adapter(answer):
     source = form(name="mask, is_on, padding_mask").replace("ratio * A,", "ratio * A * is_on,")
     code, told = answer(source, "loss", "--recipe", "grpo", "is_on=True")

@@ -340,7 +340,7 @@ def shifted(names, bound, inner, content, case, tool):
     of_batch = some(inner.__contains__)
     made = some(lambda its: has_logits and not given[its].isidentifier())
     of_ids = some(lambda its: given[its] not in COMPUTED and (has_logits or its in inner))
-    found = [names | longer for longer in (of_batch, made, of_batch | made, of_ids) if longer]
+    found = [names | rest for rest in (of_batch, made, of_batch | made, of_ids) if rest]
     return [one for n, one in enumerate(found) if one not in found[:n]]
 
 
@@ -423,7 +423,8 @@ def tried(function, content, cases, decides, options, likely):
              for names in (turned(plain, bound, *known) if {"values", "rewards"} <= {*bound} else
                            (plain, *shifted(plain, bound, inner, *known))))
     mistaken = {name: texts[0] for name, texts in made.items()}
-    left = [[name for name in needed if name not in made], [one for one in inputs if one in free]]
+    left = [[name for name in needed if name not in made],
+            [one for one in inputs if one in free and one != "group_ids"]]
     if all(len(some) == 1 for some in left):
         mistaken |= {left[0][0]: left[1][0]}            # it can be nothing else
     mistake = ""
@@ -433,8 +434,9 @@ def tried(function, content, cases, decides, options, likely):
             ran = [one for one in found if not one.skipped]
             is_wrong = any(one.errors for one in ran)
             has_raised = any(one.raised for one in ran)
-            is_new = is_wrong and not mistake and not has_raised
-            if "return" in names and "return" not in mistaken and ran and not has_raised:
+            is_new = is_wrong and not mistake and not has_raised and "return" not in names
+            if "return" in names and "return" not in mistaken and not mistake and (
+                    gaps and ran and not has_raised):
                 mistaken = names
             flags = likely(ran) if is_new else []
             if not ran or is_wrong and not flags:
