@@ -29,9 +29,10 @@ import plumbing
 from lab.docs import DOCS, ROOT, load, put, table
 from lab.measure import ON_DEVICE
 from measuring import student
-from report import parser, start
+from report import chart, parser, start
 
 FOLDER = ROOT / "runs/gemma"
+CHART = "![chart](gemma.svg)\n\n"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 # held_out pairs of numbers are evaluated, with K samples of each problem; M samples are scored at a
 # time; `examples` precede each problem, and the other sizes are those of real.py
@@ -199,10 +200,22 @@ def describe(results):
                    f"learning rate {best[0]}, seed {best[1]}"], samples))
 
 
+def rewards(results):
+    """Look up the rewards of each run's steps. -> {learning rate: a row for each seed}"""
+    lines = {}
+    for (rate, _), run in results.items():
+        if rate:
+            lines.setdefault(f"learning rate {rate}", []).append(run["rewards"])
+    return lines
+
+
 def page():
-    """Write the tables of docs/real-models.md from the stored numbers."""
+    """Draw the rewards of all runs, and write the tables of docs/real-models.md, from the stored
+    numbers."""
     results, _ = load("gemma", "run: make gemma-sweep")
-    put("gemma", describe(results), "gemma-sweep")
+    with chart.figure(DOCS / "gemma.svg") as axis:
+        chart.curves(axis, rewards(results), ylim=(0, 1.03), ylabel="mean reward of 64 outputs")
+    put("gemma", f"{CHART}{describe(results)}", "gemma-sweep")
 
 
 def main(argv=None):

@@ -3,6 +3,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+import numpy
 import pytest
 from small_models import NEEDS, save_random
 
@@ -124,7 +125,12 @@ def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, m
         assert any(gemma.verify(row["answer"], f"{a} {sign} {b}") for sign in "+-*")
 
 
-def test_the_page_has_the_table_of_the_stored_runs():
+def test_the_page_has_the_table_and_the_curves_of_the_stored_runs():
     results, _ = docs.load("gemma", "")
     page = (gemma.DOCS / "real-models.md").read_text()
-    assert page.count(f"gemma -->\n{gemma.describe(results)}<!-- end of gemma -->") == 1
+    assert page.count(
+        f"gemma -->\n{gemma.CHART}{gemma.describe(results)}<!-- end of gemma -->") == 1
+    seeds = {name: numpy.shape(rows) for name, rows in gemma.rewards(results).items()}
+    steps = gemma.JOB.steps
+    assert seeds == {f"learning rate {rate}": (number, steps) for rate, number in (
+        ("1e-6", 1), ("3e-6", 3), ("1e-5", 1), ("3e-5", 1))}
