@@ -126,6 +126,8 @@ NAMES["ms-swift"] = NAMES["TRL"] | {
     "entropy": ("entropy/mean", "entropy"),
     "sampler_kl": ("rollout_correction/k3_kl", "rollout_correction/kl")}
 NAMES["an own loop"] = {}              # has no names, but the words of OWN
+DIFFERENCE = "sampling/sampling_logp_difference/mean"       # of which an own loop logs both sides
+LOWEST_LOGP = -12.0                     # a mean over tokens; a policy that guesses has -log(V)
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
         "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "it",
         "update")
@@ -255,9 +257,14 @@ def quantities(record, used, others):
         values = [record.get(name.removeprefix("-")) for name in names]
         if all(map(is_number, values)):
             values = [-x if name.startswith("-") else x for name, x in zip(names, values)]
-            values = [abs(sum(values))] if "logp" in quantity else values   # a difference
             is_percent = any("pct_" in name for name in names)
             plain[quantity] = float(sum(values)) / (100 if is_percent else 1)
+    if DIFFERENCE in plain and len(used[DIFFERENCE]) == 2:
+        is_sum = record[used[DIFFERENCE][0]] < LOWEST_LOGP          # over a completion
+        tokens = plain.get("completions/mean_length") if is_sum else 1
+        value = abs(plain.pop(DIFFERENCE))
+        if tokens:
+            plain[DIFFERENCE] = value / tokens
     return plain
 
 

@@ -420,6 +420,16 @@ def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values,
     assert [one[quantity] for one in run.records] == values
 
 
+def test_log_probabilities_that_an_own_loop_sums_over_completions_are_divided_by_their_length(
+        tmp_path):
+    one = {"step": 1, "reward": 0.5, "logp_rollout": -60.0, "logp_train": -57.0}
+    name = "sampling/sampling_logp_difference/mean"
+    assert of_lines(tmp_path, one | {"length": 100}).records[0][name] == 0.03
+    assert name not in of_lines(tmp_path, one).records[0]
+    assert of_lines(tmp_path, one | {"length": 100, "logp_rollout": -2.0, "logp_train": -1.5}
+                    ).records[0][name] == 0.5
+
+
 def test_each_name_that_is_read_is_on_the_page():
     page = PAGES["docs/why.md"].partition("## Anybody's log")[2]
     for trainer, quantities in NAMES.items():
