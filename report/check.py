@@ -386,13 +386,24 @@ def groups_without_signal(table):
 
 
 def easy_problems(table):
-    """Most groups are all right from the first steps on, but held-out problems are not solved."""
+    """Most groups are all right, from the first steps on or for half of the run, but held-out
+    problems are not solved, and do not get better."""
     share = table.no_signal(table.first) or 0.0
     courses = [trend(column(table.run.records, name)) for name in table.run.sets]
     is_left = any(now.last < SOLVED and not now.rises for now in courses)
     if MOST < share < 1 and table.begins_solved and is_left:
         yield (f"{share:.0%} of the groups have no signal in the first steps already, because the "
                "base is nearly always right, but not held out: take harder problems (#groups)")
+        return
+    shares = table["frac_reward_zero_std"]
+    half = len(shares) // 2
+    is_over = courses and all(now.n > REPEATED and now.last < min(SOLVED, now.first + RISE)
+                              for now in courses)
+    if half >= FEW and table.is_solved(table.last, RIGHT) and is_over and all(
+            statistics.fmean(shares[i:i + WINDOW]) > MOST for i in range(half, len(shares), WINDOW)):
+        yield (f"{table.no_signal(table.last):.0%} of the groups have no signal, because nearly "
+               "all answers are right, but held-out scores stay lower, and hardly rise: take "
+               "harder problems (#groups)")
 
 
 def few_groups(table):
@@ -572,6 +583,15 @@ def jumps(table):
     jump = largest_fall(table.rewards)
     if jump is None:
         yield from back_at_base(table)
+        return
+    prompts = table["prompts/mean_length"]
+    is_other = len(prompts) == len(table.rewards) and jump_at(prompts, jump.place).is_real
+    if is_other and table.last(table.goal) < (jump.before + jump.after) / 2:
+        yield (f"in step {table.step(jump.place):g}, the prompts change from "
+               f"{jump_at(prompts, jump.place).before:.0f} tokens to "
+               f"{jump_at(prompts, jump.place).after:.0f}, and the {table.goal} falls from "
+               f"{jump.before:.2g} to {jump.after:.2g}, and stays low: is this the data that you "
+               "want? (#jump)")
         return
     is_back = []                        # for each quantity that had left where it began
     for name in (table.goal, *OF_THE_POLICY):
@@ -773,10 +793,14 @@ def sampler_differs(table):
                    "at the end: does the sampler get all new weights, and is it not ever further "
                    "behind? (#stale)")
         elif is_corrected and worst > limit:
-            since = " from the first steps on" if first > limit else ""
-            yield (f"sampler and trainer differ by {worst:.2g} {unit}{since}, more than rounding "
-                   "explains: does the sampler have the trainer's weights, and the same "
-                   "temperature? (#rounding)")
+            text = f"sampler and trainer differ by {worst:.2g} {unit}"
+            if first > limit:
+                yield (f"{text} from the first steps on, more than rounding explains: have both "
+                       "the same temperature, top_p and top_k (#temperature), and the same "
+                       "weights and tokens (#rounding)?")
+            else:
+                yield (f"{text}, more than rounding explains: does the sampler have the trainer's "
+                       "weights? (#rounding)")
         elif worst > 0.01 and not is_corrected:
             yield ("sampler and trainer differ: try --importance_sampling_correction truncate "
                    "(#stale)")
@@ -835,8 +859,13 @@ def tools_fail(table):
         yield (f"calls of tools, or turns, get rarer, from {calls.first:.2g} to {calls.last:.2g} "
                "for each completion: does the policy see what a tool says, and is it not what is "
                "learned? (#turns)")
+    if calls.n >= FEW and not any(table["calls"]) and not table.is_solved(table.last):
+        yield ("no completion ever calls a tool: does the prompt describe the tools, in the form "
+               "that the model knows, and are its calls recognized? (#turns)")
+    failures = trend(table["tools/failure_frequency"])
     share = table.last("tools/failure_frequency")
-    if share > FAILED and not table.trend.rises:
+    is_worse = failures.rises and share > max(0.5, 2 * failures.first) and any(falls(table))
+    if is_worse or share > FAILED and not table.trend.rises:
         yield (f"{share:.0%} of the calls of tools fail: run one of them yourself, and read "
                "samples (#turns)")
 
@@ -1010,6 +1039,8 @@ def decided(run):
         step = f"{table.step(table.jump.place):g}"
         return f"the {table.goal} {course} before and after it falls at once in step {step}"
     text = f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}"
+    if now.falls and table.is_harder:
+        text += "; held-out scores rise, so its problems get harder"
     if table.begins_solved and (table.no_signal(table.first) or 0.0) > MOST:
         text += "; the base is nearly always right, so there is little to learn (#groups)"
     for name in table.run.components if now.rises else ():

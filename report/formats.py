@@ -66,6 +66,7 @@ NAMES = {
         "completions/clipped_ratio": ("response_length/clip_ratio",),
         "calls": ("tool_call_counts/mean", "num_turns/mean"),
         "prompts/clipped_ratio": ("prompt_length/clip_ratio",),
+        "prompts/mean_length": ("prompt_length/mean",),
         "probability_difference": ("training/rollout_probs_diff_mean",),
         "sampler_kl": ("rollout_corr/k3_kl", "rollout_corr/kl"),
         "after_penalties": ("critic/rewards/mean",), "value_loss": ("critic/vf_loss",),
@@ -133,37 +134,54 @@ STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_
         "update")
 # In an own loop, the words of a name, less those that say how it was averaged, show what it is
 FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "raw", "ppo", "policy", "pg",
-          "ep", "episode", "before", "update"}
-OWN = {"reward": ("reward", "rewards", "rew", "total reward", "rollout reward", "rm score",
-                  "reward score", "score", "scores", "return", "returns", "neg cost", "r",
-                  "accuracy", "acc", "success rate"),
-       "accuracy": ("exact match", "em", "accuracy", "acc", "correct", "frac correct"),
-       "sampling/sampling_logp_difference/mean": tuple(
-           f"logp {one} - logp {other}" for one in ("sampler", "rollout", "vllm", "inference")
-           for other in ("trainer", "train", "learner", "model")),
-       "sampler_kl": ("kl sampler", "kl rollout", "kl vllm", "kl mismatch"),
-       "staleness": ("trainer version - rollout version", "train version - rollout version",
+          "ep", "episode", "before", "update", "frac", "fraction", "share", "pct", "percent",
+          "rate", "per", "to", "vs", "abs", "num", "n"}
+SAME_WORDS = {"log_?prob(s|abilities)?|logps": "logp", "abs_?diff|difference|mismatch|gap": "diff",
+              "learning_?rate": "lr", "length": "len", "rewards|rew": "reward", "returns": "return",
+              "accuracy": "acc", "entropy|ent": "h", "gradnorm": "grad_norm",
+              "reference|initial|init|base|sft": "ref", "errors|failures?|failed": "error"}
+SAMPLERS = "", "sampler", "rollout", "vllm", "inference", "engine"
+TRAINERS = "", "trainer", "learner", "model", "actor"
+BETWEEN = [f"{one} {other}" for one in SAMPLERS for other in TRAINERS][1:]
+OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "reward score", "score",
+                  "scores", "return", "neg cost", "r", "acc", "success", "solved", "solve",
+                  "correct", "win", "pass"),
+       "accuracy": ("exact match", "em", "acc", "correct", "success", "solved"),
+       "sampling/sampling_logp_difference/mean": (
+           *(f"logp diff {pair}" for pair in BETWEEN),
+           *(f"logp {one} - logp {other}" for one in SAMPLERS[1:]
+             for other in (*TRAINERS[1:], ""))),
+       "sampler_kl": ("kl diff", *(f"kl {pair}" for pair in BETWEEN[len(TRAINERS) - 1:])),
+       "staleness": ("staleness", "lag", "version lag", "trainer version - rollout version",
                      "version - rollout version", "trainer version - sampler version"),
-       "reward_std": ("reward std", "r std", "std reward"),
-       "frac_reward_zero_std": ("frac zero std", "zero std frac", "zero std groups",
-                                "frac zero std groups", "zero std"),
-       "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "gradnorm"),
-       "learning_rate": ("lr", "learning rate"), "entropy": ("entropy", "ent", "h"),
-       "kl": ("kl", "kl ref", "ref kl", "kl to ref", "kl to base", "kl loss", "kl div"),
-       "explained_variance": ("explained var", "ev"),
-       "completions/mean_length": ("len", "length", "gen len", "response len", "response length",
-                                   "completion len", "completion length", "ntok", "resp tokens",
-                                   "tokens response"),
-       "completions/clipped_ratio": ("truncated", "truncated frac", "clipped ratio"),
-       "length/right": ("len correct", "length correct"),
-       "length/wrong": ("len wrong", "length wrong", "len incorrect", "length incorrect")}
+       "reward_std": ("reward std", "r std", "group std"),
+       "frac_reward_zero_std": ("zero std", *(f"{word} groups" for word in (
+           "zero std", "zero variance", "equal", "same", "dead", "degenerate", "no signal"))),
+       "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn"),
+       "learning_rate": ("lr",), "entropy": ("h",), "kl": ("kl", "kl ref", "kl loss", "kl div"),
+       "old_kl": ("approx kl", "kl old"), "clip_ratio/region_mean": ("clip", "clipfrac"),
+       "value_loss": ("value loss", "vf loss", "critic loss"),
+       "explained_variance": ("explained var", "explained variance", "ev"),
+       "completions/mean_length": ("len", "gen len", "response len", "completion len", "ntok",
+                                   "resp tokens", "tokens response"),
+       "completions/clipped_ratio": ("truncated", "truncation", "clipped ratio"),
+       "prompts/mean_length": ("prompt len",),
+       "length/right": ("len correct", "len right"),
+       "length/wrong": ("len wrong", "len incorrect"),
+       "calls": ("tool calls", "calls", "turns"),
+       "tools/failure_frequency": ("tool error", "tools error", "tool call error",
+                                   "tool calls error")}
+NO_REWARD = {"std", "var", "max", "min", "format", "len", "penalty", "bonus", "kl", "loss", "h",
+             "diff", "chosen", "rejected", "margin", "margins", "model", "time", "baseline"}
+PERCENT = re.compile("(?<![a-z])(?:pct|percent)(?![a-z])")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
 WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
 # Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
-HELD_OUT = re.compile("(?:eval|val|val-core|validation|test)[/_].+")
+HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
+AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out|dev)")     # its own
 NO_SCORE = re.compile(
-    r"loss|length|time|second|std|entropy|(?<![a-z])kl(?![a-z])|token|num_|sampl|logp|logit|clip|"
-    r"complet|truncat|positive|epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
+    r"loss|nll|ppl|perplexity|length|(?<![a-z])len(?![a-z])|time|second|std|entropy|"
+    r"(?<![a-z])kl(?![a-z])|token|num_|sampl|logp|logit|clip|complet|truncat|positive|epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
     r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 # Of several rewards, those for right answers; what is left over rewards how they are written
@@ -188,7 +206,9 @@ def matching(pattern, names):
 def words_of(name):
     """Take the name of a metric apart. -> sorted words, less FILLER"""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    words = re.split(r"[^a-z0-9]+", re.sub(r"log_?prob(s|abilities)?|logps", "logp", name))
+    for forms, word in SAME_WORDS.items():
+        name = re.sub(f"(?<![a-z])(?:{forms})(?![a-z])", word, name)
+    words = re.split(r"[^a-z0-9]+", name)
     return tuple(sorted(word for word in words if word and word not in FILLER))
 
 
@@ -197,13 +217,17 @@ def own_names_in(seen):
     one has a minus in front. -> {quantity: names that are added}"""
     words, used = {}, {}
     for name in sorted(seen, key=len):          # the plainest of those that say the same
-        if not HELD_OUT.fullmatch(name) and name != "h":        # hours; the entropy is H
+        if not is_score(name, "an own loop") and name != "h":   # hours; the entropy is H
             words.setdefault(words_of(name), name)
     for quantity, forms in OWN.items():
         parts = [[*map(words_of, form.split(" - "))] for form in forms]
         names = [[words[key] for key in keys] for keys in parts if {*keys} <= words.keys()]
         if names and names[0] not in used.values():     # an accuracy may be the reward
             used[quantity] = [names[0][0], *(f"-{name}" for name in names[0][1:])]
+    rewards = [name for key, name in words.items()
+               if {"reward", "score"} & {*key} and NO_REWARD.isdisjoint(key)]
+    if "reward" not in used and rewards:
+        used["reward"] = rewards[:1]
     return used
 
 
@@ -236,7 +260,9 @@ def is_score(name, trainer):
     """Whether a metric is a score on held-out problems."""
     if trainer == "ours":
         return OURS.fullmatch(name) is not None
-    return HELD_OUT.fullmatch(name) is not None and NO_SCORE.search(name) is None
+    is_own = trainer == "an own loop" and AT_END.fullmatch(name) is not None
+    is_held_out = is_own or HELD_OUT.fullmatch(name) is not None
+    return is_held_out and NO_SCORE.search(name) is None
 
 
 def rewards_for_answers(found):
@@ -257,7 +283,7 @@ def quantities(record, used, others):
         values = [record.get(name.removeprefix("-")) for name in names]
         if all(map(is_number, values)):
             values = [-x if name.startswith("-") else x for name, x in zip(names, values)]
-            is_percent = any("pct_" in name for name in names)
+            is_percent = any(PERCENT.search(name) for name in names)
             plain[quantity] = float(sum(values)) / (100 if is_percent else 1)
     if DIFFERENCE in plain and len(used[DIFFERENCE]) == 2:
         is_sum = record[used[DIFFERENCE][0]] < LOWEST_LOGP          # over a completion

@@ -179,13 +179,14 @@ def evaluated(score, name="eval/a"):
     ("rate", {"entropy": [-0.2, -0.004], "sampling/surprise": None, "n": 18,
               "reward": lambda i: 0.3 + 0.01 * min(i, 9)}),
     ("", {"sampling/surprise": lambda i: 0.24 + noise(i) / 2, "n": 4}),
-    ("", differing(0.01, "ours")), ("rounding", differing(0.05, "ours")),
-    ("", differing(0.05, "TRL")), ("rounding", differing(0.2, "TRL")),      # may use bfloat16
+    ("", differing(0.01, "ours")), ("temperature rounding", differing(0.05, "ours")),
+    ("", differing(0.05, "TRL")),                                   # may use bfloat16
+    ("temperature rounding", differing(0.2, "TRL")),
     ("", {"probability_difference": [0.005, 0.01], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.005, 0.1], "trainer": "verl"}),  # it has learned,
     ("adapter stale flat", {"reward": [0.5, 0.5],                   # so the sampler gets weights
                     "probability_difference": [0.005, 0.1], "trainer": "verl"}),
-    ("rounding", {"probability_difference": [0.03, 0.1], "trainer": "verl"}),
+    ("temperature rounding", {"probability_difference": [0.03, 0.1], "trainer": "verl"}),
     ("rounding", {"probability_difference": [0.01, 0.025], "trainer": "verl"}),
     ("rounding", {"probability_ratio": [1.02, 1.3], "trainer": "NeMo-RL"}),
     ("stale stale rate", {"n": 40, "staleness": lambda i: 1 + i, "sampler_kl": [0.0, 0.2],
@@ -227,6 +228,24 @@ def evaluated(score, name="eval/a"):
     ("turns rate", {"n": 40, "reward": lambda i: 0.3 + 0.02 * min(i, 30 - i),
                     "calls": [2.0, 0.1]}),
     ("", {"calls": [2.0, 0.5]}),                            # it needs fewer
+    ("turns rate", {"n": 60, "tools/failure_frequency": [0.1, 0.8],
+                    "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
+    ("turns", {"calls": [0.0, 0.0]}), ("", {"calls": [0.0, 0.1]}),
+    ("", {"calls": [0.0, 0.0], "reward": [0.9, 0.95]}),     # and none
+    ("groups", {"n": 60, "frac_reward_zero_std": [0.5, 0.95], "reward": [0.5, 0.96],
+                "eval/math": [0.4, 0.42]}),
+    ("", {"n": 60, "frac_reward_zero_std": [0.5, 0.95], "reward": [0.5, 0.96],
+          "eval/math": [0.4, 0.6]}),
+    ("", {"n": 60, "frac_reward_zero_std": [0.5, 0.95], "reward": [0.5, 0.96],
+          "eval/math": [0.8, 0.85]}),
+    ("jump", {"n": 60, "trainer": "verl", "eval/math": [0.4, 0.6],
+              "prompts/mean_length": lambda i: 140.0 + i % 2 if i < 30 else 800.0,
+              "completions/mean_length": lambda i: 300.0 + i % 2 if i < 30 else 900.0,
+              "reward": lambda i: 0.3 + 0.01 * i if i < 30 else 0.1}),
+    ("", {"n": 60, "trainer": "verl", "eval/math": [0.4, 0.6],     # and it learns from that
+          "prompts/mean_length": lambda i: 140.0 + i % 2 if i < 30 else 800.0,
+          "completions/mean_length": lambda i: 300.0 + i % 2 if i < 30 else 900.0,
+          "reward": lambda i: 0.3 + 0.01 * i if i < 30 else 0.01 * i - 0.2}),
     ("stale", {"n": 60, "sampler_kl": lambda i: 0.001 * max(1, 5 * (i - 20)), "trainer": "prime-rl",
                "reward": lambda i: 0.3 + 0.01 * min(i, 20)}),
     ("rounding", {"n": 60, "sampler_kl": lambda i: 0.001 * max(1, 5 * (i - 20)),
@@ -410,8 +429,14 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("iter,trainer_version,rollout_version,r", "staleness", [-1.75, 1.5]),
     ("step,ref_reward,mean_reward", "reward", [2.0, -1.0]),
     ("step,reward_1,mean_reward", "reward", [2.0, -1.0]), ("step,r,score", "reward", [2.0, -1.0]),
-    ("it,logprob_sampler,logp_trainer,rew", "sampling/sampling_logp_difference/mean", [1.75, 1.5])
-    ])
+    ("it,logprob_sampler,logp_trainer,rew", "sampling/sampling_logp_difference/mean", [1.75, 1.5]),
+    ("it,sampler_trainer_logp_absdiff,success", "reward", [2.0, -1.0]),
+    ("it,sampler_trainer_logp_absdiff,r", "sampling/sampling_logp_difference/mean", [0.25, 0.5]),
+    ("it,train_acc_pct,equal_groups_pct", "reward", [0.0025, 0.005]),
+    ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.02, -0.01]),
+    ("it,reward_mean_logp,reward_std_in_group", "reward", [0.25, 0.5]),
+    ("it,acc_val,acc", "reward", [2.0, -1.0]),
+    ("it,success,tool_error_rate", "tools/failure_frequency", [2.0, -1.0])])
 def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):
     more = ",9" * (names.count(",") - 2)
     (tmp_path / "log.csv").write_text(f"{names}\n0,0.25,2{more}\n1,0.5,-1{more}\n")
