@@ -399,8 +399,9 @@ def easy_problems(table):
     half = len(shares) // 2
     is_over = courses and all(now.n > REPEATED and now.last < min(SOLVED, now.first + RISE)
                               for now in courses)
+    parts = [shares[i:i + WINDOW] for i in range(half, len(shares), WINDOW)]
     if half >= FEW and table.is_solved(table.last, RIGHT) and is_over and all(
-            statistics.fmean(shares[i:i + WINDOW]) > MOST for i in range(half, len(shares), WINDOW)):
+            statistics.fmean(part) > MOST for part in parts):
         yield (f"{table.no_signal(table.last):.0%} of the groups have no signal, because nearly "
                "all answers are right, but held-out scores stay lower, and hardly rise: take "
                "harder problems (#groups)")
@@ -424,7 +425,7 @@ def rewards_that_are_added(table):
         values = table[name]
         if len(values) >= FEW and max(map(abs, values)) < NOTHING:
             yield (f"{name} is 0 in all steps, so only the other rewards are learned: does it find "
-                   "the answers, and does the base ever solve a problem? (#groups)")
+                   "the answers (#unused), and does the base ever solve a problem (#groups)?")
         if failed := fails_at_once(values):
             yield (f"{name} falls from {failed.before:.2g} to 0 in step "
                    f"{table.step(failed.place):g}, and stays exactly 0: has its function failed? "
@@ -451,6 +452,10 @@ def truncated(table):
     if prompts > 0.5 and table.is_stuck:
         yield (f"most prompts are cut off ({prompts:.0%}), so the policy does not see the whole "
                "question: allow longer ones (#groups)")
+    if last > FAILED and first < 0.3 and table.last("grad_norm") < table.first("grad_norm") / GROWS:
+        yield (f"{last:.0%} of the completions are truncated at the end, and the gradient gets "
+               "smaller: are they left out of the loss, so that nothing stops their growth? "
+               "(#no-gradient)")
     entropies = trend([abs(x) for x in table["entropy"]])
     runs_on = first < 0.3 and entropies.last > 2 * entropies.first > 0      # nobody ends in noise
     name = "completions/mean_length"
@@ -467,7 +472,12 @@ def truncated(table):
 
 def no_gradient(table):
     """The loss or the learning rate is constant."""
-    rates = table["learning_rate"]
+    rates, norms = table["learning_rate"], table["grad_norm"]
+    empty = sum(norm == 0 for norm in norms)
+    if table.no_signal(table.last) is None and OFTEN * len(norms) < empty < len(norms) and (
+            not table.is_solved(table.last)):
+        yield (f"the gradient is exactly 0 in {empty} of {len(norms)} steps: the rewards of their "
+               "groups are equal (#groups)")
     if not table.has_gradient and (table.groups_differ or not table.is_solved(table.last)):
         differ = "groups differ, but " if table.groups_differ else ""
         yield f"{differ}the policy gets no gradient (#no-gradient)"
@@ -489,7 +499,8 @@ def rate_too_low(table):
     if top > 0 and idle > max(WINDOW, OFTEN * len(rates)) and not is_moot:
         yield (f"{name} is 0 in the last {idle} of {len(rates)} steps: the schedule ends too early "
                "(#rate)")
-    if not table.is_stuck or not table.has_rewards:
+    is_small = table.trend.n > 5 * FEW and table.trend.last - table.trend.first < RISE / 2
+    if not (table.is_stuck or is_small) or not table.has_rewards:
         return
     if len(rates) >= FEW and all(b > a for a, b in zip(rates, rates[1:])):
         yield (f"{name} grows in each step, to {top:.2g} in the last one: the warm-up is longer "
@@ -498,7 +509,8 @@ def rate_too_low(table):
     most = (kl / 2) ** 0.5 if kl > 0 else math.inf      # Pinsker's inequality
     if table.is_unit and most < RISE and not table.begins_solved:
         yield (f"the policy has hardly moved: with a KL of {kl:.2g} nats per completion, no reward "
-               f"between 0 and 1 can rise by more than {most:.1g}; raise {name} (#rate)")
+               f"between 0 and 1 can rise by more than {most:.1g}; raise {name}, or keep the "
+               "weights in float32, because bfloat16 rounds small updates away (#rate)")
 
 
 def rate_goes_up(table):
@@ -853,12 +865,30 @@ def weights_are_lost(table):
                "its weights (#jump)?")
 
 
+def changes_at_checkpoints(table):
+    """The KL rises at once, again and again after as many steps, as if something else than an
+    update had changed the weights."""
+    kls = table["kl"]
+    found = [jump_at(kls, place) for place in range(AROUND, len(kls) - AROUND + 1)]
+    places = [jump.place for jump in found if jump.is_real and jump.after > jump.before]
+    apart = {b - a for a, b in zip(places, places[1:])}
+    if len(places) >= REPEATED and len(apart) == 1 and len(kls) == len(table.steps):
+        yield (f"the KL to the reference rises at once in step {table.step(places[0]):g}, and "
+               f"again every {apart.pop()} steps: what happens there besides updates? If an "
+               "adapter is merged to save it, is it taken out again? (#merging)")
+
+
 def tools_fail(table):
     calls = trend(table["calls"])
     if calls.falls and calls.last < calls.first / 2 and any(falls(table)):
         yield (f"calls of tools, or turns, get rarer, from {calls.first:.2g} to {calls.last:.2g} "
                "for each completion: does the policy see what a tool says, and is it not what is "
                "learned? (#turns)")
+    cut = table.last("completions/clipped_ratio") if "completions/clipped_ratio" in table else 1.0
+    if calls.rises and calls.last > LONGER * calls.first > 0 and cut > 0.5 and any(falls(table)):
+        yield (f"calls of tools, or turns, grow from {calls.first:.2g} to {calls.last:.2g} for "
+               "each completion, and the reward falls: does the policy repeat them until a limit "
+               "ends it? (#turns)")
     if calls.n >= FEW and not any(table["calls"]) and not table.is_solved(table.last):
         yield ("no completion ever calls a tool: does the prompt describe the tools, in the form "
                "that the model knows, and are its calls recognized? (#turns)")
@@ -986,7 +1016,8 @@ RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_w
          easy_problems, few_groups, rewards_that_are_added, one_sample, truncated, unused,
          gradient_grows, critic_fails, clipped_at_once, penalties, far_from_reference,
          length_collapses, wrong_answers_grow, entropy_changes, other_distribution, sampler_differs,
-         samples_age, weights_are_lost, masks, tools_fail, held_out, variants_differ, never_changes,
+         samples_age, weights_are_lost,
+         changes_at_checkpoints, masks, tools_fail, held_out, variants_differ, never_changes,
          stays, pairs, jumps, outage, falls, flat)
 
 

@@ -29,8 +29,8 @@ class Run(NamedTuple):
 # ---- names -----------------------------------------------------------------------------------
 
 # What trainers call the quantities, which have TRL's names here. The first name that the log has is
-# used; names joined by " + " are added. Prefixes "train/" are removed before. Quantities without a
-# name in TRL:
+# used; names joined by " + " are added. PREFIXES are removed before. Quantities without a name in
+# TRL:
 #   old_kl        KL between the policy and the one whose ratio it is, 0 with one update per batch
 #   sampler_kl    KL between the sampler and the trainer, as they compute the same policy
 #   probability_difference     mean difference of the probabilities of sampler and trainer
@@ -116,16 +116,35 @@ NAMES = {
         "clip_ratio/region_mean": ("pg_clipfrac",),
         "completions/mean_length": ("rollout/response_len/mean",),
         "completions/clipped_ratio": ("rollout/truncated_ratio",),
+        "calls": ("rollout/num_turns/mean",),
+        "tools/failure_frequency": ("rollout/tool_error_ratio",),
         "sampling/sampling_logp_difference/mean": ("train_rollout_logprob_abs_diff",)},
     "NeMo-RL": {
         "reward": ("reward",), "loss": ("loss",), "grad_norm": ("grad_norm",),
         "frac_reward_zero_std": ("baseline_reward/pct_0 + baseline_reward/pct_1",),
         "learning_rate": ("lr",), "entropy": ("approx_entropy",), "kl": ("kl_penalty",),
         "completions/mean_length": ("mean_gen_tokens_per_sample",),
-        "probability_ratio": ("token_mult_prob_error",), "sampler_kl": ("gen_kl_error",)}}
+        "probability_ratio": ("token_mult_prob_error",), "sampler_kl": ("gen_kl_error",)},
+    "AReaL": {
+        "reward": ("task_reward/avg",), "loss": ("update/actor_loss/avg", "update/loss/avg"),
+        "grad_norm": ("update/grad_norm",), "learning_rate": ("update/lr",),
+        "entropy": ("update/entropy/avg",), "completions/mean_length": ("seq_len/avg",),
+        "completions/clipped_ratio": ("no_eos_ratios/avg",),
+        "clip_ratio/region_mean": ("update/clip_ratio/avg",),
+        "prompts/mean_length": ("prompt_len/avg",),
+        "length/right": ("correct_seq_len/avg",), "length/wrong": ("incorrect_seq_len/avg",),
+        "staleness": ("update/version_stats/sample_staleness_theta_avg",)},
+    "ROLL": {
+        "reward": ("critic/score/mean",), "loss": ("actor/pg_loss",),
+        "grad_norm": ("actor_train/grad_norm",), "learning_rate": ("actor/lr",),
+        "entropy": ("critic/entropy/mean",), "kl": ("actor/kl_loss",),
+        "old_kl": ("actor/approxkl",), "clip_ratio/region_mean": ("actor/ppo_ratio_clipfrac",),
+        "completions/mean_length": ("tokens/response_length/mean",),
+        "prompts/mean_length": ("tokens/prompt_length/mean",)}}
 NAMES["ms-swift"] = NAMES["TRL"] | {
     "entropy": ("entropy/mean", "entropy"),
     "sampler_kl": ("rollout_correction/k3_kl", "rollout_correction/kl")}
+PREFIXES = re.compile("^(?:train|(?:ppo|grpo)_actor)/")         # the second is AReaL's
 NAMES["an own loop"] = {}              # has no names, but the words of OWN
 DIFFERENCE = "sampling/sampling_logp_difference/mean"       # of which an own loop logs both sides
 LOWEST_LOGP = -12.0                     # a mean over tokens; a policy that guesses has -log(V)
@@ -162,8 +181,8 @@ OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "rewar
        "old_kl": ("approx kl", "kl old"), "clip_ratio/region_mean": ("clip", "clipfrac"),
        "value_loss": ("value loss", "vf loss", "critic loss"),
        "explained_variance": ("explained var", "explained variance", "ev"),
-       "completions/mean_length": ("len", "gen len", "response len", "completion len", "ntok",
-                                   "resp tokens", "tokens response"),
+       "completions/mean_length": ("len", "gen len", "response len", "resp len", "completion len",
+                                   "ntok", "tokens", "resp tokens", "tokens response"),
        "completions/clipped_ratio": ("truncated", "truncation", "clipped ratio"),
        "prompts/mean_length": ("prompt len",),
        "length/right": ("len correct", "len right"),
@@ -180,14 +199,15 @@ WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name t
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
 AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out|dev)")     # its own
 NO_SCORE = re.compile(
-    r"loss|nll|ppl|perplexity|length|(?<![a-z])len(?![a-z])|time|second|std|entropy|"
-    r"(?<![a-z])kl(?![a-z])|token|num_|sampl|logp|logit|clip|complet|truncat|positive|epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
+    r"loss|nll|ppl|perplexity|cost|regret|distance|invalid|violation|length|time|second|std|entropy|"
+    r"(?<![a-z])(?:kl|len|gap)(?![a-z])|token|num_|sampl|logp|logit|clip|complet|truncat|positive|"
+    r"epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
     r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 # Of several rewards, those for right answers; what is left over rewards how they are written
 COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?")
 OF_ANSWERS = re.compile("accura|correct|answer|solution|solved|success|outcome|exact"
-                   "|(?<![a-z])acc(?![a-z])")
+                        "|exec|unit_?test|verif|(?<![a-z])(?:acc|em|pass)(?![a-z])")
 FORM = re.compile("format|length|penalty|tag|bonus|short|brevity|concise")
 
 
@@ -403,9 +423,8 @@ def number(value):
 
 
 def tidy(record):
-    """Remove the prefix train/, and convert what is a number. -> dict"""
-    return {str(name).strip().removeprefix("train/"): number(value)
-            for name, value in record.items()}
+    """Remove the prefixes of names, and convert what is a number. -> dict"""
+    return {PREFIXES.sub("", str(name).strip()): number(value) for name, value in record.items()}
 
 
 def step_of(record):

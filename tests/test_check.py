@@ -228,6 +228,19 @@ def evaluated(score, name="eval/a"):
     ("turns rate", {"n": 40, "reward": lambda i: 0.3 + 0.02 * min(i, 30 - i),
                     "calls": [2.0, 0.1]}),
     ("", {"calls": [2.0, 0.5]}),                            # it needs fewer
+    ("merging", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 20)}),
+    ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 35)}),          # twice
+    ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * ((i > 15) + (i > 40) + (i > 60))}),
+    ("groups flat", {"frac_reward_zero_std": None, "reward": [0.4, 0.4],
+                     "grad_norm": lambda i: 0.1 * (i % 3 > 0)}),
+    ("", {"frac_reward_zero_std": None, "reward": [0.9, 0.9],
+          "grad_norm": lambda i: 0.1 * (i % 3 > 0)}),
+    ("turns rate", {"n": 60, "calls": lambda i: 2.0 + 0.2 * i,
+                    "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
+    ("", {"n": 60, "calls": lambda i: 2.0 + 0.2 * i}),
+    ("no-gradient groups rate", {
+        "n": 60, "completions/clipped_ratio": lambda i: i / 59, "grad_norm": lambda i: 1 - i / 60,
+        "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
     ("turns rate", {"n": 60, "tools/failure_frequency": [0.1, 0.8],
                     "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
     ("turns", {"calls": [0.0, 0.0]}), ("", {"calls": [0.0, 0.1]}),
@@ -277,7 +290,7 @@ def evaluated(score, name="eval/a"):
     ("", {"max_log_ratio": [2e-6, 2e-6], "flags": {"num_iterations": 1}}),
     ("", {"max_log_ratio": [0.5, 0.01]}),
     # ---- rewards that are added, and penalties
-    ("groups", {"rewards/right": [0.0, 0.0]}), ("", {"rewards/right": [0.0, 0.1]}),
+    ("unused groups", {"rewards/right": [0.0, 0.0]}), ("", {"rewards/right": [0.0, 0.1]}),
     ("", {"rewards/right": [0.0, 0.0], "n": 18}),
     ("held-out", {"rewards/right": [0.3, 0.1]}), ("", {"rewards/right": [0.3, 0.28]}),
     ("", {"rewards/right": lambda i: 0.5 - 0.01 * i + noise(i)}),               # noise explains it
