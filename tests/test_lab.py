@@ -28,7 +28,7 @@ import plumbing
 import ppo
 import reinforce
 from lab import bench, docs, doctor, measure, r1, replicate, training
-from lab.claims import beliefs, credit, kl, signal, tests
+from lab.claims import beliefs, credit, kl, rare, signal, tests
 from tasks import preferences, program
 
 # ---- verdicts --------------------------------------------------------------------------------
@@ -343,6 +343,8 @@ def untrained(script, flags):
     ("hacking", "fresh", {"STEPS": 2, "MODELS": {"fresh": {0: 1, 1: 1}}}),
     ("kl", "on the way", {"WATCHED": [1, 2]}),
     ("masking", "tool tokens learned, 0.001", {"STEPS": 2}),
+    ("rare", "0.97, groups of 64, 0.001", {
+        "STEPS": 2, "sums_of": lambda policy, task, cfg, sums: [common.Arithmetic.share_wrong]}),
     ("signal", "GRPO, dynamic sampling, 0.001", {"BUDGET": 300}),
     ("wrongrewards", "short base: bonus for coming nearer, 0.001", {"STEPS": 2})])
 def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
@@ -400,6 +402,13 @@ def test_the_runs_of_tests_differ_in_the_task_the_base_and_what_their_names_say(
         tests.MIXED: [(0.3, 0.35), "program:shown,arithmetic"],
         tests.FEWER_LISTS: [(0.3, 0.2), "program:shown"],
         tests.FEWEST_LISTS: [(0.3, 0.05), "program:shown"]}
+
+
+def test_a_sum_is_mended_if_the_base_gets_it_wrong_and_the_policy_mostly_right():
+    nan = numpy.nan                                     # a sum that hardly occurs, or padding
+    columns = {"before": numpy.array([[0.4, 0.1, 0.6, 0.2, nan], [0.4, nan, 0.3, 0.2, 0.1]]),
+               "after": numpy.array([[0.6, 0.2, 0.1, nan, 0.9], [0.6, 0.7, 0.8, 0.51, 0.5]])}
+    assert rare.score(columns, rare.MENDED).tolist() == [1 / 2, 3 / 4]
 
 
 def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
