@@ -26,6 +26,7 @@ MENDED = "mended sums"
 COMPARED = [(side, MENDED) for side in SIDES]
 STEPS = 60
 GAIN = 0.1                              # smallest difference of mended sums that matters
+EQUAL = "base, outputs in a step and other flags"
 TUNED = "the learning rate of each side, on four other seeds; with 60% and 80% it is 5e-4"
 
 
