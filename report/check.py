@@ -839,7 +839,8 @@ def has_risen(table):
     """Whether the reward has risen for some time, even if it fell again."""
     n = max(1, table.trend.n // 10)
     means = [statistics.fmean(table.rewards[i:i + n]) for i in range(0, table.trend.n - n + 1, n)]
-    return bool(means) and max(means) - means[0] > max(SURE * error(table.rewards, n), table.enough)
+    least = max(SURE * error(table.rewards, n), table.enough / 2)
+    return bool(means) and max(means) - means[0] > least
 
 
 def samples_age(table):
@@ -952,6 +953,16 @@ def held_out(table):
                "it pays for something else (#held-out)")
 
 
+def cut_evaluations(table):
+    """An evaluation ends most completions, but training does not."""
+    training = table.last("completions/clipped_ratio")
+    for name in table.run.truncated:
+        share = statistics.fmean(column(table.run.records, name)[-WINDOW:] or [0.0])
+        if share > 0.5 > 2 * training:
+            yield (f"{name} is {share:.2g}, but in training {training:.0%} of the completions are "
+                   "truncated: let evaluations be as long (#held-out)")
+
+
 def variants_differ(table):
     """Two evaluations, one of them of other weights as its name says, such as eval_acc_merged, were
     alike at first, and only one has learned."""
@@ -1016,9 +1027,8 @@ RULES = (not_finite, vanished, no_gradient, rate_too_low, rate_goes_up, groups_w
          easy_problems, few_groups, rewards_that_are_added, one_sample, truncated, unused,
          gradient_grows, critic_fails, clipped_at_once, penalties, far_from_reference,
          length_collapses, wrong_answers_grow, entropy_changes, other_distribution, sampler_differs,
-         samples_age, weights_are_lost,
-         changes_at_checkpoints, masks, tools_fail, held_out, variants_differ, never_changes,
-         stays, pairs, jumps, outage, falls, flat)
+         samples_age, weights_are_lost, changes_at_checkpoints, masks, tools_fail, held_out,
+         cut_evaluations, variants_differ, never_changes, stays, pairs, jumps, outage, falls, flat)
 
 
 def warnings(metrics, cfg):

@@ -24,6 +24,7 @@ class Run(NamedTuple):
     samples: list           # of a run of ours
     source: str             # the file or folder, and the run in it that was chosen
     components: list = []   # the names of rewards for right answers, of several that are added
+    truncated: list = []    # the names of fractions of completions that an evaluation truncates
 
 
 # ---- names -----------------------------------------------------------------------------------
@@ -100,7 +101,8 @@ NAMES = {
                    "reward/reward"),
         "frac_reward_zero_std": (f"agg/all/{AGENT}/solved_none + agg/all/{AGENT}/solved_all",
                                  "reward/solve_none + reward/solve_all",
-                                 "batch/solve_none + batch/solve_all"),
+                                 "batch/solve_none + batch/solve_all",
+                                 "solve_none/all + solve_all/all"),
         "completions/clipped_ratio": (f"agg/all/{AGENT}/is_truncated/mean", "is_truncated/mean",
                                       "is_truncated/all/mean"),
         "completions/mean_length": (f"agg/all/{AGENT}/num_output_tokens/mean",
@@ -140,7 +142,13 @@ NAMES = {
         "entropy": ("critic/entropy/mean",), "kl": ("actor/kl_loss",),
         "old_kl": ("actor/approxkl",), "clip_ratio/region_mean": ("actor/ppo_ratio_clipfrac",),
         "completions/mean_length": ("tokens/response_length/mean",),
-        "prompts/mean_length": ("tokens/prompt_length/mean",)}}
+        "prompts/mean_length": ("tokens/prompt_length/mean",)},
+    "torchforge": {
+        "reward": ("reward/evaluate_response/avg_total_reward",),
+        "loss": ("grpo_loss/total_loss",), "kl": ("grpo_loss/kl_divergence_mean",),
+        "learning_rate": ("rl_trainer/learning_rate",),
+        "completions/mean_length": ("generator/generate/avg_tokens_generated",),
+        "staleness": ("buffer/sample/avg_sampled_policy_age",)}}
 NAMES["ms-swift"] = NAMES["TRL"] | {
     "entropy": ("entropy/mean", "entropy"),
     "sampler_kl": ("rollout_correction/k3_kl", "rollout_correction/kl")}
@@ -182,7 +190,8 @@ OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "rewar
        "value_loss": ("value loss", "vf loss", "critic loss"),
        "explained_variance": ("explained var", "explained variance", "ev"),
        "completions/mean_length": ("len", "gen len", "response len", "resp len", "completion len",
-                                   "ntok", "tokens", "resp tokens", "tokens response"),
+                                   "gen tokens", "ntok", "tokens", "resp tokens",
+                                   "tokens response"),
        "completions/clipped_ratio": ("truncated", "truncation", "clipped ratio"),
        "prompts/mean_length": ("prompt len",),
        "length/right": ("len correct", "len right"),
@@ -203,11 +212,13 @@ NO_SCORE = re.compile(
     r"(?<![a-z])(?:kl|len|gap)(?![a-z])|token|num_|sampl|logp|logit|clip|complet|truncat|positive|"
     r"epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
     r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
+CUT = re.compile("truncat|clip_ratio|clipped_ratio|no_eos")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 # Of several rewards, those for right answers; what is left over rewards how they are written
-COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?")
+COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?|"
+                       r"reward/evaluate_response/avg_(?!total_)\w+|(?:reward|r)[/_]\w+")
 OF_ANSWERS = re.compile("accura|correct|answer|solution|solved|success|outcome|exact"
-                        "|exec|unit_?test|verif|(?<![a-z])(?:acc|em|pass)(?![a-z])")
+                        "|exec|unit_?test|verif|math|(?<![a-z])(?:acc|em|pass)(?![a-z])")
 FORM = re.compile("format|length|penalty|tag|bonus|short|brevity|concise")
 
 
@@ -550,7 +561,10 @@ def read(path, run=None):
     sets = sorted({name for one in found for name, value in one.items()
                    if is_number(value) and is_score(name, trainer)})
     right = rewards_for_answers(found)
-    return Run(trainer, SimpleNamespace(), [quantities(one, used, sets + right) for one in found],
+    cut = sorted({name for one in found for name, value in one.items()
+                  if is_number(value) and HELD_OUT.fullmatch(name) and CUT.search(name)})
+    return Run(trainer, SimpleNamespace(),
+               [quantities(one, used, sets + right + cut) for one in found],
                {quantity: " + ".join(names).replace("+ -", "- ")
                 for quantity, names in used.items()}, sets, [],
-               f"{where}, run {name}" if name else where, right)
+               f"{where}, run {name}" if name else where, right, cut)

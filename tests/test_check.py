@@ -458,6 +458,17 @@ def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values,
     assert [one[quantity] for one in run.records] == values
 
 
+@pytest.mark.parametrize("training, held_out, found", [
+    (0.1, 0.9, 1), (0.1, 0.4, 0), (0.4, 0.9, 0)])
+def test_an_evaluation_that_truncates_what_training_does_not_is_named(
+        training, held_out, found, tmp_path):
+    run = of_lines(tmp_path, *({
+        "step": i, "reward": 0.3 + 0.01 * i, "kl": 0.01, "completions/clipped_ratio": training,
+        "eval/math": 0.3 + 0.01 * i, "eval/math-truncated_ratio": held_out} for i in range(30)))
+    assert run.sets == ["eval/math"]
+    assert sum("evaluations be as long (#held-out)" in text for text in check(run)) == found
+
+
 def test_log_probabilities_that_an_own_loop_sums_over_completions_are_divided_by_their_length(
         tmp_path):
     one = {"step": 1, "reward": 0.5, "logp_rollout": -60.0, "logp_train": -57.0}
@@ -589,6 +600,10 @@ def test_of_several_rewards_those_for_right_answers_are_known_by_their_names(tmp
     run = of_lines(tmp_path, {"step": 1, "reward": 1.0} | added)
     assert run.components == ["rewards/accuracy_reward/mean", "rewards/correctness_reward_func"]
     assert not of_lines(tmp_path, {"step": 1, "reward": 1.0, "rewards/accuracy/mean": 1}).components
+    part = "reward/evaluate_response/avg_{}_reward"
+    run = of_lines(tmp_path, {"step": 1} | {
+        part.format(name): 1.0 for name in ("total", "MathReward", "ThinkingReward")})
+    assert (run.trainer, run.components) == ("torchforge", [part.format("MathReward")])
     run = run_of(**{"rewards/right": [0.3, 0.3]})
     assert decided(run).endswith("; but rewards/right does not: 0.3, then 0.3")
 
