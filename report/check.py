@@ -72,8 +72,8 @@ SETTINGS["ms-swift"] = SETTINGS["TRL"]
 MAY_BE_SUMS = ("OpenRLHF", "an own loop")       # trainers whose KL may be that of a completion
 MAY_BE_0 = ("OpenRLHF", "SkyRL")        # log a KL of 0 if they have no reference
 # What the name of an evaluation says about its weights
-VARIANT = re.compile("(?<![a-z])(merged|exported|quantized|bf16|fp8|int8|int4|awq|gptq|gguf|served|"
-                     "hf|vllm|adapter|lora|attached|live|trainer)(?![a-z])")
+VARIANT = re.compile("(?<![a-z0-9])(merged|exported?|quantized|bf16|fp8|int8|int4|[48]bit|nf4|"
+                     "awq|gptq|gguf|served|hf|vllm|adapter|lora|attached|live|trainer)(?![a-z0-9])")
 OF_THE_POLICY = ("completions/mean_length", "entropy", "kl")        # change if the policy does
 
 
@@ -755,7 +755,9 @@ def entropy_changes(table):
     if after > 2 * before > 0 and not table.trend.rises:
         yield f"the entropy grows from {before:.2g} to {after:.2g}: lower {rate} (#rate)"
     half = table.rewards[len(table.rewards) // 2:]
-    has_stopped = len(half) > WINDOW and not trend(half).rises
+    now = trend(half)
+    has_stopped = len(half) > WINDOW and (
+        not now.rises or table.is_unit and now.last - now.first < BELOW)
     has_stopped |= (table.no_signal(table.last) or 0.0) > MOST
     has_stopped |= "accuracy" in table and after < 0.005
     is_solved = table.is_solved(table.last, RIGHT)
@@ -880,6 +882,12 @@ def changes_at_checkpoints(table):
 
 
 def tools_fail(table):
+    tokens = [[one.get(f"tokens/{who}") for who in ("loss", "model", "tool")]
+              for one in table.steps]
+    tokens = [some for some in tokens if None not in some and some[2] > 0]
+    if tokens and all(math.isclose(loss, a + b, rel_tol=0.001) for loss, a, b in tokens):
+        yield ("the loss has as many tokens as the policy and the tools have written: what a tool "
+               "says is learned, too (#turns)")
     calls = trend(table["calls"])
     if calls.falls and calls.last < calls.first / 2 and any(falls(table)):
         yield (f"calls of tools, or turns, get rarer, from {calls.first:.2g} to {calls.last:.2g} "

@@ -42,6 +42,7 @@ class Run(NamedTuple):
 #   staleness     how many updates the policy is ahead of the one that sampled
 #   length/right, length/wrong      the mean lengths of right and of wrong completions
 #   calls         of tools, or turns, for each completion
+#   tokens/loss, tokens/model, tokens/tool     how many are in the loss, and who wrote them
 AGENT = "[^/]+"         # of prime-rl, which logs all its samples, and those that it trains on
 NAMES = {
     "TRL": {name: (name,) for name in (
@@ -162,7 +163,7 @@ STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_
 # In an own loop, the words of a name, less those that say how it was averaged, show what it is
 FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "raw", "ppo", "policy", "pg",
           "ep", "episode", "before", "update", "frac", "fraction", "share", "pct", "percent",
-          "rate", "per", "to", "vs", "abs", "num", "n"}
+          "rate", "per", "to", "vs", "abs", "num", "n", "in"}
 SAME_WORDS = {"log_?prob(s|abilities)?|logps": "logp", "abs_?diff|difference|mismatch|gap": "diff",
               "learning_?rate": "lr", "length": "len", "rewards|rew": "reward", "returns": "return",
               "accuracy": "acc", "entropy|ent": "h", "gradnorm": "grad_norm",
@@ -172,7 +173,7 @@ TRAINERS = "", "trainer", "learner", "model", "actor"
 BETWEEN = [f"{one} {other}" for one in SAMPLERS for other in TRAINERS][1:]
 OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "reward score", "score",
                   "scores", "return", "neg cost", "r", "acc", "success", "solved", "solve",
-                  "correct", "win", "pass"),
+                  "correct", "win", "pass", "passed", "tests passed", "all tests passed"),
        "accuracy": ("exact match", "em", "acc", "correct", "success", "solved"),
        "sampling/sampling_logp_difference/mean": (
            *(f"logp diff {pair}" for pair in BETWEEN),
@@ -184,19 +185,23 @@ OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "rewar
        "reward_std": ("reward std", "r std", "group std"),
        "frac_reward_zero_std": ("zero std", *(f"{word} groups" for word in (
            "zero std", "zero variance", "equal", "same", "dead", "degenerate", "no signal"))),
-       "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn"),
+       "signal": ("mixed groups",),
+       "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "grad norm clip"),
        "learning_rate": ("lr",), "entropy": ("h",), "kl": ("kl", "kl ref", "kl loss", "kl div"),
        "old_kl": ("approx kl", "kl old"), "clip_ratio/region_mean": ("clip", "clipfrac"),
        "value_loss": ("value loss", "vf loss", "critic loss"),
        "explained_variance": ("explained var", "explained variance", "ev"),
        "completions/mean_length": ("len", "gen len", "response len", "resp len", "completion len",
                                    "gen tokens", "ntok", "tokens", "resp tokens",
-                                   "tokens response"),
-       "completions/clipped_ratio": ("truncated", "truncation", "clipped ratio"),
+                                   "tokens response", "completion tokens"),
+       "completions/clipped_ratio": ("truncated", "truncation", "clipped ratio", "cut",
+                                     "hit max tokens", "hit max len"),
        "prompts/mean_length": ("prompt len",),
        "length/right": ("len correct", "len right"),
        "length/wrong": ("len wrong", "len incorrect"),
        "calls": ("tool calls", "calls", "turns"),
+       "tokens/loss": ("tokens in loss", "loss tokens"), "tokens/tool": ("tool tokens",),
+       "tokens/model": ("assistant tokens", "model tokens"),
        "tools/failure_frequency": ("tool error", "tools error", "tool call error",
                                    "tool calls error")}
 NO_REWARD = {"std", "var", "max", "min", "format", "len", "penalty", "bonus", "kl", "loss", "h",

@@ -228,6 +228,10 @@ def evaluated(score, name="eval/a"):
     ("turns rate", {"n": 40, "reward": lambda i: 0.3 + 0.02 * min(i, 30 - i),
                     "calls": [2.0, 0.1]}),
     ("", {"calls": [2.0, 0.5]}),                            # it needs fewer
+    ("turns", {"tokens/loss": [9.0, 8.0], "tokens/model": [6.0, 6.0], "tokens/tool": [3.0, 2.0]}),
+    ("", {"tokens/loss": [6.0, 6.0], "tokens/model": [6.0, 6.0], "tokens/tool": [3.0, 2.0]}),
+    ("rate", {"n": 80, "entropy": [0.7, 0.01], "sampling/surprise": None, "trainer": "verl",
+              "reward": lambda i: 0.4 + 0.001 * i}),
     ("merging", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 20)}),
     ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 35)}),          # twice
     ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * ((i > 15) + (i > 40) + (i > 60))}),
@@ -448,7 +452,8 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("it,train_acc_pct,equal_groups_pct", "reward", [0.0025, 0.005]),
     ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.02, -0.01]),
     ("it,reward_mean_logp,reward_std_in_group", "reward", [0.25, 0.5]),
-    ("it,acc_val,acc", "reward", [2.0, -1.0]),
+    ("it,acc_val,acc", "reward", [2.0, -1.0]), ("it,all_tests_passed,kl", "reward", [0.25, 0.5]),
+    ("it,mixed_groups,r", "signal", [0.25, 0.5]), ("it,tokens_in_loss,r", "tokens/loss", [0.25, 0.5]),
     ("it,success,tool_error_rate", "tools/failure_frequency", [2.0, -1.0])])
 def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):
     more = ",9" * (names.count(",") - 2)
