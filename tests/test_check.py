@@ -453,7 +453,8 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.02, -0.01]),
     ("it,reward_mean_logp,reward_std_in_group", "reward", [0.25, 0.5]),
     ("it,acc_val,acc", "reward", [2.0, -1.0]), ("it,all_tests_passed,kl", "reward", [0.25, 0.5]),
-    ("it,mixed_groups,r", "signal", [0.25, 0.5]), ("it,tokens_in_loss,r", "tokens/loss", [0.25, 0.5]),
+    ("it,mixed_groups,r", "signal", [0.25, 0.5]),
+    ("it,tokens_in_loss,r", "tokens/loss", [0.25, 0.5]),
     ("it,success,tool_error_rate", "tools/failure_frequency", [2.0, -1.0])])
 def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):
     more = ",9" * (names.count(",") - 2)
