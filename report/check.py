@@ -474,8 +474,8 @@ def no_gradient(table):
     """The loss or the learning rate is constant."""
     rates, norms = table["learning_rate"], table["grad_norm"]
     empty = sum(norm == 0 for norm in norms)
-    if table.no_signal(table.last) is None and OFTEN * len(norms) < empty < len(norms) and (
-            not table.is_solved(table.last)):
+    is_often = OFTEN * len(norms) < empty < len(norms) and table.no_signal(table.last) is None
+    if is_often and table.is_stuck and not table.is_solved(table.last):
         yield (f"the gradient is exactly 0 in {empty} of {len(norms)} steps: the rewards of their "
                "groups are equal (#groups)")
     if not table.has_gradient and (table.groups_differ or not table.is_solved(table.last)):
@@ -534,7 +534,7 @@ def rate_goes_up(table):
 def unused(table):
     kls = column(table.live, "kl")
     if len(kls) >= WINDOW and max(map(abs, kls)) < NOTHING and table.has_gradient and (
-            table.run.trainer not in MAY_BE_0):
+            table.run.trainer not in MAY_BE_0 or table.last("kl_coef") > 0):
         yield ("the KL stays 0: is the reference the policy itself, or the learning rate nearly 0? "
                "(#unused)")
 
@@ -598,7 +598,10 @@ def jumps(table):
         return
     prompts = table["prompts/mean_length"]
     is_other = len(prompts) == len(table.rewards) and jump_at(prompts, jump.place).is_real
-    if is_other and table.last(table.goal) < (jump.before + jump.after) / 2:
+    rest = [one for one in table.run.records if one in table.steps[jump.place:]]
+    is_learned = any(trend(column(rest, name)).rises for name in table.run.sets)
+    regained = table.last(table.goal) - jump.after > FALL * (jump.before - jump.after)
+    if is_other and not regained and not is_learned:
         yield (f"in step {table.step(jump.place):g}, the prompts change from "
                f"{jump_at(prompts, jump.place).before:.0f} tokens to "
                f"{jump_at(prompts, jump.place).after:.0f}, and the {table.goal} falls from "
@@ -727,12 +730,13 @@ def far_from_reference(table):
 
 
 def length_collapses(table):
-    name = "completions/mean_length"
-    before, after = table.first(name), table.last(name)
-    if before > SHRUNK * after > 0:
-        yield (f"completions shrink from {before:.0f} tokens to {after:.0f}: the policy ends at "
-               "once, perhaps without thinking (#thoughts); read samples, and lower "
-               f"{table.setting('the learning rate')} (#rate)")
+    for name, what in (("completions/mean_length", "completions shrink"),
+                       ("length/thinking", "thoughts shrink")):
+        before, after = table.first(name), table.last(name)
+        if name in table and before > SHRUNK * after and before > 0:
+            yield (f"{what} from {before:.0f} tokens to {after:.0f}: the policy ends at once, "
+                   "perhaps without thinking (#thoughts); read samples, and lower "
+                   f"{table.setting('the learning rate')} (#rate)")
 
 
 def wrong_answers_grow(table):
@@ -756,8 +760,8 @@ def entropy_changes(table):
         yield f"the entropy grows from {before:.2g} to {after:.2g}: lower {rate} (#rate)"
     half = table.rewards[len(table.rewards) // 2:]
     now = trend(half)
-    has_stopped = len(half) > WINDOW and (
-        not now.rises or table.is_unit and now.last - now.first < BELOW)
+    is_slow = table.is_unit and now.last - now.first < BELOW and after < 0.02 * before
+    has_stopped = len(half) > WINDOW and (not now.rises or is_slow)
     has_stopped |= (table.no_signal(table.last) or 0.0) > MOST
     has_stopped |= "accuracy" in table and after < 0.005
     is_solved = table.is_solved(table.last, RIGHT)
@@ -870,22 +874,23 @@ def weights_are_lost(table):
 
 def changes_at_checkpoints(table):
     """The KL rises at once, again and again after as many steps, as if something else than an
-    update had changed the weights."""
+    update had changed the weights, and the reward suffers."""
     kls = table["kl"]
     found = [jump_at(kls, place) for place in range(AROUND, len(kls) - AROUND + 1)]
     places = [jump.place for jump in found if jump.is_real and jump.after > jump.before]
     apart = {b - a for a, b in zip(places, places[1:])}
-    if len(places) >= REPEATED and len(apart) == 1 and len(kls) == len(table.steps):
+    is_harmed = table.is_stuck or any(falls(table))
+    if len(places) >= REPEATED and len(apart) == 1 and is_harmed and len(kls) == len(table.steps):
         yield (f"the KL to the reference rises at once in step {table.step(places[0]):g}, and "
                f"again every {apart.pop()} steps: what happens there besides updates? If an "
                "adapter is merged to save it, is it taken out again? (#merging)")
 
 
 def tools_fail(table):
-    tokens = [[one.get(f"tokens/{who}") for who in ("loss", "model", "tool")]
-              for one in table.steps]
-    tokens = [some for some in tokens if None not in some and some[2] > 0]
-    if tokens and all(math.isclose(loss, a + b, rel_tol=0.001) for loss, a, b in tokens):
+    tokens = [(one.get("tokens/loss"), one.get("tokens/tool", 0), one.get("tokens/all") or
+               one.get("tokens/model", 0) + one.get("tokens/tool", 0)) for one in table.steps]
+    tokens = [some for some in tokens if some[0] and some[1] > 0]
+    if tokens and all(abs(most - loss) < tool / 2 for loss, tool, most in tokens):
         yield ("the loss has as many tokens as the policy and the tools have written: what a tool "
                "says is learned, too (#turns)")
     calls = trend(table["calls"])
@@ -898,7 +903,9 @@ def tools_fail(table):
         yield (f"calls of tools, or turns, grow from {calls.first:.2g} to {calls.last:.2g} for "
                "each completion, and the reward falls: does the policy repeat them until a limit "
                "ends it? (#turns)")
-    if calls.n >= FEW and not any(table["calls"]) and not table.is_solved(table.last):
+    is_learned = table.trend.last - table.trend.first > table.enough
+    if calls.n >= FEW and not any(table["calls"]) and not is_learned and (
+            not table.is_solved(table.last)):
         yield ("no completion ever calls a tool: does the prompt describe the tools, in the form "
                "that the model knows, and are its calls recognized? (#turns)")
     failures = trend(table["tools/failure_frequency"])
@@ -964,7 +971,7 @@ def held_out(table):
 def cut_evaluations(table):
     """An evaluation ends most completions, but training does not."""
     training = table.last("completions/clipped_ratio")
-    for name in table.run.truncated:
+    for name in table.run.truncated if "completions/clipped_ratio" in table else ():
         share = statistics.fmean(column(table.run.records, name)[-WINDOW:] or [0.0])
         if share > 0.5 > 2 * training:
             yield (f"{name} is {share:.2g}, but in training {training:.0%} of the completions are "

@@ -42,7 +42,9 @@ class Run(NamedTuple):
 #   staleness     how many updates the policy is ahead of the one that sampled
 #   length/right, length/wrong      the mean lengths of right and of wrong completions
 #   calls         of tools, or turns, for each completion
-#   tokens/loss, tokens/model, tokens/tool     how many are in the loss, and who wrote them
+#   length/thinking            the mean length of thoughts
+#   tokens/loss, tokens/model, tokens/tool, tokens/all     how many are in the loss, who wrote them
+#   kl_coef       the weight of the KL to the reference
 AGENT = "[^/]+"         # of prime-rl, which logs all its samples, and those that it trains on
 NAMES = {
     "TRL": {name: (name,) for name in (
@@ -80,7 +82,8 @@ NAMES = {
         "reward": ("reward",), "signal": ("group_reward_std",), "loss": ("policy_loss",),
         "grad_norm": ("actor_grad_norm",), "learning_rate": ("actor_lr",),
         "entropy": ("entropy_loss",), "kl": ("kl",), "old_kl": ("ppo_kl",),
-        "sampler_kl": ("vllm_kl",), "completions/mean_length": ("response_length",),
+        "kl_coef": ("kl_coef",), "sampler_kl": ("vllm_kl",),
+        "completions/mean_length": ("response_length",),
         "completions/clipped_ratio": ("truncated", "response_clip_ratio"),
         "clip_ratio/region_mean": ("ppo_clip_ratio",), "value_loss": ("critic_loss",),
         "filtered": ("dynamic_filtering_pass_rate",)},
@@ -103,7 +106,8 @@ NAMES = {
         "frac_reward_zero_std": (f"agg/all/{AGENT}/solved_none + agg/all/{AGENT}/solved_all",
                                  "reward/solve_none + reward/solve_all",
                                  "batch/solve_none + batch/solve_all",
-                                 "solve_none/all + solve_all/all"),
+                                 "solve_none/all + solve_all/all",
+                                 "solve_none/mean + solve_all/mean"),
         "completions/clipped_ratio": (f"agg/all/{AGENT}/is_truncated/mean", "is_truncated/mean",
                                       "is_truncated/all/mean"),
         "completions/mean_length": (f"agg/all/{AGENT}/num_output_tokens/mean",
@@ -111,7 +115,8 @@ NAMES = {
         "loss": ("loss/mean", "loss/all/mean"), "grad_norm": ("optim/grad_norm",),
         "learning_rate": ("optim/lr",),
         "entropy": ("entropy/all/mean", "entropy/mean"),
-        "staleness": ("batch/off_policy_level/mean", "off_policy_level/all/mean"),
+        "staleness": ("batch/off_policy_level/mean", "off_policy_level/all/mean",
+                      "off_policy_level/mean"),
         "sampler_kl": ("mismatch_kl/all/mean", "mismatch_kl/mean")},
     "slime": {
         "reward": ("rollout/raw_reward",), "loss": ("pg_loss",), "grad_norm": ("grad_norm",),
@@ -136,7 +141,9 @@ NAMES = {
         "clip_ratio/region_mean": ("update/clip_ratio/avg",),
         "prompts/mean_length": ("prompt_len/avg",),
         "length/right": ("correct_seq_len/avg",), "length/wrong": ("incorrect_seq_len/avg",),
-        "staleness": ("update/version_stats/sample_staleness_theta_avg",)},
+        "staleness": ("update/version_stats/sample_staleness_theta_avg",
+                      "rollout/staleness/avg"),
+        "sampler_kl": ("update/behave_kl/avg", "update/behave_approx_kl/avg")},
     "ROLL": {
         "reward": ("critic/score/mean",), "loss": ("actor/pg_loss",),
         "grad_norm": ("actor_train/grad_norm",), "learning_rate": ("actor/lr",),
@@ -157,29 +164,30 @@ PREFIXES = re.compile("^(?:train|(?:ppo|grpo)_actor)/")         # the second is 
 NAMES["an own loop"] = {}              # has no names, but the words of OWN
 DIFFERENCE = "sampling/sampling_logp_difference/mean"       # of which an own loop logs both sides
 LOWEST_LOGP = -12.0                     # a mean over tokens; a policy that guesses has -log(V)
+FEWEST = 5                              # tokens of a completion
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
         "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "it",
         "update")
 # In an own loop, the words of a name, less those that say how it was averaged, show what it is
-FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "raw", "ppo", "policy", "pg",
-          "ep", "episode", "before", "update", "frac", "fraction", "share", "pct", "percent",
-          "rate", "per", "to", "vs", "abs", "num", "n", "in"}
+FILLER = {"mean", "avg", "average", "train", "env", "batch", "all", "raw", "policy", "pg", "ep",
+          "episode", "frac", "fraction", "share", "pct", "percent", "rate", "per", "to", "vs",
+          "abs", "in"}
 SAME_WORDS = {"log_?prob(s|abilities)?|logps": "logp", "abs_?diff|difference|mismatch|gap": "diff",
               "learning_?rate": "lr", "length": "len", "rewards|rew": "reward", "returns": "return",
               "accuracy": "acc", "entropy|ent": "h", "gradnorm": "grad_norm",
               "reference|initial|init|base|sft": "ref", "errors|failures?|failed": "error"}
-SAMPLERS = "", "sampler", "rollout", "vllm", "inference", "engine"
-TRAINERS = "", "trainer", "learner", "model", "actor"
-BETWEEN = [f"{one} {other}" for one in SAMPLERS for other in TRAINERS][1:]
+SAMPLERS = "sampler", "rollout", "vllm", "inference", "engine"
+TRAINERS = "trainer", "learner", "model", "actor"
+PAIRS = [f"{one} {other}" for one in SAMPLERS for other in TRAINERS]
 OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "reward score", "score",
                   "scores", "return", "neg cost", "r", "acc", "success", "solved", "solve",
-                  "correct", "win", "pass", "passed", "tests passed", "all tests passed"),
+                  "correct", "win", "pass", "pass 1", "pass at 1", "passed", "tests passed"),
        "accuracy": ("exact match", "em", "acc", "correct", "success", "solved"),
        "sampling/sampling_logp_difference/mean": (
-           *(f"logp diff {pair}" for pair in BETWEEN),
-           *(f"logp {one} - logp {other}" for one in SAMPLERS[1:]
-             for other in (*TRAINERS[1:], ""))),
-       "sampler_kl": ("kl diff", *(f"kl {pair}" for pair in BETWEEN[len(TRAINERS) - 1:])),
+           *(f"logp diff {whose}" for whose in (*PAIRS, *SAMPLERS, *TRAINERS)),
+           *(f"logp {one} - logp {other}" for one in SAMPLERS for other in (
+               *TRAINERS, "", *(f"{trainer} before update" for trainer in TRAINERS)))),
+       "sampler_kl": ("kl diff", "kl sampler", "kl vllm", *(f"kl {pair}" for pair in PAIRS)),
        "staleness": ("staleness", "lag", "version lag", "trainer version - rollout version",
                      "version - rollout version", "trainer version - sampler version"),
        "reward_std": ("reward std", "r std", "group std"),
@@ -188,24 +196,34 @@ OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "rewar
        "signal": ("mixed groups",),
        "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "grad norm clip"),
        "learning_rate": ("lr",), "entropy": ("h",), "kl": ("kl", "kl ref", "kl loss", "kl div"),
-       "old_kl": ("approx kl", "kl old"), "clip_ratio/region_mean": ("clip", "clipfrac"),
+       "old_kl": ("approx kl", "kl old", "ppo kl", "kl update", "kl before update"),
+       "clip_ratio/region_mean": ("clip", "clipfrac"),
        "value_loss": ("value loss", "vf loss", "critic loss"),
        "explained_variance": ("explained var", "explained variance", "ev"),
-       "completions/mean_length": ("len", "gen len", "response len", "resp len", "completion len",
-                                   "gen tokens", "ntok", "tokens", "resp tokens",
-                                   "tokens response", "completion tokens"),
+       "completions/mean_length": (
+           "len", "total len", "gen len", "response len", "resp len", "completion len", "ntok",
+           "tokens", "gen tokens", "resp tokens", "response tokens", "completion tokens"),
        "completions/clipped_ratio": ("truncated", "truncation", "clipped ratio", "cut",
                                      "hit max tokens", "hit max len"),
        "prompts/mean_length": ("prompt len",),
        "length/right": ("len correct", "len right"),
        "length/wrong": ("len wrong", "len incorrect"),
-       "calls": ("tool calls", "calls", "turns"),
-       "tokens/loss": ("tokens in loss", "loss tokens"), "tokens/tool": ("tool tokens",),
+       "length/thinking": ("thinking len", "thought len", "think len", "cot len",
+                           "thinking tokens", "thought tokens", "think tokens", "cot tokens"),
+       "calls": ("tool calls", "calls", "turns", "num turns"),
+       "tokens/loss": ("tokens in loss", "loss tokens"),
+       "tokens/tool": ("tool tokens", "tool output tokens"),
        "tokens/model": ("assistant tokens", "model tokens"),
+       "tokens/all": ("response total tokens",),
        "tools/failure_frequency": ("tool error", "tools error", "tool call error",
-                                   "tool calls error")}
-NO_REWARD = {"std", "var", "max", "min", "format", "len", "penalty", "bonus", "kl", "loss", "h",
-             "diff", "chosen", "rejected", "margin", "margins", "model", "time", "baseline"}
+                                   "tool calls error", "tool call parse error")}
+NO_MEAN = {"std", "var", "max", "min", "time", "timeout", "sec", "seconds", "s", "ms", "latency",
+           "error", "count", "n", "num", "calls", "zero"}       # what else is logged about a reward
+NO_REWARD = NO_MEAN | {"format", "len", "penalty", "bonus", "kl", "loss", "h", "diff", "chosen",
+                       "rejected", "margin", "margins", "model", "baseline", "ref", "scale", "coef",
+                       "weight", "threshold", "target", "clip", "token", "tokens"}
+FRACTIONS = ("accuracy", "frac_reward_zero_std", "completions/clipped_ratio",
+             "tools/failure_frequency", "clip_ratio/region_mean")       # others are counts
 PERCENT = re.compile("(?<![a-z])(?:pct|percent)(?![a-z])")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
 WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
@@ -213,11 +231,14 @@ WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name t
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
 AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out|dev)")     # its own
 NO_SCORE = re.compile(
-    r"loss|nll|ppl|perplexity|cost|regret|distance|invalid|violation|length|time|second|std|entropy|"
-    r"(?<![a-z])(?:kl|len|gap)(?![a-z])|token|num_|sampl|logp|logit|clip|complet|truncat|positive|"
-    r"epoch|step|version|turns|error|grad|rewards/(?!accuracies|margins)|"
-    r"(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:max|min|p\d+)$")
-CUT = re.compile("truncat|clip_ratio|clipped_ratio|no_eos")
+    r"(?<![a-z])(?:loss|nll|ppl|perplexity|cost|regret|distance|gap|kl|len|length|time|sec|second|ms|"
+    r"latency|std|var|entropy|token|num|n|sample|sampling|logp|logprob|logit|clip|clipped|truncated|"
+    r"truncation|positive|epoch|step|version|turn|error|fail|failed|failure|wrong|incorrect|invalid|"
+    r"violation|hallucination|wer|cer|grad|count|size)(?:e?s)?(?![a-z])|runtime|logps|clipfrac|"
+    r"rewards/(?!accuracies|margins)|(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|"
+    r"/(?:max|min|p\d+|ratio)$|^t_")
+CUT = re.compile("(?<!non_)(?<!not_)(?<!un)truncated|clip_ratio|clipped_ratio|no_eos")
+NO_SHARE = re.compile("acc|score|reward|num_|token|length|correct")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
 # Of several rewards, those for right answers; what is left over rewards how they are written
 COMPONENT = re.compile(r"rewards/(?!(?:chosen|rejected|margins|accuracies)$)[^/]+(?:/mean)?|"
@@ -248,28 +269,34 @@ def words_of(name):
     return tuple(sorted(word for word in words if word and word not in FILLER))
 
 
-def own_names_in(seen):
-    """Find which words of OWN the names of an own loop have. A name that is subtracted from another
-    one has a minus in front. -> {quantity: names that are added}"""
+def own_names_in(largest):
+    """Find which words of OWN the names of an own loop have, each with its largest value. A name
+    that is subtracted from another one has a minus in front. -> {quantity: names that are added}"""
     words, used = {}, {}
-    for name in sorted(seen, key=len):          # the plainest of those that say the same
+    for name in sorted(largest, key=len):       # the plainest of those that say the same
         if not is_score(name, "an own loop") and name != "h":   # hours; the entropy is H
-            words.setdefault(words_of(name), name)
+            words.setdefault(words_of(name.removeprefix("rollout/")), name)
     for quantity, forms in OWN.items():
         parts = [[*map(words_of, form.split(" - "))] for form in forms]
         names = [[words[key] for key in keys] for keys in parts if {*keys} <= words.keys()]
+        names = [some for some in names if quantity not in FRACTIONS or largest[some[0]] <= (
+            100 if PERCENT.search(some[0]) else 1)]
         if names and names[0] not in used.values():     # an accuracy may be the reward
             used[quantity] = [names[0][0], *(f"-{name}" for name in names[0][1:])]
     rewards = [name for key, name in words.items()
                if {"reward", "score"} & {*key} and NO_REWARD.isdisjoint(key)]
-    if "reward" not in used and rewards:
-        used["reward"] = rewards[:1]
+    right = [name for name in rewards if for_answers(name)]
+    for some in (rewards, right):
+        if "reward" not in used and len(some) == 1:
+            used["reward"] = some
     return used
 
 
 def names_in(found, trainer):
     """Find which names of a trainer a log has. -> {quantity: names that are added}"""
-    seen = dict.fromkeys(name for one in found for name, x in one.items() if is_number(x))
+    seen = {}                           # names, and their largest values
+    for name, x in ((name, x) for one in found for name, x in one.items() if is_number(x)):
+        seen[name] = max(seen.get(name, -math.inf), x)
     if trainer == "an own loop":
         return own_names_in(seen)
     used = {}
@@ -301,28 +328,49 @@ def is_score(name, trainer):
     return is_held_out and NO_SCORE.search(name) is None
 
 
+def for_answers(name):
+    """Whether a reward is for right answers, as its name says."""
+    return bool(OF_ANSWERS.search(name.lower())) and not FORM.search(name.lower())
+
+
 def rewards_for_answers(found):
     """Find the rewards for right answers, if several rewards are added. -> list of names"""
     names = {name for one in found for name, value in one.items()
-             if is_number(value) and COMPONENT.fullmatch(name)}
-    return sorted(name for name in names if len(names) > 1
-                  and OF_ANSWERS.search(name.lower()) and not FORM.search(name.lower()))
+             if is_number(value) and COMPONENT.fullmatch(name)
+             and NO_MEAN.isdisjoint(words_of(name))}
+    return sorted(name for name in names if len(names) > 1 and for_answers(name))
 
 
-def quantities(record, used, others):
+def as_fractions(found):
+    """Divide what a log has in percent, as names and values say, by 100. -> dicts"""
+    names = {name for one in found for name, x in one.items()
+             if is_number(x) and PERCENT.search(name) and abs(x) > 1}
+    return [{name: x / 100 if name in names and is_number(x) else x for name, x in one.items()}
+            for one in found]
+
+
+def are_sums(found, used):
+    """Whether the log-probabilities of an own loop are sums over completions, because one is lower
+    than a mean can be, or they are much larger than the entropy of a token."""
+    name, entropy = used[DIFFERENCE][0], (used.get("entropy") or [""])[0]
+    logps = [one[name] for one in found if is_number(one.get(name))]
+    both = [one for one in found if is_number(one.get(name)) and is_number(one.get(entropy))]
+    surprise, expected = (sum(abs(one[key]) for one in both) for key in (name, entropy))
+    return min(logps) < LOWEST_LOGP or surprise > FEWEST * expected > 0
+
+
+def quantities(record, used, others, is_sum):
     """Give the metrics of a record the names of their quantities. others: names of metrics that
-    keep theirs. -> dict"""
+    keep theirs. is_sum: of log-probabilities. -> dict"""
     plain = {name: record[name] for name in others if is_number(record.get(name))}
     if (step := step_of(record)) is not None:
         plain["step"] = step
     for quantity, names in used.items():
         values = [record.get(name.removeprefix("-")) for name in names]
         if all(map(is_number, values)):
-            values = [-x if name.startswith("-") else x for name, x in zip(names, values)]
-            is_percent = any(PERCENT.search(name) for name in names)
-            plain[quantity] = float(sum(values)) / (100 if is_percent else 1)
+            plain[quantity] = float(sum(-x if name.startswith("-") else x
+                                        for name, x in zip(names, values)))
     if DIFFERENCE in plain and len(used[DIFFERENCE]) == 2:
-        is_sum = record[used[DIFFERENCE][0]] < LOWEST_LOGP          # over a completion
         tokens = plain.get("completions/mean_length") if is_sum else 1
         value = abs(plain.pop(DIFFERENCE))
         if tokens:
@@ -562,14 +610,16 @@ def read(path, run=None):
         common.fail(f"{where}: no line has a reward, under a name that docs/why.md lists")
     name, found = chosen(runs, run if name is None else None, where)
     trainer, used = recognized(found)
-    found = merged(found)
+    found = as_fractions(merged(found))
     sets = sorted({name for one in found for name, value in one.items()
                    if is_number(value) and is_score(name, trainer)})
     right = rewards_for_answers(found)
     cut = sorted({name for one in found for name, value in one.items()
-                  if is_number(value) and HELD_OUT.fullmatch(name) and CUT.search(name)})
+                  if is_number(value) and HELD_OUT.fullmatch(name) and CUT.search(name)
+                  and not NO_SHARE.search(name)})
+    is_sum = len(used.get(DIFFERENCE, ())) == 2 and are_sums(found, used)
     return Run(trainer, SimpleNamespace(),
-               [quantities(one, used, sets + right + cut) for one in found],
+               [quantities(one, used, sets + right + cut, is_sum) for one in found],
                {quantity: " + ".join(names).replace("+ -", "- ")
                 for quantity, names in used.items()}, sets, [],
                f"{where}, run {name}" if name else where, right, cut)

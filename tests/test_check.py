@@ -16,8 +16,9 @@ from small_runs import SMALL, arguments, at_work
 from test_pages import PAGES
 
 from learn.practice import hunt
+from report import formats
 from report.check import PARTS, check, decided, described, main, parts, summary, warnings
-from report.formats import NAMES, Run, read
+from report.formats import NAMES, Run, own_names_in, read
 
 FLAGS = {"num_iterations": 1, "num_mini_batches": 2}
 GOOD = {"frac_reward_zero_std": 0.2, "grad_norm": 1.0, "max_log_ratio": 0.5, "entropy": 0.2,
@@ -232,11 +233,16 @@ def evaluated(score, name="eval/a"):
     ("", {"tokens/loss": [6.0, 6.0], "tokens/model": [6.0, 6.0], "tokens/tool": [3.0, 2.0]}),
     ("rate", {"n": 80, "entropy": [0.7, 0.01], "sampling/surprise": None, "trainer": "verl",
               "reward": lambda i: 0.4 + 0.001 * i}),
-    ("merging", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 20)}),
-    ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 35)}),          # twice
-    ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * ((i > 15) + (i > 40) + (i > 60))}),
+    ("merging flat", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 20), "reward": [0.5, 0.5]}),
+    ("", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 20)}),          # and it learns
+    ("flat", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * (i // 35), "reward": [0.5, 0.5]}),
+    ("flat", {"n": 80, "kl": lambda i: 0.001 * i + 0.1 * ((i > 15) + (i > 40) + (i > 60)),
+              "reward": [0.5, 0.5]}),
     ("groups flat", {"frac_reward_zero_std": None, "reward": [0.4, 0.4],
                      "grad_norm": lambda i: 0.1 * (i % 3 > 0)}),
+    ("flat", {"frac_reward_zero_std": None, "reward": [0.4, 0.4],
+              "grad_norm": lambda i: 0.1 * (i % 8 > 0)}),
+    ("", {"frac_reward_zero_std": None, "grad_norm": lambda i: 0.1 * (i % 3 > 0)}),
     ("", {"frac_reward_zero_std": None, "reward": [0.9, 0.9],
           "grad_norm": lambda i: 0.1 * (i % 3 > 0)}),
     ("turns rate", {"n": 60, "calls": lambda i: 2.0 + 0.2 * i,
@@ -247,7 +253,8 @@ def evaluated(score, name="eval/a"):
         "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
     ("turns rate", {"n": 60, "tools/failure_frequency": [0.1, 0.8],
                     "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
-    ("turns", {"calls": [0.0, 0.0]}), ("", {"calls": [0.0, 0.1]}),
+    ("turns flat", {"calls": [0.0, 0.0], "reward": [0.5, 0.5]}), ("", {"calls": [0.0, 0.0]}),
+    ("flat", {"calls": [0.0, 0.1], "reward": [0.5, 0.5]}),
     ("", {"calls": [0.0, 0.0], "reward": [0.9, 0.95]}),     # and none
     ("groups", {"n": 60, "frac_reward_zero_std": [0.5, 0.95], "reward": [0.5, 0.96],
                 "eval/math": [0.4, 0.42]}),
@@ -294,6 +301,7 @@ def evaluated(score, name="eval/a"):
     ("", {"max_log_ratio": [2e-6, 2e-6], "flags": {"num_iterations": 1}}),
     ("", {"max_log_ratio": [0.5, 0.01]}),
     # ---- rewards that are added, and penalties
+    ("flat", {"rewards/right": [0.3, 0.1], "reward": [0.5, 0.5]}),
     ("unused groups", {"rewards/right": [0.0, 0.0]}), ("", {"rewards/right": [0.0, 0.1]}),
     ("", {"rewards/right": [0.0, 0.0], "n": 18}),
     ("held-out", {"rewards/right": [0.3, 0.1]}), ("", {"rewards/right": [0.3, 0.28]}),
@@ -440,39 +448,69 @@ def test_there_are_as_many_logs_as_the_page_says():
 
 @pytest.mark.parametrize("names, quantity, values", [
     ("step,avg_r,gn", "reward", [0.25, 0.5]), ("it,rm_score,em", "reward", [0.25, 0.5]),
-    ("it,rm_score,em", "accuracy", [2.0, -1.0]), ("update,acc,lr", "reward", [0.25, 0.5]),
-    ("step,mean_reward,kl_sampler_policy", "sampler_kl", [2.0, -1.0]),
-    ("iter,env/reward_mean,kl_ref", "kl", [2.0, -1.0]),
-    ("iter,trainer_version,rollout_version,r", "staleness", [-1.75, 1.5]),
-    ("step,ref_reward,mean_reward", "reward", [2.0, -1.0]),
-    ("step,reward_1,mean_reward", "reward", [2.0, -1.0]), ("step,r,score", "reward", [2.0, -1.0]),
-    ("it,logprob_sampler,logp_trainer,rew", "sampling/sampling_logp_difference/mean", [1.75, 1.5]),
-    ("it,sampler_trainer_logp_absdiff,success", "reward", [2.0, -1.0]),
+    ("it,rm_score,em", "accuracy", [0.2, -0.1]), ("update,acc,lr", "reward", [0.25, 0.5]),
+    ("step,mean_reward,kl_sampler_policy", "sampler_kl", [0.2, -0.1]),
+    ("iter,env/reward_mean,kl_ref", "kl", [0.2, -0.1]),
+    ("iter,trainer_version,rollout_version,r", "staleness", [0.05, 0.6]),
+    ("step,ref_reward,mean_reward", "reward", [0.2, -0.1]),
+    ("step,reward_1,mean_reward", "reward", [0.2, -0.1]), ("step,r,score", "reward", [0.2, -0.1]),
+    ("it,logprob_sampler,logp_trainer,rew", "sampling/sampling_logp_difference/mean", [0.05, 0.6]),
+    ("it,sampler_trainer_logp_absdiff,success", "reward", [0.2, -0.1]),
     ("it,sampler_trainer_logp_absdiff,r", "sampling/sampling_logp_difference/mean", [0.25, 0.5]),
-    ("it,train_acc_pct,equal_groups_pct", "reward", [0.0025, 0.005]),
-    ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.02, -0.01]),
+    ("it,train_acc_pct,equal_groups_pct", "reward", [0.25, 0.5]),
+    ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.2, -0.1]),
     ("it,reward_mean_logp,reward_std_in_group", "reward", [0.25, 0.5]),
-    ("it,acc_val,acc", "reward", [2.0, -1.0]), ("it,all_tests_passed,kl", "reward", [0.25, 0.5]),
+    ("it,acc_val,acc", "reward", [0.2, -0.1]), ("it,all_tests_passed,kl", "reward", [0.25, 0.5]),
     ("it,mixed_groups,r", "signal", [0.25, 0.5]),
     ("it,tokens_in_loss,r", "tokens/loss", [0.25, 0.5]),
-    ("it,success,tool_error_rate", "tools/failure_frequency", [2.0, -1.0])])
+    ("it,success,tool_error_rate", "tools/failure_frequency", [0.2, -0.1])])
 def test_the_words_of_a_name_show_what_an_own_loop_logs(names, quantity, values, tmp_path):
     more = ",9" * (names.count(",") - 2)
-    (tmp_path / "log.csv").write_text(f"{names}\n0,0.25,2{more}\n1,0.5,-1{more}\n")
+    (tmp_path / "log.csv").write_text(f"{names}\n0,0.25,0.2{more}\n1,0.5,-0.1{more}\n")
     run = read(tmp_path / "log.csv")
     assert run.trainer == "an own loop"
-    assert [one[quantity] for one in run.records] == values
+    assert [round(one[quantity], 9) for one in run.records] == values
 
 
 @pytest.mark.parametrize("training, held_out, found", [
-    (0.1, 0.9, 1), (0.1, 0.4, 0), (0.4, 0.9, 0)])
+    (0.1, 0.9, 1), (0.1, 0.4, 0), (0.4, 0.9, 0), (0.25, 0.9, 0), (None, 0.9, 0)])
 def test_an_evaluation_that_truncates_what_training_does_not_is_named(
         training, held_out, found, tmp_path):
     run = of_lines(tmp_path, *({
         "step": i, "reward": 0.3 + 0.01 * i, "kl": 0.01, "completions/clipped_ratio": training,
-        "eval/math": 0.3 + 0.01 * i, "eval/math-truncated_ratio": held_out} for i in range(30)))
-    assert run.sets == ["eval/math"]
+        "eval/math": 0.3 + 0.01 * i, "eval/math-truncated_ratio": held_out,
+        "eval/acc_non_truncated": 0.9} for i in range(30)))
+    assert run.truncated == ["eval/math-truncated_ratio"]
     assert sum("evaluations be as long (#held-out)" in text for text in check(run)) == found
+
+
+def test_words_that_say_how_a_reward_was_averaged_are_left_out_and_others_make_it_no_reward():
+    for word in formats.FILLER:
+        assert own_names_in({f"{word}_reward": 0.5})["reward"] == [f"{word}_reward"], word
+    for word in {*formats.NO_REWARD, "entropy", "length"} - {"h"}:
+        assert "reward" not in own_names_in({f"my_{word}_reward": 0.5}), word
+    assert own_names_in({"my_reward": 0.5})["reward"] == ["my_reward"]
+    assert "reward" not in own_names_in({"my_reward": 0.5, "his_reward": 0.5})
+    used = own_names_in({"reward_tags": 0.5, "reward_correctness": 0.5})
+    assert used["reward"] == ["reward_correctness"]
+
+
+def test_a_count_is_no_fraction_and_a_percentage_is_one_if_a_value_is_above_1(tmp_path):
+    used = own_names_in({"truncated": 3.0, "tool_errors": 2.0, "n_correct": 60.0, "reward": 0.5})
+    assert used == {"reward": ["reward"]}
+    assert own_names_in({"truncated_pct": 30.0})["completions/clipped_ratio"] == ["truncated_pct"]
+    rows = [{"step": i, "acc_pct": x, "truncated_pct": 0.5, "eval_acc_pct": x}
+            for i, x in enumerate((0.5, 60.0))]
+    first, last = of_lines(tmp_path, *rows).records
+    assert (first["reward"], last["reward"], last["eval_acc_pct"]) == (0.005, 0.6, 0.6)
+    assert last["completions/clipped_ratio"] == 0.5
+
+
+@pytest.mark.parametrize("names, quantity", [
+    ("ppo_kl", "old_kl"), ("rollout/kl", "kl"), ("kl_rollout_trainer", "sampler_kl"),
+    ("rollout/entropy", "entropy"), ("kl", "kl"), ("vllm_kl", "sampler_kl")])
+def test_each_kl_of_an_own_loop_is_what_its_words_say(names, quantity):
+    assert own_names_in({names: 0.1}) == {quantity: [names]}
 
 
 def test_log_probabilities_that_an_own_loop_sums_over_completions_are_divided_by_their_length(
@@ -481,8 +519,11 @@ def test_log_probabilities_that_an_own_loop_sums_over_completions_are_divided_by
     name = "sampling/sampling_logp_difference/mean"
     assert of_lines(tmp_path, one | {"length": 100}).records[0][name] == 0.03
     assert name not in of_lines(tmp_path, one).records[0]
-    assert of_lines(tmp_path, one | {"length": 100, "logp_rollout": -2.0, "logp_train": -1.5}
-                    ).records[0][name] == 0.5
+    certain = {"length": 100, "logp_rollout": -2.0, "logp_train": -1.5}
+    assert of_lines(tmp_path, one | certain).records[0][name] == 0.5
+    run = of_lines(tmp_path, one | {"length": 100}, one | certain | {"step": 2})
+    assert run.records[1][name] == 0.005
+    assert of_lines(tmp_path, one | certain | {"entropy": 0.1}).records[0][name] == 0.005
 
 
 def test_each_name_that_is_read_is_on_the_page():
@@ -585,6 +626,10 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
     ("val/test_score/openai/gsm8k", True), ("eval/aime/all/solver/avg@16", True),
     ("eval/all/mean_positive_reward", False), ("eval_reward_std", False), ("eval_loss", False),
     ("eval/math500", True), ("eval_rewards/format/mean", False), ("eval_runtime", False),
+    ("eval/returns", True), ("eval/task_completion_rate", True), ("eval/grade_school_math", True),
+    ("val/multistep_acc", True), ("heldout_acc", True), ("dev_acc", True), ("eval_secs", False),
+    ("eval/wer", False), ("eval_fail_rate", False), ("val/ratio_var", False), ("eval_cost", False),
+    ("eval_num_turns", False), ("test_nll", False), ("eval_response_len", False),
     ("eval/klue", True), ("eval/kl", False), ("eval/a/all/solver/reward/p10", False),
     ("eval_completions/mean_length", False), ("evaluation_time", False), ("reward", False)])
 def test_scores_on_held_out_problems_are_known_by_their_names(name, is_set, tmp_path):
