@@ -163,7 +163,7 @@ NAMES["ms-swift"] = NAMES["TRL"] | {
 PREFIXES = re.compile("^(?:train|(?:ppo|grpo)_actor)/")         # the second is AReaL's
 NAMES["an own loop"] = {}              # has no names, but the words of OWN
 DIFFERENCE = "sampling/sampling_logp_difference/mean"       # of which an own loop logs both sides
-LOWEST_LOGP = -12.0                     # a mean over tokens; a policy that guesses has -log(V)
+LOWEST_LOGP = -5.0                      # that a mean over sampled tokens may have
 FEWEST = 5                              # tokens of a completion
 STEP = ("step", "training/global_step", "trainer/global_step", "global_step/max_steps",
         "global_step", "rollout/step", "Step", "_step", "iteration", "iter", "it",
@@ -229,14 +229,15 @@ WHEN = ("_timestamp", "timestamp")              # seconds at which a record was 
 WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
 # Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
-AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out|dev)")     # its own
+AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out)")     # its own
 NO_SCORE = re.compile(
     r"(?<![a-z])(?:loss|nll|ppl|perplexity|cost|regret|distance|gap|kl|len|length|time|sec|second|ms|"
-    r"latency|std|var|entropy|token|num|n|sample|sampling|logp|logprob|logit|clip|clipped|truncated|"
-    r"truncation|positive|epoch|step|version|turn|error|fail|failed|failure|wrong|incorrect|invalid|"
-    r"violation|hallucination|wer|cer|grad|count|size)(?:e?s)?(?![a-z])|runtime|logps|clipfrac|"
-    r"rewards/(?!accuracies|margins)|(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|"
-    r"/(?:max|min|p\d+|ratio)$|^t_")
+    r"duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|size|sample|"
+    r"sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|step|version|"
+    r"turn|error|fail|failed|failure|wrong|incorrect|unsolved|invalid|violation|hallucination|"
+    r"toxicity|wer|cer|mse|ece|brier|grad|seed|lr|memory|temperature|advantage|lag|staleness)"
+    r"(?:e?s)?(?![a-z])|runtime|logps|clipfrac|rewards/(?!accuracies|margins)|"
+    r"(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:p\d+|ratio)$|^t_")
 CUT = re.compile("(?<!non_)(?<!not_)(?<!un)truncated|clip_ratio|clipped_ratio|no_eos")
 NO_SHARE = re.compile("acc|score|reward|num_|token|length|correct")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
