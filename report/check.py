@@ -598,7 +598,7 @@ def jumps(table):
         return
     prompts = table["prompts/mean_length"]
     is_other = len(prompts) == len(table.rewards) and jump_at(prompts, jump.place).is_real
-    rest = [one for one in table.run.records if one in table.steps[jump.place:]]
+    rest = table.run.records[table.run.records.index(table.steps[jump.place]):]
     is_learned = any(trend(column(rest, name)).rises for name in table.run.sets)
     regained = table.last(table.goal) - jump.after > FALL * (jump.before - jump.after)
     if is_other and not regained and not is_learned:
