@@ -229,6 +229,25 @@ def evaluated(score, name="eval/a"):
     ("turns rate", {"n": 40, "reward": lambda i: 0.3 + 0.02 * min(i, 30 - i),
                     "calls": [2.0, 0.1]}),
     ("", {"calls": [2.0, 0.5]}),                            # it needs fewer
+    ("rate", {"n": 120, "reward": lambda i: 0.4 + 0.0002 * i, "kl": [1e-5, 1e-5],
+              "completions/mean_length": [100.0, 100.0]}),
+    ("rate", {"n": 60, "calls": lambda i: 2.0 + 0.2 * i, "completions/clipped_ratio": [0.1, 0.1],
+              "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
+    ("groups rate", {"n": 60, "completions/clipped_ratio": [0.95, 0.95],
+                     "grad_norm": lambda i: 1 - i / 60,
+                     "reward": lambda i: 0.4 - 0.006 * i + 0.02 * min(i, 10)}),
+    ("", {"n": 60, "tools/failure_frequency": [0.1, 0.8]}),
+    ("", {"n": 60, "frac_reward_zero_std": [0.5, 0.5], "reward": [0.5, 0.96],
+          "eval/math": [0.4, 0.42]}),
+    ("", {"n": 60, "frac_reward_zero_std": [0.5, 0.95], "reward": [0.5, 0.96],
+          "eval/math": lambda i: 0.4 if i in (5, 50) else None}),
+    ("", {"n": 10, "calls": [0.0, 0.0], "reward": [0.5, 0.5]}),
+    ("", {"n": 60, "trainer": "verl", "eval/math": lambda i: 0.4 + 0.003 * i,   # what comes new
+          "prompts/mean_length": lambda i: 140.0 + i % 2 if i < 30 else 800.0,  # is learned
+          "completions/mean_length": lambda i: 300.0 + i % 2 if i < 30 else 900.0,
+          "reward": lambda i: 0.3 + 0.01 * i if i < 30 else 0.1}),
+    ("", {"n": 80, "entropy": [0.7, 0.02], "sampling/surprise": None, "trainer": "verl",
+          "reward": lambda i: 0.4 + 0.001 * i}),
     ("turns", {"tokens/loss": [9.0, 8.0], "tokens/model": [6.0, 6.0], "tokens/tool": [3.0, 2.0]}),
     ("", {"tokens/loss": [6.0, 6.0], "tokens/model": [6.0, 6.0], "tokens/tool": [3.0, 2.0]}),
     ("rate", {"n": 80, "entropy": [0.7, 0.01], "sampling/surprise": None, "trainer": "verl",
@@ -479,7 +498,7 @@ def test_an_evaluation_that_truncates_what_training_does_not_is_named(
     run = of_lines(tmp_path, *({
         "step": i, "reward": 0.3 + 0.01 * i, "kl": 0.01, "completions/clipped_ratio": training,
         "eval/math": 0.3 + 0.01 * i, "eval/math-truncated_ratio": held_out,
-        "eval/acc_non_truncated": 0.9} for i in range(30)))
+        "eval/acc_non_truncated": 0.9, "eval/acc_truncated": 0.9} for i in range(30)))
     assert run.truncated == ["eval/math-truncated_ratio"]
     assert sum("evaluations be as long (#held-out)" in text for text in check(run)) == found
 
@@ -493,6 +512,11 @@ def test_words_that_say_how_a_reward_was_averaged_are_left_out_and_others_make_i
     assert "reward" not in own_names_in({"my_reward": 0.5, "his_reward": 0.5})
     used = own_names_in({"reward_tags": 0.5, "reward_correctness": 0.5})
     assert used["reward"] == ["reward_correctness"]
+
+
+def test_only_in_an_own_loop_a_score_may_end_with_the_word_for_held_out_problems():
+    assert formats.is_score("acc/test", "an own loop") and not formats.is_score("acc/test", "TRL")
+    assert not formats.is_score("reward/test", "an own loop")       # whether its tests pass
 
 
 def test_a_count_is_no_fraction_and_a_percentage_is_one_if_a_value_is_above_1(tmp_path):
@@ -655,6 +679,9 @@ def test_of_several_rewards_those_for_right_answers_are_known_by_their_names(tmp
     run = of_lines(tmp_path, {"step": 1} | {
         part.format(name): 1.0 for name in ("total", "MathReward", "ThinkingReward")})
     assert (run.trainer, run.components) == ("torchforge", [part.format("MathReward")])
+    run = of_lines(tmp_path, {"step": 1, "reward": 0.5, "reward_math": 0.5,
+                              "reward_math_std": 0.5, "reward_format": 0.5})
+    assert run.components == ["reward_math"]
     run = run_of(**{"rewards/right": [0.3, 0.3]})
     assert decided(run).endswith("; but rewards/right does not: 0.3, then 0.3")
 
