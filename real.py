@@ -190,12 +190,13 @@ def logprobs_of_few(policy, tokens):
 def logprobs(policy, tokens):
     """log pi(o_t | q, o_<t), and a mask: 1.0 up to the end, else 0.0. (B, W + T) -> 2 x (B, T)"""
     parts = []
-    for few in tokens.to(DEVICE).split(M):
+    order = (tokens != PAD).sum(1).argsort(descending=True)     # a part's rows are about as long
+    for few in tokens[order].to(DEVICE).split(M):
         if len(tokens) > M:             # the backward pass computes the activations of a part again
             parts.append(checkpoint(logprobs_of_few, policy, few, use_reentrant=False))
         else:
             parts.append(logprobs_of_few(policy, few))
-    return torch.cat(parts).cpu(), (tokens[:, W:] != PAD).float()
+    return torch.cat(parts).cpu()[order.argsort()], (tokens[:, W:] != PAD).float()
 
 def sample_few(policy, questions, uniforms, greedy):
     """Questions with outputs, and log pi of their tokens. (N, W) -> (N, W + T), (N, T)"""
@@ -247,8 +248,7 @@ def sample(policy, questions, greedy=False):
     uniforms = 1 - torch.rand(len(questions), T)    # for all rows, so that samples do not need N
     rows = zip(questions.to(DEVICE).split(N), uniforms.to(DEVICE).split(N))
     parts = [sample_few(model, *few, greedy) for few in rows]
-    tokens = torch.cat([tokens for tokens, _ in parts])
-    sampled_logps = torch.cat([logps for _, logps in parts])
+    tokens, sampled_logps = map(torch.cat, zip(*parts))         # (B, W + T), (B, T)
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
     gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
     if greedy and not gap <= GAP:                   # in the evaluation before the first step
@@ -357,6 +357,8 @@ def main(model, file=None, seed=SEED, steps=STEPS):
         for done in train(policy, rng, steps):
             if done % SAVE_STEPS == 0 or done == steps:
                 save(policy, unfinished)
+    except torch.OutOfMemoryError:
+        sys.exit(f"step {done}: out of memory: lower N = {N} or M = {M}, or train an adapter")
     except RuntimeError as error:
         if "is non-finite" not in str(error):
             raise

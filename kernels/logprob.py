@@ -11,7 +11,7 @@ The entropy is in nats. Without an old_logp, logp replaces it, and the ratio is 
 The scripts use logp and entropy from this file, but compute (2) themselves, for three reasons: in a
 loss, the ratio is only one exp of B x T numbers, not of B x T x V; GSPO's ratio is a mean over a
 sequence; and pi_old would have to be passed through the scoring. `logprob` returns the ratio with
-its gradient so that you can use it in your own loss.
+its gradient so that you can use it in your own loss: docs/speed.md has an example.
 
 `logprob_torch` computes these equations as they are written. It makes several tensors as large as
 the logits, and each of them is written and read again. The kernels avoid this: they keep a few sums

@@ -12,6 +12,7 @@ import importlib.util
 import math
 import mmap
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from conftest import ROOT
 from torch.testing import assert_close
 
+import grpo
 from kernels import logprob as fused
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -244,6 +246,30 @@ def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(name):
         for loss in (logps, logps + ratio.clamp(max=1.2), logps + ratio))
     assert ratio.isinf().all() and torch.equal(clipped, expected)
     assert expected.abs().max() > 0.1 and not nan.isfinite().all()
+
+
+def test_the_loss_on_the_page_is_that_of_grpo(B=3, T=5, V=40):
+    """Also its gradient, where a positive advantage clips a ratio that overflows."""
+    page = Path(ROOT, "docs/speed.md").read_text("utf-8")
+    [code] = re.findall("```python\n(.*?)```", page, re.S)
+    page = {}
+    exec(code.replace("from logprob", "from kernels.logprob"), page)
+    (logits, tokens, old_logps, _), _ = problem(torch.float32, B * T, V)
+    old_logps[6] -= 1000
+    logits, tokens, old_logps = (x.unflatten(0, (B, T)) for x in (logits, tokens, old_logps))
+    tokens[0, -2:] = -1
+    advantages = torch.tensor([-1.5, 0.5, 1.0], device=DEVICE)
+    x, y = logits.requires_grad_(), logits.detach().double().requires_grad_()
+    loss = page["grpo_loss"](x, tokens, old_logps, advantages[:, None], 0.7)
+    mask = (tokens >= 0).double()
+    logps, *_ = fused.logprob_torch(y, tokens, temperature=0.7)
+    token_loss = grpo.policy_loss(logps, old_logps.double(), advantages.double(), mask,
+                                  "grpo", 0.2, 0.28)
+    exact = grpo.aggregate(token_loss, mask, "sequence_mean")
+    assert_close(loss.double(), exact, rtol=1e-5, atol=0)
+    [ours], [theirs] = torch.autograd.grad(loss, x), torch.autograd.grad(exact, y)
+    assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-7)
+    assert theirs[1, 1].abs().max() == 0 < theirs[1, 0].abs().max()
 
 
 def empty(n):

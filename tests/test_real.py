@@ -181,7 +181,7 @@ from torch.testing import assert_close as same
 real.W, real.T, real.M, real.TEMPERATURE = 3, 5, 3, 0.7
 policy = real.load("llama")
 torch.manual_seed(0)
-tokens = torch.randint(321, (4, real.W + real.T))
+tokens = torch.randint(321, (5, real.W + real.T))
 tokens[0, :2] = tokens[0, -2:] = tokens[1, real.W:] = tokens[3, -4:] = real.PAD
 kernel, found, used = real.KERNEL, [], []
 logprob = kernel.logprob
@@ -239,6 +239,17 @@ def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(change):
                                                   lambda x: x):
         real.logprobs(policy, tokens)
     assert 0 < sum(kept) < 10 * tokens.numel()                  # no activation of any layer
+
+
+def test_outputs_of_about_the_same_length_are_scored_together(change, watch):
+    """Their rows come back in their order, which the test before this one compares."""
+    policy, _, _ = batch_of(random_model())
+    lengths = [2, 24, 5, 23] * 5
+    rows = [[real.PAD] * (real.W - 1) + [9] * (n + 1) + [real.PAD] * (real.T - n) for n in lengths]
+    change(M=5)
+    read = watch(real, "logits_after", lambda policy, tokens, n: (*tokens.shape, n))
+    _, mask = real.logprobs(policy, torch.tensor(rows))
+    assert read == [(5, n, n) for n in (24, 23, 5, 2)] and mask.sum(1).tolist() == lengths
 
 
 def test_every_end_ends_an_output_whatever_the_folder_asks_for():
@@ -613,6 +624,18 @@ def test_a_gradient_that_is_not_finite_ends_a_run_in_one_line_with_a_good_model(
     with pytest.raises(SystemExit, match="^step 2: the gradient is not finite$"):
         real.main(random_model(), "data.jsonl", steps=9)
     assert all(weight.isfinite().all() for weight in real.load("trained").parameters())
+
+
+@pytest.mark.parametrize("name", ["sample", "descend"])
+def test_a_full_gpu_ends_a_run_in_one_line_with_the_model_of_its_last_step(name, change, watch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    watch(real, name, lambda *_, **__: len(calls) < 3 or full())
+    calls = watch(real, "advantages", lambda *_: 0)         # of a step
+    change(T=3)
+    with pytest.raises(SystemExit, match="^step [23]: out of memory: lower N = [0-9]+ or M = "):
+        real.main(random_model(), steps=9)
+    assert [path.name for path in Path().glob("trained*")] == ["trained"]
 
 
 def test_a_folder_that_cannot_be_written_ends_a_run_before_a_model_is_loaded(change):
