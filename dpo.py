@@ -77,7 +77,7 @@ from torch import nn
 class Config(common.Config):
     beta: float = flag(0.1, "weight of the KL to the base; ipo: 0.5, simpo: 2")
     loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo", "orpo"] = flag(
-        "sigmoid", "see (3)")
+        "sigmoid", "see (3); ORPO's paper also has nll_coef 1")
     label_smoothing: float = flag(0.0, "probability that a pair is mixed up (e)")
     simpo_gamma: float = flag(0.5, "offset of the margin in (8) (gamma)")
     average_logps: bool = flag(False, "divide log pi of an output by its length")

@@ -88,6 +88,8 @@ class Config(common.Config):                # G, P, T and more are in common.Con
         yield has_kl, f"--kl_estimator {self.kl_estimator}: needs --beta"
         is_bound = self.delta == 0 or self.delta > 1 + self.epsilon_high
         yield is_bound, f"--delta {self.delta}: must be above 1 + epsilon_high, or 0"
+        is_part = self.overlong_buffer <= self.max_completion_length
+        yield is_part, f"--overlong_buffer {self.overlong_buffer}: is above --max_completion_length"
         is_binary = self.reward == "accuracy" and self.overlong_buffer == 0
         yield is_binary or self.scale_rewards != "mean", "--scale_rewards mean: needs 0/1 rewards"
 

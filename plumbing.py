@@ -97,8 +97,12 @@ def rules(cfg):
         yield value in choices, f"--{field.name} {value}: must be one of {choices}"
         if field.type in (int, float):
             low = int(field.type is int and field.default > 0 and field.name not in cfg.MAY_BE_ZERO)
-            is_good = isinstance(value, (int, float)) and low <= value < torch.inf
-            yield is_good, f"--{field.name} {value}: must be finite, at least {low}"
+            kinds = (int,) if field.type is int else (int, float)       # bool is an int, too
+            is_good = type(value) in kinds and low <= value < 1e30      # far below float32's inf
+            yield is_good, f"--{field.name} {value}: must be a number, at least {low}, below 1e30"
+        elif field.type in (bool, str):
+            is_good = type(value) is field.type
+            yield is_good, f"--{field.name} {value}: must be a {field.type.__name__}"
     yield from cfg.rules()
     has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
     yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
@@ -145,6 +149,8 @@ def load_base(policy, task, cfg):
         read_policy(policy, path)
     except Exception:                   # there is no base yet, or a damaged one
         warm_start(policy, task, cfg)
+        if not all(weight.isfinite().all() for weight in policy.parameters()):
+            fail("the weights of the base are not finite: lower --base_learning_rate", 1)
         suffix = f".{secrets.token_hex(4)}.tmp"     # another run, or container, may write it, too
         write(path, {"policy": policy.state_dict()}, suffix)
 
@@ -285,7 +291,8 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
+    """Compute the share of `rows` in the gradient of the batch's loss: the sum of -log pi(o_t),
+    divided by the number of all tokens, also of those that an environment inserted. -> list"""
     prompts, tokens, mask, lengths = batch
     T = tokens.shape[1] if tokens.is_cuda else int(lengths[rows].max())     # a graph cannot look
     tokens = tokens[rows, :T]                                                   # (b, T)
@@ -404,12 +411,15 @@ class Run:
         self.flag = task.flag or f"{self.script.stem}.{type(task).__name__}"    # as --task names it
         if not task.flag and cfg.task not in ("arithmetic", self.flag):
             fail(f"--task {cfg.task}: {self.script.name} makes a task of its own, {task.name}")
+        if not task.flag and (cfg.reward != "accuracy" or cfg.curriculum):
+            fail(f"--reward, --curriculum: have no effect on {task.name}, which "
+                 f"{self.script.name} makes itself; write it into a file of tasks/ for --task")
         self.step = 0                           # number of steps that are done
         self.state = {"seconds_total": 0.0}
         self.pid = os.getpid()
         self.lock = None                        # the locked file in the folder
         self.handlers = {}                      # of signals, as they were before the run
-        self.unsaved = None                     # a checkpoint that a signal writes
+        self.unsaved = None                     # a checkpoint that is written if the run ends
         self.line = {}                          # that metrics.jsonl lacks: of the base, or the end
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
@@ -418,7 +428,9 @@ class Run:
             self.observers = common.optional("report.observers").observers(cfg)
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
-        if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
+        if cfg.resume_from_checkpoint and not (self.folder / "checkpoint.pt").exists():
+            self.refuse_without_checkpoint()
+        elif cfg.resume_from_checkpoint:
             self.resumed = load_policy(policy, self.folder / "checkpoint.pt")
             if "state" not in self.resumed:
                 fail(f"{self.folder}: contains a policy, but no run; use --init_from instead")
@@ -435,10 +447,21 @@ class Run:
         return self
 
     def __exit__(self, *error):
-        """Give back the signals and the folder, however the run ended."""
+        """Save the last step that is done, and give back the signals and the folder, however the
+        run ended."""
+        if os.getpid() == self.pid:             # not in a process that the run has forked
+            self.write_unsaved()
         handle(self.handlers)
         if self.lock is not None:
             self.lock.close()
+
+    def refuse_without_checkpoint(self):
+        """Exit with one line if the checkpoint of the run to resume was deleted. A run that was
+        killed before it had one begins again."""
+        metrics = self.folder / "metrics.jsonl"
+        lines = metrics.read_text("utf-8").count("\n") if metrics.exists() else 0
+        if lines > self.cfg.save_steps + 1 or (self.folder / "summary.json").exists():
+            fail(f"{self.folder}: cannot be resumed, because its checkpoint.pt is gone")
 
     def begin(self):
         """Take the run folder, and cut its logs to their length at the checkpoint. Load the base,
@@ -456,7 +479,11 @@ class Run:
         config = dataclasses.asdict(self.cfg) | {"resume_from_checkpoint": "", "task": self.flag}
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
-        write(self.folder / self.script.name, self.script.read_text("utf-8"))
+        copied = self.folder / self.script.name
+        if not copied.exists():
+            write(copied, self.script.read_text("utf-8"))
+        elif copied.read_text("utf-8") != self.script.read_text("utf-8"):
+            print(f"{copied}: is kept, although another text runs, {self.script}", file=sys.stderr)
         sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}
         self.logs = sizes | self.resumed.get("logs", {})
         for name, size in self.logs.items():
@@ -520,7 +547,8 @@ class Run:
         self.step += 1
         numbers = metrics | {"reward": batch.rewards.mean().item()}
         if not all(abs(x) < torch.inf for x in numbers.values()):
-            fail(f"step {self.step}: not finite: {numbers}; the last checkpoint is kept", 1)
+            kept = "; the steps before it are kept" if self.step > 1 else ""
+            fail(f"step {self.step}: not finite: {numbers}{kept}", 1)
         metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
         metrics["step_time"] = time.perf_counter() - self.step_clock
         numbers = [metrics.get(name) for name in (*self.columns.values(), "step_time")]
@@ -574,9 +602,17 @@ class Run:
         self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
         saved = {"state": self.state, "task": self.task.state, "logs": self.logs, "line": self.line}
         saved |= {name: part.state_dict() for name, part in self.parts.items()}
-        self.unsaved = copy.deepcopy(saved) if later else None
+        self.unsaved = copy.deepcopy(saved) if later else saved
         if not later:
-            write(self.folder / "checkpoint.pt", saved)
+            self.write_unsaved()
+
+    def write_unsaved(self, suffix=".tmp"):
+        """Write the checkpoint of the last step, unless it has been written."""
+        try:
+            if self.unsaved:
+                write(self.folder / "checkpoint.pt", self.unsaved, suffix)
+        finally:
+            self.unsaved = None                 # a full disk is reported once
 
     def leave(self, number, frame):
         """Handle Ctrl-C, SIGTERM and SIGHUP: save, print how to resume, and exit. In a process that
@@ -586,8 +622,7 @@ class Run:
             os.kill(os.getpid(), number)
             return
         handle(dict.fromkeys(self.handlers, signal.SIG_IGN))        # a second one has no effect
-        if self.unsaved:
-            write(self.folder / "checkpoint.pt", self.unsaved)
+        self.write_unsaved(".last.tmp")         # the signal may have come during the writing
         resume = command(self.script, "--resume_from_checkpoint", self.folder)
         os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
         if sys.excepthook is end_quietly:       # a command: still none, until the process has ended

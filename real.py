@@ -85,6 +85,7 @@ def read_problems(file):
                     row = json.loads(line, parse_float=Decimal)         # with all digits
                     if not isinstance(row["prompt"], str):
                         raise TypeError("the prompt has to be a text")
+                    row["prompt"].encode()          # JSON can hold half of a character
                     yield row["prompt"], row["answer"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         sys.exit(f'{file}: {error}: {line[:60]!r}; write {{"prompt": "...", "answer": "..."}}')
@@ -121,6 +122,8 @@ def encode(questions, L):
             row.pop()
         if row[:2] == [TOKENIZER.bos_token_id] * 2:
             row.pop(0)
+    if min(map(len, rows)) == 0:
+        sys.exit("a prompt has no tokens")
     if max(map(len, rows)) > L:
         sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
@@ -332,7 +335,7 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     problems = fixed.sample(problems, len(problems))                        # shuffled
     if len(problems) < 10:
         sys.exit(f"{file}: fewer than 10 different prompts")
-    n = min(HELD_OUT, len(problems) // 10)
+    n = min(max(1, HELD_OUT), len(problems) // 10)
     held_out = problems[:n]
     PROBLEMS[:] = problems[n:]
     UNUSED.clear()

@@ -33,8 +33,9 @@ reward N / M, and all others have 0. One reward says little about single tokens;
 examples/distill.py, a teacher rewards each token.
 
 Departures from the papers: a verifier gives the rewards; as is usual, there is no factor gamma^t;
-samples serve for several steps; rejection sampling samples from pi at each step, while RFT samples
-once, removes duplicates, and fine-tunes the original model.
+samples serve for several steps; b* measures |g|, where the paper takes the length, and leaves out
+the output itself; rejection sampling samples from pi at each step, while RFT samples once, removes
+duplicates, and fine-tunes the original model.
 
 Usage: python reinforce.py --task arithmetic
 In 20 to 60 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.
@@ -61,7 +62,8 @@ from torch import nn
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and more are in common.Config
     baseline: Literal["none", "batch", "mean", "rloo", "optimal"] = flag("none", "b in (2)")
-    view: Literal["sequence", "token"] = flag("sequence", "whether A_t is R - b or G_t - b")
+    view: Literal["sequence", "token"] = flag(
+        "sequence", "A_t is R - b or G_t - b; they differ with gamma, beta, or rewards of moves")
     gamma: float = flag(1.0, "discount; below 1, right outputs get shorter")
     num_iterations: int = flag(1, "passes over each batch")
     beta: float = flag(0.0, "weight of the KL to the base")

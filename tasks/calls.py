@@ -110,7 +110,8 @@ def rollout(model, prompts, problems, cfg, uniforms, task, functions):
         # the environment responds to calls
         for row, i, was_sampled in zip(rows.tolist(), token.tolist(), is_sampled.tolist()):
             if was_sampled and i in calls:
-                text = decode(tokens[row, :t + 1].tolist())
+                opening = decode(prompts[row, task.prompt_width:].tolist())     # such as <think>
+                text = opening + decode(tokens[row, :t + 1].tolist())
                 response = encode(task.respond(problems[row], text))[:T - t - 1]
                 inserted[row, t + 1:t + 1 + len(response)] = prompts.new_tensor(response)
 

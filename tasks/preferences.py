@@ -109,7 +109,8 @@ class Trainer:
         else:
             sample = functools.partial(run.sample_batch, run.policy, run.task, run.cfg)
             accuracy = fit(model, sample, run.cfg.seed)
-            print(f"reward model: puts {accuracy:.3f} of new pairs in the right order", flush=True)
+            shown = f"{accuracy:.3f} of" if accuracy >= 0 else "(there are no)"       # or nan
+            print(f"reward model: puts {shown} new pairs in the right order", flush=True)
         run.parts["reward_model"] = model
         task = run.task
         while not isinstance(task, Rewards):            # a curriculum may wrap the rewards

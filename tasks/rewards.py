@@ -43,7 +43,8 @@ def growing_length(task, problem, text, verified, purpose):
 
 
 def fine(task, problem, text, verified, purpose):
-    """ToolRL's decomposition: 0 to 1 for how right the calls are, plus 1.0 for the format."""
+    """ToolRL's decomposition: 0 to 1 for how right the calls are, plus 1.0 for the format. In the
+    paper, their weights are 6 and 1."""
     score = tool_reward(task.true_calls(problem), task.predicted_calls(text))
     return score + well_formed(task, problem, text, verified, purpose)
 

@@ -82,6 +82,8 @@ REFUSED = """
     reinforce --method rejection --baseline rloo        | --baseline rloo
     reinforce --method rejection --view token           | --view token
     grpo --kl_estimator k3_ratio                        | needs --beta
+    grpo --overlong_buffer 99                           | above --max_completion_length
+    grpo --learning_rate 1e38                           | below 1e30
     grpo --loss_type cispo --delta 3                    | --delta: has no effect
     grpo --loss_type cispo --epsilon 0.1                | --epsilon: has no effect
     grpo --loss_type sapo --epsilon 0.1                 | --epsilon: has no effect
@@ -276,7 +278,9 @@ def test_flags_that_fit_together_are_accepted(line):
 @pytest.mark.parametrize("old, new", [
     ("{", "\udcff{"), ("}", ""), ("arithmetic:2", "chess"),
     ('"temperature": 1.0', '"temperature": "warm"'),
-    ('"temperature": 1.0', '"temperature": -1.0'), ('"loss_type": "grpo"', '"loss_type": "older"')])
+    ('"temperature": 1.0', '"temperature": -1.0'), ('"loss_type": "grpo"', '"loss_type": "older"'),
+    ('"num_prompts": 2', '"num_prompts": 2.5'), ('"seed": 0', '"seed": false'),
+    ('"reward": "accuracy"', '"reward": null'), ('"curriculum": false', '"curriculum": 0')])
 def test_a_damaged_config_is_refused(refused, run, old, new):
     path = run / "config.json"
     path.write_bytes(path.read_text().replace(old, new).encode(errors="surrogateescape"))
@@ -359,6 +363,8 @@ def test_a_run_is_named_after_the_task_that_a_script_makes_and_refuses_the_flag_
     flags = {name: value for name, value in INSTANT.items() if name != "task"}
     stops("--task countdown: mine.py makes a task of its own, sums", main,
           arguments(flags | {"task": "countdown"}))
+    for flag in ({"reward": "accuracy+format"}, {"curriculum": True}):
+        stops("have no effect on sums, which mine.py makes", main, arguments(flags | flag))
     main(arguments(flags))
     _, config = plumbing.read_config("runs/mine-sums-s0")
     assert config["task"] == "mine.Sums"

@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT, contents, scripts
 from small_runs import INSTANT, SMALL, arguments, child, difference, load, outcome, resume, steps
 
+import common
 import grpo
 import plumbing
 import tasks
@@ -45,6 +46,23 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(
     assert (tmp_path / "far.jsonl").read_text() == far
     assert list(run.glob("*.tmp")) == [run / "notes.tmp"]
     assert [line["step"] for line in steps(run)] == [1]
+
+
+def test_a_run_whose_checkpoint_was_deleted_is_refused(run, refused):
+    (run / "checkpoint.pt").unlink()
+    refused("because its checkpoint.pt is gone", resume, run)
+    (run / "summary.json").unlink()                     # as if it had not ended
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write("{}\n" * 4)                           # but made more steps than --save_steps
+    refused("because its checkpoint.pt is gone", resume, run)
+
+
+def test_a_script_that_was_edited_in_the_folder_of_a_run_is_kept(run, capfd):
+    with open(run / "grpo.py", "a") as file:
+        file.write("# a month of work")
+    resume(run, max_steps=6)
+    assert (run / "grpo.py").read_text().endswith("# a month of work")
+    assert "grpo.py: is kept, although another text runs, " in capfd.readouterr().err
 
 
 def test_a_log_that_lost_its_end_is_not_filled_up_with_zero_bytes(run):
@@ -212,12 +230,37 @@ def test_rewards_become_floats_where_they_enter(script, config, load_task, kind,
 @scripts("reinforce", "grpo", "dpo")
 @pytest.mark.parametrize("reward, code, words", [
     (math.nan, 1, "step 1: not finite: .*'reward': nan"),
-    (math.inf, 1, "step 1: not finite: .*'reward': inf"), (None, 2, "reward returned None")])
-def test_a_reward_that_is_not_finite_or_none_ends_the_run_in_one_line(
+    (math.inf, 1, "step 1: not finite: .*'reward': inf"), (None, 2, "reward returned None"),
+    ("1", 2, "reward returned '1'"), (10**400, 2, "reward returned 1000"),
+    ({}, 2, "reward returned {}")], ids=lambda value: repr(value)[:20])
+def test_a_reward_that_is_not_finite_or_no_number_ends_the_run_in_one_line(
         script, reward, code, words, tmp_path, monkeypatch, stops):
     monkeypatch.setattr(script, "reward", lambda *_: reward)
     flags = arguments(INSTANT | {"output_dir": tmp_path / "run"})
     assert re.match(f"error: {words}", stops("", script.main, flags, code=code))
+
+
+def test_a_prompt_longer_than_its_task_allows_ends_a_run_in_one_line(
+        tmp_path, monkeypatch, stops):
+    """The width is in bytes, of which a letter may have several."""
+    sample = common.Arithmetic.sample
+
+    def sample_odd(task, rng):
+        problem = sample(task, rng)
+        return problem._replace(prompt=problem.prompt.replace("=", "→"))
+    monkeypatch.setattr(common.Arithmetic, "sample", sample_odd)
+    stops("arithmetic: a prompt has 8 bytes, but prompt_width is 6: '(", grpo.main,
+          arguments(INSTANT | {"output_dir": tmp_path / "run"}))
+
+
+def test_a_base_that_is_not_finite_is_not_kept(own_bases, capsys, monkeypatch):
+    descend = plumbing.muon_step
+    monkeypatch.setattr(plumbing, "muon_step", lambda matrices, *rest: (
+        descend(matrices, *rest), matrices[0].data.fill_(math.nan)))
+    with pytest.raises(SystemExit):
+        grpo.main(arguments(SMALL | {"base_steps": 1}))
+    assert "error: the weights of the base are not finite" in capsys.readouterr().err
+    assert not [*Path("runs").rglob("*.pt")]
 
 
 # ---- signals and threads ---------------------------------------------------------------------
@@ -285,6 +328,41 @@ def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_end
     assert signal.getsignal(number) == before           # else a notebook would ignore it for good
     assert f"--resume_from_checkpoint {tmp_path}/run" in capfd.readouterr().err
     assert load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 3
+    resume(tmp_path / "run")
+    assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_steps_since_the_last_checkpoint_are_saved_if_the_reward_fails(tmp_path, monkeypatch):
+    flags = INSTANT | {"max_steps": 4, "save_steps": 10}
+    grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
+    rewards = iter([0.0] * 3 * 4)                       # of three steps
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(grpo, "reward", lambda problem, text, given: given + next(rewards))
+        grpo.main(arguments(flags | {"output_dir": tmp_path / "run"}))
+    assert load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 3
+    resume(tmp_path / "run")
+    assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("owner, name", [(torch, "save"), (os, "replace")])
+def test_a_signal_while_a_checkpoint_is_written_loses_no_step(owner, name, tmp_path, monkeypatch):
+    flags = INSTANT | {"max_steps": 4, "save_steps": 2}
+    grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
+    function = getattr(owner, name)
+    calls = []
+
+    def interrupted(content, file):
+        names = str(content), getattr(file, "name", str(file))
+        if any("checkpoint.pt" in name for name in names):
+            calls.append(names)
+            if len(calls) == 1:
+                signal.raise_signal(signal.SIGINT)
+        return function(content, file)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(owner, name, interrupted)
+        grpo.main(arguments(flags | {"output_dir": tmp_path / "run"}))
+    assert calls and load(tmp_path / "run/checkpoint.pt")["state"]["steps"] == 2
+    assert not [*(tmp_path / "run").glob("*.tmp")]
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
 

@@ -83,12 +83,13 @@ def test_what_is_optional_exists_and_no_function_of_a_folder_asks_for_a_folder_a
 
 def test_a_file_that_is_copied_imports_only_what_its_command_on_the_install_page_installs():
     page = (ROOT / "docs/install.md").read_text("utf-8")
-    commands = re.findall(r"^uv run --with (\S+) (\w+)\.py", page, re.M)
+    commands = re.findall(r"^uv run (--with .+) (\w+)\.py", page, re.M)
     assert [name for _, name in commands] == ["nano", "real"]
-    for packages, name in commands:
+    for words, name in commands:
+        packages = re.findall(r'--with "?(\w+)', words)
         found = {target.split(".")[0] for target in
                  imports(name, (ROOT / f"{name}.py").read_text("utf-8"))}
-        assert found - sys.stdlib_module_names == {*packages.split(",")}
+        assert found - sys.stdlib_module_names == {*packages}
 
 
 # ---- the code in docs/extending.md -----------------------------------------------------------

@@ -742,6 +742,8 @@ def test_a_run_depends_on_its_seed_alone(change):
     ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "'answer': "),
     ('{"prompt": [], "answer": 2}', "be a text"), ('{"prompt": 1, "answer": 2}', "be a text"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
+    (r'{"prompt": "\ud800", "answer": 2}', "surrogates not allowed"),
+    ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(11)), "no tokens"),
     ("\n".join('{"prompt": "%s", "answer": "x"}' % ("1" * n) for n in range(1, 11)), "'x' is"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
      "over W = 90 tokens: '1111")])

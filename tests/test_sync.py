@@ -23,14 +23,14 @@ SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file. No file has a budget of lines, because
 # budgets that are met exactly fold statements into expressions.
 MOST_STATEMENTS = 25                    # in a function of a lesson
-MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 386, "a rung of real.py": 393}
+MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 389, "a rung of real.py": 396}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of a folder by kind of file, as make sums counts them. There is room for 5% more. If your
 # change needs more, look for what can go, and if nothing can, raise the number here, so that a
 # reader of the change sees what it costs.
 MOST = {
-    ".": {".py": 4350, ".txt": 10},
-    "tasks": {".py": 1646},
+    ".": {".py": 4420, ".txt": 10},
+    "tasks": {".py": 1680},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
     "vectors": {".py": 3040, ".txt": 980, ".json": 940},

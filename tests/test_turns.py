@@ -7,6 +7,7 @@ import torch
 from conftest import close, f64, load_named
 from small_runs import SMALL, arguments, changed_weights, policy_of, steps
 
+import common
 import grpo
 from common import Problem
 from tasks import number
@@ -134,6 +135,16 @@ def test_a_step_that_says_nothing_is_refused(refused):
     mute = Walk(None)
     mute.reply = ""
     refused("step returned an empty response", mute.respond, Problem("s", ""), "a?")
+
+
+def test_the_environment_reads_a_forced_opening_as_verify_does(watch):
+    cfg = grpo.Config(device="cpu", task="number", max_completion_length=56)
+    task = common.load_task(cfg, grpo.verify)
+    torch.manual_seed(0)
+    read = watch(task, "respond", lambda problem, text: text)
+    batch = grpo.complete(grpo.GPT(cfg), task, cfg, common.sample_problems(task, 32, 0),
+                          common.generator(0), "<think>")
+    assert len(read) > 1 and all(text.startswith("<think>") for text in [*read, *batch.texts])
 
 
 # ---- turns, returns and groups ---------------------------------------------------------------
