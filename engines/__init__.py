@@ -170,7 +170,8 @@ def arguments_of(binding):
 
 def tried(binding, settings, name):
     """Try a loss on three outputs with A = 1, -1 and 0, of which the last is shorter. ValueError if
-    it does not return a finite L_t with finite gradients, or makes the worse output more likely.
+    it does not return a finite L_t of each token with finite gradients, if it changes its inputs,
+    or if it makes the worse output more likely.
     -> function with the arguments of `load`, which gives the loss A as (B, T)"""
     import torch  # here, because an engine first moves this checkout in the import path
 
@@ -185,21 +186,31 @@ def tried(binding, settings, name):
         return torch.where(mask > 0, found, 0.0)
 
     logps = torch.full((3, 4), -1.0, requires_grad=True)        # pi_old is pi, as in a first update
+    A = torch.tensor([[1.0], [-1.0], [0.0]]).repeat(1, 4)
     mask = torch.ones(3, 4)
     mask[2, 2:] = 0
+    given = logps.detach().clone(), A.clone(), mask.clone()
     try:
-        found = token_loss(logps, logps.detach(), torch.tensor([1.0, -1.0, 0.0]), mask)
-    except Exception as error:              # the function may be anybody's
+        found = token_loss(logps, *given)
+    except (Exception, SystemExit) as error:            # the function may be anybody's
         raise ValueError(f"{name}: {one_line(error)}") from error
+    for what, before, after in zip(list(INPUTS)[1:], (logps, A, mask), given):
+        if not torch.equal(before, after):
+            raise ValueError(f"{name}: changes {what} in place, which the trainer still needs")
     slope = None
     if found.requires_grad:
-        [slope] = torch.autograd.grad(found.sum(), logps, allow_unused=True)    # (3, 4)
+        [slope] = torch.autograd.grad(found.sum(), logps, allow_unused=True,
+                                      retain_graph=True)                        # (3, 4)
     if slope is None:
         raise ValueError(f"{name}: the loss does not depend on log pi, so nothing can be learned")
     for what, values in (("the loss", found), ("its gradient", slope)):
         if not values.isfinite().all():
             raise ValueError(f"{name}: {what} of a token is not finite, for outputs with A = 1, "
                              f"A = -1 and A = 0: {values.detach().tolist()}")
+    [others] = torch.autograd.grad(found[0].sum(), logps, retain_graph=True)    # (3, 4)
+    if others[1:].any() and len(found[mask > 0].unique()) == 1:
+        raise ValueError(f"{name}: returned one number for all tokens; "
+                         "it must return the loss of each token, which the trainer averages")
     better, worse, _ = slope.sum(1).tolist()
     if not better < worse:                  # a step against the gradient makes `worse` more likely
         raise ValueError(f"{name}: the gradient is {better:.2g} for an output with A = 1 and "
@@ -219,7 +230,7 @@ def read_file(path):
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: cannot be imported: {one_line(error)}") from error
     return module
 

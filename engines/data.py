@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -254,7 +255,7 @@ def read_rewards(words):
 
 def call(reward, rows):
     """Call a reward as TRL does, with the answer of each row as its completion. ValueError if it
-    does not return a number, or None, for each."""
+    does not return a number, or None, for each. -> (N,), nan for None"""
     texts = [str(row.get("answer", 0)) for row in rows]
     are_chats = not isinstance(rows[0]["prompt"], str)
     columns = {name: [row[name] for row in rows] for name in rows[0]
@@ -273,6 +274,7 @@ def call(reward, rows):
                            dtype=torch.float32)                             # as TRL reads them
     if numbers.dim() != 1 or numbers.isinf().any():
         raise ValueError(f"returned {rewards!r:.60}; each reward must be a finite number, or None")
+    return numbers
 
 
 def failure(reward, rows):
@@ -302,3 +304,6 @@ def try_rewards(rewards, data, name):
                     raise ValueError(f"{name}, row {number}: the reward {reward.__name__} fails "
                                      f"for the answer {row.get('answer')!r:.60}: {why}")
             raise ValueError(f"the reward {reward.__name__} fails: {failure(reward, part)}")
+        if rows and (call(reward, rows[:CALL]) <= 0).all():
+            print(f"note: the reward {reward.__name__} is not above 0 for any answer alone; it gets "
+                  f"answers as texts, such as {rows[0].get('answer')!r:.60}", file=sys.stderr)

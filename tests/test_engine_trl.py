@@ -462,6 +462,16 @@ def test_rewards_are_the_functions_with_the_signature_of_a_reward_that_no_other_
         1.0, 0.0, 0.0, 1.0, 0.0]
 
 
+def test_a_reward_that_no_answer_gets_is_noted(capsys):
+    def compared(completions, answer, **columns):
+        return [float(int(text) == right) for text, right in zip(completions, answer)]
+    rows = datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "2"}] * 3)
+    data.try_rewards([compared, data.last_number], rows, "--dataset_name data.jsonl")
+    assert capsys.readouterr().err == (
+        "note: the reward compared is not above 0 for any answer alone; it gets answers as texts, "
+        "such as '2'\n")
+
+
 ANSWERS = ["007", "None", "NA", "2026-11-28", "2026-11-28T10:00:00", "9007199254740993", "1e-5",
            "true"]
 

@@ -63,6 +63,23 @@ def without_old(mask, adv, log_probs):
 def averaged(logps, old_logps, advantages, mask):
     return (logps * advantages).mean()
 
+def expanded(logps, old_logps, advantages, mask):
+    return -((logps - old_logps).exp() * advantages * mask).mean().expand(mask.shape)
+
+def zero_valued(logps, old_logps, advantages, mask):
+    return (logps.detach() - logps) * advantages
+
+def in_place(logps, old_logps, advantages, mask):
+    mask /= mask.sum(1, keepdim=True)
+    return -(logps - old_logps).exp() * advantages
+
+def epoch(logps, old_logps, advantages, mask):
+    old_logps.copy_(logps.detach() + 1)
+    return -logps * advantages
+
+def leaves(logps, old_logps, advantages, mask):
+    raise SystemExit(0)
+
 def constant(logps, old_logps, advantages, mask):
     return torch.zeros_like(logps)
 
@@ -80,6 +97,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("mine.py").write_text(MINE)
     Path("bad.py").write_text("bound")
+    Path("leaves.py").write_text("raise SystemExit(0)")
     return tmp_path
 
 
@@ -121,7 +139,7 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     same(loss(logps, old_logps, A, mask),
          -(logps - old_logps).exp().clamp(max=1.1) * A[:, None] * mask)
     assert how == "constant" and engines.load("mine.py:my_loss")[1] == "sequence_mean"
-    assert engines.load("mine.py:free scale=2")
+    assert engines.load("mine.py:free scale=2") and engines.load("mine.py:zero_valued")
     assert engines.load("mine.py:my_loss kind=2 cap=None")      # kind is a text, so "2", not 2
     monkeypatch.setenv("LOSS", "mine.py:my_loss how=token_mean")
     assert engines.load()[1] == "token_mean"
@@ -186,6 +204,11 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("mine.py:strict", "mine.py: strict needs bound, but a trainer gives it logps, old_logps, "),
     ("mine.py:half_named", "mine.py: half_named needs x, y, but a trainer gives it logps"),
     ("mine.py:averaged", "mine.py:averaged: ValueError: returned the shape () for inputs"),
+    ("mine.py:expanded", "mine.py:expanded: returned one number for all tokens; it must return"),
+    ("mine.py:in_place", "mine.py:in_place: changes mask in place, which the trainer still needs"),
+    ("mine.py:epoch", "mine.py:epoch: changes old_logps in place, which the trainer still needs"),
+    ("mine.py:leaves", "mine.py:leaves: SystemExit: 0"),
+    ("leaves.py:my_loss", "leaves.py: cannot be imported: SystemExit: 0"),
     ("mine.py:constant", "mine.py:constant: the loss does not depend on log pi")])
 def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, mine):
     with pytest.raises(ValueError) as error:
