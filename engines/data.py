@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -306,4 +305,4 @@ def try_rewards(rewards, data, name):
             raise ValueError(f"the reward {reward.__name__} fails: {failure(reward, part)}")
         if rows and (call(reward, rows[:CALL]) <= 0).all():
             print(f"note: the reward {reward.__name__} is not above 0 for any answer alone; it gets "
-                  f"answers as texts, such as {rows[0].get('answer')!r:.60}", file=sys.stderr)
+                  f"answers as texts, such as {rows[0].get('answer')!r:.60}")

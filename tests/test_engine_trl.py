@@ -467,7 +467,7 @@ def test_a_reward_that_no_answer_gets_is_noted(capsys):
         return [float(int(text) == right) for text, right in zip(completions, answer)]
     rows = datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "2"}] * 3)
     data.try_rewards([compared, data.last_number], rows, "--dataset_name data.jsonl")
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().out == (
         "note: the reward compared is not above 0 for any answer alone; it gets answers as texts, "
         "such as '2'\n")
 
