@@ -304,5 +304,5 @@ def try_rewards(rewards, data, name):
                                      f"for the answer {row.get('answer')!r:.60}: {why}")
             raise ValueError(f"the reward {reward.__name__} fails: {failure(reward, part)}")
         if rows and (call(reward, rows[:CALL]) <= 0).all():
-            print(f"note: the reward {reward.__name__} is not above 0 for any answer alone; it gets "
-                  f"answers as texts, such as {rows[0].get('answer')!r:.60}")
+            print(f"note: the reward {reward.__name__} is not above 0 for any answer alone; it "
+                  f"gets answers as texts, such as {rows[0].get('answer')!r:.60}")
