@@ -216,13 +216,13 @@ def sample_few(policy, questions, uniforms, greedy):
     def write():                                # reads the columns `at`, and writes the next one
         seen = tokens[:, first:] if is_fixed else tokens[:, first:first + at[-1] + 1]
         logits = logits_after(policy, seen, 1, cache, at)[:, 0].float()             # (N, V)
-        log_pi = (logits / TEMPERATURE).log_softmax(-1)
-        cdf = log_pi.exp().cumsum(-1)
+        pi = (logits / TEMPERATURE).softmax(-1)
+        cdf = pi.cumsum(-1)
         t = at[-1:] + 1 + first - W
         drawn = torch.searchsorted(cdf, uniforms[:, t] * cdf[:, -1:])               # (N, 1)
-        token = log_pi.argmax(-1, keepdim=True) if greedy else drawn
+        token = logits.argmax(-1, keepdim=True) if greedy else drawn
         has_ended = torch.isin(tokens[:, W:], ends).any(1, keepdim=True)
-        logps[:, t] = log_pi.gather(1, token)
+        logps[:, t] = pi.gather(1, token).log()
         tokens[:, W + t] = token.masked_fill(has_ended, PAD)
 
     run = write

@@ -39,7 +39,7 @@ MOST = {
     "measuring": {".py": 190},
     "learn": {".py": 3990, ".txt": 4440, ".js": 2700, ".css": 630, ".html": 280},
     "lab": {".py": 4270, ".txt": 72, ".json": 29},
-    "tests": {".py": 18150, ".txt": 560, ".json": 380}}
+    "tests": {".py": 18700, ".txt": 560, ".json": 380}}
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
