@@ -230,12 +230,17 @@ class Table:
     @property
     def is_harder(self):
         """Whether held-out scores rise, to the end, so that the policy learns although its rewards
-        fall: its problems get harder."""
-        last = max((i for i, one in enumerate(self.run.records) if self.goal in one), default=0)
-        for name in self.run.sets:
-            places = [i for i, one in enumerate(self.run.records) if name in one]
-            scores = column(self.run.records, name)
-            is_late = bool(places) and places[-1] + len(self.run.records) // 8 >= last
+        fall: its problems get harder. Scores from before the fall do not show that, and nobody
+        learns from rewards of exactly 0."""
+        records, fall = self.run.records, collapse(self.rewards)
+        last = max((i for i, one in enumerate(records) if self.goal in one), default=0)
+        for name in self.run.sets if any(self.rewards[-WINDOW:]) else ():
+            place = max((i for i, one in enumerate(records) if name in one), default=-1)
+            is_late = place >= 0 and place + len(records) // 8 >= last
+            if is_late and fall:
+                before = column(records[:place + 1], self.goal)[-WINDOW:] or [fall[0]]
+                is_late = statistics.fmean(before) < (fall[0] + fall[1]) / 2
+            scores = column(records, name)
             if is_late and scores and scores[-1] > scores[0] + RISE:
                 return True
         return False

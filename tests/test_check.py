@@ -99,6 +99,8 @@ def evaluated(score, name="eval/a"):
     ("", {"reward": lambda i: 0.6 + 0.0003 * i + noise(i) / 6, "n": 200}),
     ("", {"reward": [0.5, 0.5], "eval/greedy": [0.3, 0.5]}),        # problems may get harder
     ("", {"reward": [0.9, 0.9], "accuracy": [0.9, 0.9]}),
+    ("flat", {"reward": lambda i: 0.95 - 0.001 * i, "n": 200}),     # it is solved, but gets worse
+    ("", {"reward": lambda i: 0.95 - 0.0001 * i, "n": 200}),
     ("", {"reward": [0.5, 0.5], "teacher_kl": [0.3, 0.1]}),
     ("", {"reward": [0.0, 0.0], "filtered": [2.0, 3.0]}),
     ("flat", {"reward": [0.5, 0.5], "frac_reward_zero_std": [0.6, 0.6]}),
@@ -384,6 +386,12 @@ def evaluated(score, name="eval/a"):
           "eval/greedy": lambda i: 0.3 + 0.005 * i}),                           # it gets harder
     ("rate", {"n": 60, "reward": lambda i: 0.3 + 0.01 * i if i < 45 else 0.1, "kl": None,
               "entropy": None, "eval/greedy": lambda i: 0.3 + 0.005 * i if i < 40 else None}),
+    ("rate", {"n": 60, "reward": lambda i: 0.3 + 0.01 * min(i, 9 * (60 - i)), "kl": None,
+              "entropy": None, "eval/a": lambda i: 0.3 + 0.01 * i if i % 9 == 0 else None}),
+    ("rate", {"n": 60, "reward": lambda i: (0.3 + 0.01 * i) * (i < 50), "kl": None,
+              "entropy": None, "eval/a": lambda i: 0.3 + 0.01 * i}),    # nothing learns from 0
+    ("", {"n": 60, "reward": lambda i: 0.8 - 0.01 * max(0, i - 20), "kl": None,
+          "entropy": None, "eval/a": lambda i: 0.3 + 0.01 * i if i % 9 == 0 else None}),
     ("flat", {"n": 200, "reward": noise}),      # a mean of 0 has no scale, but the steps have one
     # ---- held-out
     ("held-out", evaluated(lambda i: 0.2 + noise(i) / 20)), ("held-out", evaluated(lambda i: 0.0)),
