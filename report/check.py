@@ -645,9 +645,12 @@ def falls(table):
 def flat(table):
     """The reward does not rise, although its noise is small enough to show a rise."""
     is_moot = (table.is_filtered and table.goal == "reward") or not table.has_rewards
+    lost = table.trend.first - table.trend.last
+    is_lost = lost > max(BELOW, SURE * table.trend.noise)       # what is solved may only stay
     if (is_moot or table.is_harder or not table.is_long_enough or table.trend.rises
             or table.no_signal(table.last) == 1 or any(falls(table)) or any(jumps(table))
-            or any(rate_goes_up(table)) or table.is_solved(table.first) or table.begins_solved
+            or any(rate_goes_up(table)) or not is_lost and (
+                table.is_solved(table.first) or table.begins_solved)
             or not table.has_gradient):
         return
     evidence = ["groups differ"] if table.groups_differ else []
