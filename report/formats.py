@@ -196,6 +196,7 @@ OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "rewar
        "signal": ("mixed groups",),
        "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "grad norm clip"),
        "learning_rate": ("lr",), "entropy": ("h",), "kl": ("kl", "kl ref", "kl loss", "kl div"),
+       "kl_coef": ("kl coef", "kl coefficient", "kl weight", "kl beta", "beta"),
        "old_kl": ("approx kl", "kl old", "ppo kl", "kl update", "kl before update"),
        "clip_ratio/region_mean": ("clip", "clipfrac"),
        "value_loss": ("value loss", "vf loss", "critic loss"),
