@@ -227,7 +227,7 @@ FRACTIONS = ("accuracy", "frac_reward_zero_std", "completions/clipped_ratio",
              "tools/failure_frequency", "clip_ratio/region_mean")       # others are counts
 PERCENT = re.compile("(?<![a-z])(?:pct|percent)(?![a-z])")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
-WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
+WHOSE = ("run", "run_name", "run_id", "Name", "rank")       # name the run of a row or a record
 # Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
 AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out)")     # its own
@@ -382,19 +382,41 @@ def quantities(record, used, others, is_sum):
 
 # ---- one reader for each format --------------------------------------------------------------
 
+def by_run(found):
+    """Group records by the run, or the process, that they name. -> {run: dicts}"""
+    runs = {}
+    for one in found:
+        whose = next((one[name] for name in WHOSE if one.get(name) not in (None, "")), "")
+        runs.setdefault(str(whose), []).append(one)
+    named = [*runs.keys() - {""}]
+    return {named[0]: found} if len(named) == 1 else runs
+
+
 def of_lines(path):
-    """Read JSON lines. Those of verl are {"step": 1, "data": {...}}. -> {"": dicts}"""
-    return {"": [one | one["data"] if isinstance(one.get("data"), dict) else one
-                 for one in records(path, parse=json.loads)]}
+    """Read JSON lines. Those of verl are {"step": 1, "data": {...}}. -> {run: dicts}"""
+    return by_run([one | one["data"] if isinstance(one.get("data"), dict) else one
+                   for one in records(path, parse=json.loads)])
 
 
 def of_json(path):
-    """Read trainer_state.json, or a list of records. -> {"": dicts}"""
+    """Read trainer_state.json, or a list of records. -> {run: dicts}"""
     with opened(path, encoding="utf-8-sig") as file:
         content = json.load(file)
     if isinstance(content, dict):
         content = content.get("log_history", [])
-    return {"": [one for one in content if isinstance(one, dict)]}
+    return by_run([one for one in content if isinstance(one, dict)])
+
+
+def numbered(head):
+    """Make the headings of a table differ: those that repeat belong to a first, a second run.
+    -> list of "RUN NUMBER - METRIC", or of headings unchanged"""
+    names = []
+    for i, name in enumerate(head):
+        if name.strip() and head.count(name) > 1:
+            run, _, metric = name.rpartition(" - ")
+            name = f"{run} {head[:i + 1].count(name)} - {metric}".strip()
+        names.append(name)
+    return names
 
 
 def of_table(path):
@@ -405,19 +427,20 @@ def of_table(path):
         head = file.readline()
         separator = max(",;\t", key=head.count)
         file.seek(0)
-        rows = [*csv.DictReader(file, delimiter=separator)]
-    runs = {}
-    for row in rows:
-        whose = next((row[name] for name in WHOSE if row.get(name)), "")
+        head, *rows = csv.reader(file, delimiter=separator)
+    head = numbered(head)
+    runs, plain = {}, []
+    for row in filter(None, rows):
         shared, own = {}, {}
-        for name, cell in row.items():
-            run, _, metric = str(name).rpartition(" - ")
-            if not metric.endswith(("__MIN", "__MAX")) and isinstance(cell, str):
+        for name, cell in zip(head, row):
+            run, _, metric = name.rpartition(" - ")
+            if not metric.endswith(("__MIN", "__MAX")):
                 cell = re.sub(r"^(-?\d+),(\d+)", r"\1.\2", cell)
                 (own.setdefault(run, {}) if run else shared)[metric] = cell
-        for run, cells in (own or {whose: {}}).items():
+        for run, cells in own.items():
             runs.setdefault(run, []).append(shared | cells)
-    return runs
+        plain.append(shared)
+    return runs or by_run(plain)
 
 
 def of_events(files):
@@ -563,8 +586,9 @@ def rewards_of(used):
 def is_ours(path):
     """Whether a folder, or its metrics.jsonl, is a run of one of our scripts."""
     folder = path if path.is_dir() else path.parent
+    config = folder / "config.json"
     return folder / "metrics.jsonl" in (path, *folder.glob("metrics.jsonl")) and (
-        folder / "config.json").is_file()
+        config.is_file() and '"script"' in config.read_text("utf-8", "replace"))
 
 
 def of_ours(path):

@@ -772,6 +772,49 @@ def test_a_run_of_several_is_chosen_by_its_name(tmp_path, capsys):
     assert [one["reward"] for one in read(table, "a").records] == [0.5, 0.6]
 
 
+@pytest.mark.parametrize("name", ["run", "rank", "run_name"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_lines_that_name_several_runs_have_to_be_chosen_from(name, ending, tmp_path, capsys):
+    """Lines without a name belong to the run if there is only one."""
+    path = tmp_path / f"log.{ending}"
+
+    def write(*runs):
+        rows = [{name: run, "step": i, "reward": 0.1 * i + run} for i in range(3) for run in runs]
+        lines = [*map(json.dumps, rows)]
+        cells = [f"{name},step,reward", *(",".join(map(str, one.values())) for one in rows)]
+        path.write_text({"jsonl": "\n".join([*lines, '{"note": 1}']), "csv": "\n".join(cells),
+                         "json": f"[{','.join(lines)}]"}[ending], "utf-8")
+
+    write(0, 1)
+    with pytest.raises(SystemExit):
+        read(path)
+    assert "contains 2 runs; choose one with --run: 0, 1" in capsys.readouterr().err
+    assert [one["reward"] for one in read(path, "1").records] == [1.0, 1.1, 1.2]
+    write(0)
+    assert [one["reward"] for one in read(path).records[:3]] == [0.0, 0.1, 0.2]
+
+
+def test_of_headings_that_repeat_one_has_to_be_chosen(tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    for names in ("a - train/reward,a - train/reward,a - x", "reward,reward,a - x", "reward,reward,"):
+        path.write_text(f"Step,{names}\n1,0.25,0.75,\n2,0.5,0.5,\n", "utf-8")
+        with pytest.raises(SystemExit):
+            read(path)
+        runs = ("a 1", "a 2") if names.startswith("a") else ("1", "2")
+        assert f"choose one with --run: {', '.join(runs)}" in capsys.readouterr().err
+        assert [[one["reward"] for one in read(path, run).records] for run in runs] == [
+            [0.25, 0.5], [0.75, 0.5]]
+
+
+def test_a_folder_is_a_run_of_ours_only_if_its_configuration_names_a_script(tmp_path):
+    lines = "".join(f"{json.dumps(one)}\n" for one in steps(1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert read(tmp_path).trainer != "ours"
+    (tmp_path / "config.json").write_text('{"script": "grpo.py", "config": {}}')
+    assert read(tmp_path).trainer == "ours"
+
+
 def test_the_checkpoint_with_the_last_step_counts_and_not_the_newest_file(tmp_path):
     for number in (20, 100, 60):
         path = tmp_path / f"checkpoint-{number}/trainer_state.json"
