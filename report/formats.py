@@ -228,15 +228,23 @@ FRACTIONS = ("accuracy", "frac_reward_zero_std", "completions/clipped_ratio",
 PERCENT = re.compile("(?<![a-z])(?:pct|percent)(?![a-z])")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
 WHOSE = ("run", "run_name", "run_id", "Name", "rank")       # name the run of a row or a record
-# Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
+# Metrics on held-out problems; words for a score, or for problems, of which the name of a score has
+# one; and words for what is no score. pass@8 may fall while pass@1 rises.
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
 AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out)")     # its own
+SCORE = re.compile(
+    r"(?<![a-z])(?:acc(?![a-z])|em(?![a-z])|elo(?![a-z])|f1|win(?!d)|arc(?!h)|swe|amc|bbh|code|easy|"
+    r"medium|hard)|accura|correct|reward|return|score|solve|success|exact|complet|greedy|(?:mean|avg|"
+    r"maj)@|pass(?:ed|_rate|_?@?_?1(?!\d))|bleu|rouge|math|aime|gsm|olympiad|minerva|mmlu|gpqa|glue|"
+    r"klue|humaneval|mbpp|bench|ifeval|countdown")
 NO_SCORE = re.compile(
-    r"(?<![a-z])(?:loss|nll|ppl|perplexity|cost|regret|distance|gap|kl|len|length|time|sec|second|ms|"
-    r"duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|size|sample|"
-    r"sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|step|version|"
-    r"turn|error|fail|failed|failure|wrong|incorrect|unsolved|invalid|violation|hallucination|"
-    r"toxicity|wer|cer|mse|ece|brier|grad|seed|lr|memory|temperature|advantage|lag|staleness)"
+    r"(?<![a-z])(?:loss|lose|nll|ppl|bpb|perplexity|cost|regret|distance|gap|kl|len|length|time|sec|"
+    r"second|ms|duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|size|"
+    r"sample|sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|step|"
+    r"version|turn|call|error|fail|failed|failure|wrong|incorrect|mistake|issue|unsolved|unparsed|"
+    r"invalid|violation|hallucination|toxicity|refusal|repetition|no_answer|overlong|attack|hack|"
+    r"wer|cer|r?mse|ece|brier|grad|seed|lr|memory|temp|temperature|top_[pk]|budget|difficulty|"
+    r"thinking|throughput|advantage|lag|staleness)"
     r"(?:e?s)?(?![a-z])|runtime|logps|clipfrac|rewards/(?!accuracies|margins)|"
     r"(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:p\d+|ratio)$|^t_")
 CUT = re.compile("(?<!non_)(?<!not_)(?<!un)truncated|clip_ratio|clipped_ratio|no_eos")
@@ -313,11 +321,13 @@ def names_in(found, trainer):
 
 def recognized(found):
     """Find whose names a log has: those of the trainer with the most names in it, the reward's
-    among them, and TRL's if there is a tie. -> trainer, {quantity: names}"""
+    among them. -> trainer, {quantity: names}"""
     used = {trainer: names_in(found, trainer) for trainer in NAMES}
     if any("global_step/max_steps" in one for one in found):
         return "ms-swift", used["ms-swift"]
     trainer = max(used, key=lambda name: (bool(rewards_of(used[name])), len(used[name])))
+    if trainer == "TRL" and len(used["an own loop"]) == len(used["TRL"]):
+        trainer = "an own loop"         # any loop has these words
     return trainer, used[trainer]
 
 
@@ -327,7 +337,7 @@ def is_score(name, trainer):
         return OURS.fullmatch(name) is not None
     is_own = trainer == "an own loop" and AT_END.fullmatch(name) is not None
     is_held_out = is_own or HELD_OUT.fullmatch(name) is not None
-    return is_held_out and NO_SCORE.search(name) is None
+    return is_held_out and bool(SCORE.search(name.lower())) and NO_SCORE.search(name) is None
 
 
 def for_answers(name):

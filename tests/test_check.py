@@ -655,6 +655,9 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
                               "train/agg/all/solver/solved_none": 0.5, "x": 1,
                               "train/agg/all/solver/solved_all": 0.25, "entropy/all/mean": 0.1})
     assert (run.trainer, run.records[0]["frac_reward_zero_std"]) == ("prime-rl", 0.75)
+    for shared in ({"reward": 0.5}, {"reward": 0.5, "kl": 9.0, "loss": 0.1, "grad_norm": 1.0}):
+        assert of_lines(tmp_path, shared).trainer == "an own loop"
+        assert of_lines(tmp_path, shared | {"frac_reward_zero_std": 0.5}).trainer == "TRL"
 
 
 @pytest.mark.parametrize("name, is_set", [
@@ -669,6 +672,14 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
     ("eval/wer", False), ("eval_fail_rate", False), ("val/ratio_var", False), ("eval_cost", False),
     ("eval_num_turns", False), ("test_nll", False), ("eval_response_len", False),
     ("eval/klue", True), ("eval/kl", False), ("eval/a/all/solver/reward/p10", False),
+    *((f"eval/{part}{name}", False) for part in ("", "math/") for name in (
+        "refusal_rate", "repetition_rate", "no_answer_rate", "overlong_frac", "unparsed",
+        "mistakes", "format_issues", "attack_success_rate", "hack_rate", "rmse", "bpb",
+        "lose_rate", "tool_calls", "avg_thinking", "throughput", "temp", "top_p", "budget",
+        "difficulty")),
+    ("eval/search_depth", False), ("eval/window", False), ("eval/AIME24", True),
+    ("eval/win_rate", True), ("val/solve_rate", True), ("eval/math/maj@8", True),
+    ("eval/exact_match", True), ("eval/pass@1", True), ("eval_f1", True), ("eval/pass@16", False),
     ("eval_completions/mean_length", False), ("evaluation_time", False), ("reward", False)])
 def test_scores_on_held_out_problems_are_known_by_their_names(name, is_set, tmp_path):
     run = of_lines(tmp_path, {"step": 1, "reward": 0.5, name: 0.25})
