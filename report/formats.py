@@ -226,6 +226,7 @@ NO_REWARD = NO_MEAN | {"format", "len", "penalty", "bonus", "kl", "loss", "h", "
 FRACTIONS = ("accuracy", "frac_reward_zero_std", "completions/clipped_ratio",
              "tools/failure_frequency", "clip_ratio/region_mean")       # others are counts
 PERCENT = re.compile("(?<![a-z])(?:pct|percent)(?![a-z])")
+THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
 WHOSE = ("run", "run_name", "run_id", "Name", "rank")       # name the run of a row or a record
 # Metrics on held-out problems; words for a score, or for problems, of which the name of a score has
@@ -353,12 +354,17 @@ def rewards_for_answers(found):
     return sorted(name for name in names if len(names) > 1 and for_answers(name))
 
 
-def as_fractions(found):
-    """Divide what a log has in percent, as names and values say, by 100. -> dicts"""
-    names = {name for one in found for name, x in one.items()
-             if is_number(x) and PERCENT.search(name) and abs(x) > 1}
-    return [{name: x / 100 if name in names and is_number(x) else x for name, x in one.items()}
-            for one in found]
+def as_fractions(found, goals):
+    """Divide what a log has in percent, as its names and a value above 1 say, by 100. Without such
+    a value, nobody knows the unit, so only 0 and the rewards, the goals, are kept. -> dicts"""
+    named = [(name, x) for one in found for name, x in one.items()
+             if is_number(x) and PERCENT.search(name)]
+    names = {name for name, _ in named}
+    if any(abs(x) > 1 for _, x in named):
+        return [{name: x / 100 if name in names and is_number(x) else x for name, x in one.items()}
+                for one in found]
+    left_out = {name for name, x in named if x != 0} - {*goals}
+    return [{name: x for name, x in one.items() if name not in left_out} for one in found]
 
 
 def are_sums(found, used):
@@ -445,6 +451,8 @@ def of_table(path):
         for name, cell in zip(head, row):
             run, _, metric = name.rpartition(" - ")
             if not metric.endswith(("__MIN", "__MAX")):
+                if separator == "," and THOUSANDS.fullmatch(cell):
+                    cell = cell.replace(",", "")
                 cell = re.sub(r"^(-?\d+),(\d+)", r"\1.\2", cell)
                 (own.setdefault(run, {}) if run else shared)[metric] = cell
         for run, cells in own.items():
@@ -550,6 +558,17 @@ def separated(found, names):
     return parts
 
 
+def is_inner(found, names, parts):
+    """Whether the step of the rewards, which have these names, counts within an iteration or epoch:
+    it begins again, or stays, while another name of a step never goes back."""
+    found = [one for one in found if any(is_number(one.get(name)) for name in names)]
+    for name in (*STEP, "epoch") if len(parts) > 1 or len({*map(step_of, found)}) == 1 else ():
+        places = [one.get(name) for one in found]
+        if all(map(is_number, places)) and sorted(places) == places and places[0] < places[-1]:
+            return True
+    return False
+
+
 def merged(found):
     """Join the records of a step, which some programs write in parts; what was written later
     counts. Records without a step stay as they are. -> list of dicts, in the order of the steps"""
@@ -581,7 +600,10 @@ def runs_of(content):
         for when in WHEN:
             if all(is_number(one.get(when)) for one in found):
                 found.sort(key=lambda one: one[when])
-        parts = separated(found, rewards_of(recognized(found)[1]))
+        names = rewards_of(recognized(found)[1])
+        parts = separated(found, names)
+        if is_inner(found, names, parts):
+            parts = [[one | {"step": place} for place, one in enumerate(found)]]
         for i, part in enumerate(parts, start=1):
             if rewards_of(recognized(part)[1]):
                 runs[name if len(parts) == 1 else f"{name} {i}".strip()] = part
@@ -646,7 +668,7 @@ def read(path, run=None):
         common.fail(f"{where}: no line has a reward, under a name that docs/why.md lists")
     name, found = chosen(runs, run if name is None else None, where)
     trainer, used = recognized(found)
-    found = as_fractions(merged(found))
+    found = as_fractions(merged(found), rewards_of(used))
     sets = sorted({name for one in found for name, value in one.items()
                    if is_number(value) and is_score(name, trainer)})
     right = rewards_for_answers(found)

@@ -491,7 +491,7 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("it,sampler_trainer_logp_absdiff,success", "reward", [0.2, -0.1]),
     ("it,sampler_trainer_logp_absdiff,r", "sampling/sampling_logp_difference/mean", [0.25, 0.5]),
     ("it,train_acc_pct,equal_groups_pct", "reward", [0.25, 0.5]),
-    ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.2, -0.1]),
+    ("it,train_acc_pct,equal_groups_frac", "frac_reward_zero_std", [0.2, -0.1]),
     ("it,reward_mean_logp,reward_std_in_group", "reward", [0.25, 0.5]),
     ("it,acc_val,acc", "reward", [0.2, -0.1]), ("it,all_tests_passed,kl", "reward", [0.25, 0.5]),
     ("it,mixed_groups,r", "signal", [0.25, 0.5]),
@@ -541,7 +541,13 @@ def test_a_count_is_no_fraction_and_a_percentage_is_one_if_a_value_is_above_1(tm
             for i, x in enumerate((0.5, 60.0))]
     first, last = of_lines(tmp_path, *rows).records
     assert (first["reward"], last["reward"], last["eval_acc_pct"]) == (0.005, 0.6, 0.6)
-    assert last["completions/clipped_ratio"] == 0.5
+    assert last["completions/clipped_ratio"] == 0.005
+
+
+def test_without_a_value_above_1_nobody_knows_what_is_a_percentage(tmp_path):
+    run = of_lines(tmp_path, {"step": 1, "acc_pct": 0.5, "truncated_pct": 0.7,
+                              "eval_acc_pct": 0.7, "dead_groups_pct": 0})
+    assert run.records == [{"step": 1, "reward": 0.5, "frac_reward_zero_std": 0}] and not run.sets
 
 
 @pytest.mark.parametrize("names, quantity", [
@@ -755,6 +761,18 @@ def test_a_resumed_run_is_joined_and_a_second_one_is_not(records, is_one, tmp_pa
     assert is_one or "contains 2 runs; choose one with --run: 1, 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["iter", "epoch"])
+@pytest.mark.parametrize("inner", [range(3), [0]])
+def test_a_step_that_counts_within_an_iteration_is_none(name, inner, tmp_path):
+    rows = [{name: i, "step": j, "reward": 10 * i + j} for i in range(4) for j in inner]
+    run = of_lines(tmp_path, *rows, {name: 3, "eval_reward": 0.5})
+    rewards = [one["reward"] for one in run.records if "reward" in one]
+    assert rewards == [one["reward"] for one in rows] and run.sets == ["eval_reward"]
+    one = [{name: i, "step": i, "reward": i} for i in range(3)]
+    with pytest.raises(SystemExit):             # another run begins
+        of_lines(tmp_path, *one, *one)
+
+
 def test_the_scores_of_the_base_belong_to_the_run_that_begins_with_them(tmp_path):
     path = tmp_path / "log.jsonl"
     one = [{"step": 0, "eval_reward": 0.2}, *steps(1, 2, 3)]
@@ -841,6 +859,10 @@ def test_numbers_of_tables_may_have_commas_and_cells_may_be_empty(tmp_path):
         table.write_text(text, "utf-8")
         first, second = read(table).records
         assert first["reward"] == 0.5 and "loss" not in first and math.isnan(second["reward"])
+    table.write_text('step,reward,loss\n"1,002","1,234,567.5","-1,5"\n', "utf-8")
+    assert read(table).records == [{"step": 1002, "reward": 1234567.5, "loss": -1.5}]
+    table.write_text("step;reward\n1;1,002\n", "utf-8")
+    assert read(table).records[0]["reward"] == 1.002
 
 
 @pytest.mark.parametrize("name, content", [
