@@ -234,20 +234,20 @@ WHOSE = ("run", "run_name", "run_id", "Name", "rank")       # name the run of a 
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
 AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out)")     # its own
 SCORE = re.compile(
-    r"(?<![a-z])(?:acc(?![a-z])|em(?![a-z])|elo(?![a-z])|f1|win(?!d)|arc(?!h)|swe|amc|bbh|code|easy|"
-    r"medium|hard)|accura|correct|reward|return|score|solve|success|exact|complet|greedy|(?:mean|avg|"
-    r"maj)@|pass(?:ed|_rate|_?@?_?1(?!\d))|bleu|rouge|math|aime|gsm|olympiad|minerva|mmlu|gpqa|glue|"
-    r"klue|humaneval|mbpp|bench|ifeval|countdown")
+    r"(?<![a-z])(?:acc(?![a-z])|em(?![a-z])|elo(?![a-z])|f1|win(?!d)|arc(?!h)|swe|amc|bbh|code|"
+    r"easy|medium|hard)|accura|correct|reward|return|score|solve|success|exact|complet|greedy|"
+    r"(?:mean|avg|maj)@|pass(?:ed|_rate|_?@?_?1(?!\d))|bleu|rouge|math|aime|gsm|olympiad|minerva|"
+    r"mmlu|gpqa|glue|klue|humaneval|mbpp|bench|ifeval|countdown")
 NO_SCORE = re.compile(
-    r"(?<![a-z])(?:loss|lose|nll|ppl|bpb|perplexity|cost|regret|distance|gap|kl|len|length|time|sec|"
-    r"second|ms|duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|size|"
-    r"sample|sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|step|"
-    r"version|turn|call|error|fail|failed|failure|wrong|incorrect|mistake|issue|unsolved|unparsed|"
-    r"invalid|violation|hallucination|toxicity|refusal|repetition|no_answer|overlong|attack|hack|"
-    r"wer|cer|r?mse|ece|brier|grad|seed|lr|memory|temp|temperature|top_[pk]|budget|difficulty|"
-    r"thinking|throughput|advantage|lag|staleness)"
-    r"(?:e?s)?(?![a-z])|runtime|logps|clipfrac|rewards/(?!accuracies|margins)|"
-    r"(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:p\d+|ratio)$|^t_")
+    r"(?<![a-z])(?:loss|lose|nll|ppl|bpb|perplexity|cost|regret|distance|gap|kl|len|length|time|"
+    r"sec|second|ms|duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|"
+    r"size|sample|sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|"
+    r"step|version|turn|call|error|fail|failed|failure|wrong|incorrect|mistake|issue|unsolved|"
+    r"unparsed|invalid|violation|hallucination|toxicity|refusal|repetition|no_answer|overlong|"
+    r"attack|hack|wer|cer|r?mse|ece|brier|grad|seed|lr|memory|temp|temperature|top_[pk]|budget|"
+    r"difficulty|thinking|throughput|advantage|lag|staleness)(?:e?s)?(?![a-z])|runtime|logps|"
+    r"clipfrac|rewards/(?!accuracies|margins)|(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|"
+    r"/(?:p\d+|ratio)$|^t_")
 CUT = re.compile("(?<!non_)(?<!not_)(?<!un)truncated|clip_ratio|clipped_ratio|no_eos")
 NO_SHARE = re.compile("acc|score|reward|num_|token|length|correct")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")

@@ -825,7 +825,8 @@ def test_lines_that_name_several_runs_have_to_be_chosen_from(name, ending, tmp_p
 
 def test_of_headings_that_repeat_one_has_to_be_chosen(tmp_path, capsys):
     path = tmp_path / "log.csv"
-    for names in ("a - train/reward,a - train/reward,a - x", "reward,reward,a - x", "reward,reward,"):
+    twice = "a - train/reward,a - train/reward,a - x"
+    for names in (twice, "reward,reward,a - x", "reward,reward,"):
         path.write_text(f"Step,{names}\n1,0.25,0.75,\n2,0.5,0.5,\n", "utf-8")
         with pytest.raises(SystemExit):
             read(path)
