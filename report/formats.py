@@ -402,8 +402,10 @@ def by_run(found):
     """Group records by the run, or the process, that they name. -> {run: dicts}"""
     runs = {}
     for one in found:
-        whose = next((one[name] for name in WHOSE if one.get(name) not in (None, "")), "")
-        runs.setdefault(str(whose), []).append(one)
+        name = next((one[key] for key in WHOSE if one.get(key) not in (None, "")), "")
+        value = number(name)
+        is_metric = isinstance(value, float) and value % 1 != 0
+        runs.setdefault("" if is_metric else str(name), []).append(one)
     named = [*runs.keys() - {""}]
     return {named[0]: found} if len(named) == 1 else runs
 
