@@ -30,6 +30,7 @@ SURE = 5.0              # standard errors of the largest of many differences
 RISE = 0.1              # a rise of a reward between 0 and 1 that a run should show
 SOLVED, RIGHT = 0.8, 0.9        # accuracies from which on the reward may stay, and the entropy be 0
 SPIKE, EXPLOSION = 10.0, 1000.0     # times the usual length of a gradient: often; ever
+ROUNDING = 1e-6         # of a norm that is logged after the gradient is clipped to it, relative
 STEADY = (1e-4, 0.01)   # relative spread of a gradient's length that no batch has: noise is added
 FAR = 5.0               # nats per token that no policy should be away from its reference
 MOST = 0.65             # of the groups are without signal, so that little is learned
@@ -230,12 +231,17 @@ class Table:
     @property
     def is_harder(self):
         """Whether held-out scores rise, to the end, so that the policy learns although its rewards
-        fall: its problems get harder."""
-        last = max((i for i, one in enumerate(self.run.records) if self.goal in one), default=0)
-        for name in self.run.sets:
-            places = [i for i, one in enumerate(self.run.records) if name in one]
-            scores = column(self.run.records, name)
-            is_late = bool(places) and places[-1] + len(self.run.records) // 8 >= last
+        fall: its problems get harder. Scores from before the fall do not show that, and nobody
+        learns from rewards of exactly 0."""
+        records, fall = self.run.records, collapse(self.rewards)
+        last = max((i for i, one in enumerate(records) if self.goal in one), default=0)
+        for name in self.run.sets if any(self.rewards[-WINDOW:]) else ():
+            place = max((i for i, one in enumerate(records) if name in one), default=-1)
+            is_late = place >= 0 and place + len(records) // 8 >= last
+            if is_late and fall:
+                before = column(records[:place + 1], self.goal)[-WINDOW:] or [fall[0]]
+                is_late = statistics.fmean(before) < (fall[0] + fall[1]) / 2
+            scores = column(records, name)
             if is_late and scores and scores[-1] > scores[0] + RISE:
                 return True
         return False
@@ -532,11 +538,17 @@ def rate_goes_up(table):
 
 
 def unused(table):
-    kls = column(table.live, "kl")
-    if len(kls) >= WINDOW and max(map(abs, kls)) < NOTHING and table.has_gradient and (
-            table.run.trainer not in MAY_BE_0 or table.last("kl_coef") > 0):
+    kls, now = column(table.live, "kl"), trend(table["kl"])
+    may_be_0 = table.run.trainer in MAY_BE_0
+    if "kl_coef" in table:
+        may_be_0 = max(table["kl_coef"]) <= 0
+    if len(kls) >= WINDOW and max(map(abs, kls)) < NOTHING and table.has_gradient and not may_be_0:
         yield ("the KL stays 0: is the reference the policy itself, or the learning rate nearly 0? "
                "(#unused)")
+    if now.n > 2 and now.last < -max(BELOW, SURE * now.noise):
+        yield (f"the KL to the reference is {now.last:.2g} at the end, but its mean over samples "
+               "cannot be clearly below 0: is its sign wrong, or does the reference score other "
+               "tokens? (#unused)")
 
 
 def collapse(values, size=0.0):
@@ -640,9 +652,12 @@ def falls(table):
 def flat(table):
     """The reward does not rise, although its noise is small enough to show a rise."""
     is_moot = (table.is_filtered and table.goal == "reward") or not table.has_rewards
+    lost = table.trend.first - table.trend.last
+    is_lost = lost > max(BELOW, SURE * table.trend.noise)       # what is solved may only stay
     if (is_moot or table.is_harder or not table.is_long_enough or table.trend.rises
             or table.no_signal(table.last) == 1 or any(falls(table)) or any(jumps(table))
-            or any(rate_goes_up(table)) or table.is_solved(table.first) or table.begins_solved
+            or any(rate_goes_up(table)) or not is_lost and (
+                table.is_solved(table.first) or table.begins_solved)
             or not table.has_gradient):
         return
     evidence = ["groups differ"] if table.groups_differ else []
@@ -668,7 +683,9 @@ def gradient_grows(table):
         yield (f"grad_norm goes up from {usual:.2g} to {max(spikes):.2g}: lower "
                f"{table.setting('the learning rate')}, or clip the gradient (#rate)")
     spread = statistics.pstdev(norms) / statistics.fmean(norms) if any(norms) else 0.0
-    if len(norms) > 2 * WINDOW and STEADY[0] < spread < STEADY[1]:
+    top = max(norms, default=0.0)
+    is_clipped = 2 * sum(norm > (1 - ROUNDING) * top for norm in norms) > len(norms)
+    if len(norms) > 2 * WINDOW and STEADY[0] < spread < STEADY[1] and not is_clipped:
         yield (f"grad_norm is {statistics.fmean(norms):.3g} in each step, although batches differ: "
                "something else than the loss is in the gradient (#flat)")
 
@@ -704,7 +721,8 @@ def clipped_at_once(table):
 def penalties(table):
     """Penalties take what the policy learns."""
     both = [one for one in table.steps if {"after_penalties", table.goal} <= one.keys()]
-    cost = trend([one[table.goal] - one["after_penalties"] for one in both])
+    costs = [one[table.goal] - one["after_penalties"] for one in both]
+    cost = trend([x for x in costs if math.isfinite(x)])
     if table.is_stuck and cost.rises and cost.last - cost.first > table.enough:
         yield (f"penalties grow from {cost.first:.2g} to {cost.last:.2g}, and the {table.goal} "
                f"does not rise: lower {table.setting('the weight of the KL')} (#rate)")

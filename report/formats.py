@@ -196,6 +196,7 @@ OWN = {"reward": ("reward", "total reward", "rollout reward", "rm score", "rewar
        "signal": ("mixed groups",),
        "loss": ("loss", "pl"), "grad_norm": ("grad norm", "gnorm", "gn", "grad norm clip"),
        "learning_rate": ("lr",), "entropy": ("h",), "kl": ("kl", "kl ref", "kl loss", "kl div"),
+       "kl_coef": ("kl coef", "kl coefficient", "kl weight", "kl beta", "beta"),
        "old_kl": ("approx kl", "kl old", "ppo kl", "kl update", "kl before update"),
        "clip_ratio/region_mean": ("clip", "clipfrac"),
        "value_loss": ("value loss", "vf loss", "critic loss"),
@@ -225,19 +226,28 @@ NO_REWARD = NO_MEAN | {"format", "len", "penalty", "bonus", "kl", "loss", "h", "
 FRACTIONS = ("accuracy", "frac_reward_zero_std", "completions/clipped_ratio",
              "tools/failure_frequency", "clip_ratio/region_mean")       # others are counts
 PERCENT = re.compile("(?<![a-z])(?:pct|percent)(?![a-z])")
+THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 WHEN = ("_timestamp", "timestamp")              # seconds at which a record was written
-WHOSE = ("run", "run_name", "run_id", "Name")   # columns of a table that name the run of a row
-# Metrics on held-out problems; and those that are no scores. pass@8 may fall while pass@1 rises.
+WHOSE = ("run", "run_name", "run_id", "Name", "rank")       # name the run of a row or a record
+# Metrics on held-out problems; words for a score, or for problems, of which the name of a score has
+# one; and words for what is no score. pass@8 may fall while pass@1 rises.
 HELD_OUT = re.compile("(?:eval|val|val-core|validation|test|held_?out|dev)[/_].+")
 AT_END = re.compile("(?!rewards?/).+[/_](?:eval|val|validation|test|held_?out)")     # its own
+SCORE = re.compile(
+    r"(?<![a-z])(?:acc(?![a-z])|em(?![a-z])|elo(?![a-z])|f1|win(?!d)|arc(?!h)|swe|amc|bbh|code|"
+    r"easy|medium|hard)|accura|correct|reward|return|score|solve|success|exact|complet|greedy|"
+    r"(?:mean|avg|maj)@|pass(?:ed|_rate|_?@?_?1(?!\d))|bleu|rouge|math|aime|gsm|olympiad|minerva|"
+    r"mmlu|gpqa|glue|klue|humaneval|mbpp|bench|ifeval|countdown")
 NO_SCORE = re.compile(
-    r"(?<![a-z])(?:loss|nll|ppl|perplexity|cost|regret|distance|gap|kl|len|length|time|sec|second|ms|"
-    r"duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|size|sample|"
-    r"sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|step|version|"
-    r"turn|error|fail|failed|failure|wrong|incorrect|unsolved|invalid|violation|hallucination|"
-    r"toxicity|wer|cer|mse|ece|brier|grad|seed|lr|memory|temperature|advantage|lag|staleness)"
-    r"(?:e?s)?(?![a-z])|runtime|logps|clipfrac|rewards/(?!accuracies|margins)|"
-    r"(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|/(?:p\d+|ratio)$|^t_")
+    r"(?<![a-z])(?:loss|lose|nll|ppl|bpb|perplexity|cost|regret|distance|gap|kl|len|length|time|"
+    r"sec|second|ms|duration|latency|timeout|std|var|max|min|entropy|token|word|char|num|n|count|"
+    r"size|sample|sampling|logp|logprob|logit|clip|clipped|truncated|truncation|positive|epoch|"
+    r"step|version|turn|call|error|fail|failed|failure|wrong|incorrect|mistake|issue|unsolved|"
+    r"unparsed|invalid|violation|hallucination|toxicity|refusal|repetition|no_answer|overlong|"
+    r"attack|hack|wer|cer|r?mse|ece|brier|grad|seed|lr|memory|temp|temperature|top_[pk]|budget|"
+    r"difficulty|thinking|throughput|advantage|lag|staleness)(?:e?s)?(?![a-z])|runtime|logps|"
+    r"clipfrac|rewards/(?!accuracies|margins)|(?<![a-z])(?:best|pass)(?:_at_|@)?(?!1$|1/)\d|"
+    r"/(?:p\d+|ratio)$|^t_")
 CUT = re.compile("(?<!non_)(?<!not_)(?<!un)truncated|clip_ratio|clipped_ratio|no_eos")
 NO_SHARE = re.compile("acc|score|reward|num_|token|length|correct")
 OURS = re.compile("eval/greedy(?:_return|_all_tests)?(?:/.*)?")
@@ -312,11 +322,13 @@ def names_in(found, trainer):
 
 def recognized(found):
     """Find whose names a log has: those of the trainer with the most names in it, the reward's
-    among them, and TRL's if there is a tie. -> trainer, {quantity: names}"""
+    among them. -> trainer, {quantity: names}"""
     used = {trainer: names_in(found, trainer) for trainer in NAMES}
     if any("global_step/max_steps" in one for one in found):
         return "ms-swift", used["ms-swift"]
     trainer = max(used, key=lambda name: (bool(rewards_of(used[name])), len(used[name])))
+    if trainer == "TRL" and len(used["an own loop"]) == len(used["TRL"]):
+        trainer = "an own loop"         # any loop has these words
     return trainer, used[trainer]
 
 
@@ -326,7 +338,7 @@ def is_score(name, trainer):
         return OURS.fullmatch(name) is not None
     is_own = trainer == "an own loop" and AT_END.fullmatch(name) is not None
     is_held_out = is_own or HELD_OUT.fullmatch(name) is not None
-    return is_held_out and NO_SCORE.search(name) is None
+    return is_held_out and bool(SCORE.search(name.lower())) and NO_SCORE.search(name) is None
 
 
 def for_answers(name):
@@ -342,12 +354,17 @@ def rewards_for_answers(found):
     return sorted(name for name in names if len(names) > 1 and for_answers(name))
 
 
-def as_fractions(found):
-    """Divide what a log has in percent, as names and values say, by 100. -> dicts"""
-    names = {name for one in found for name, x in one.items()
-             if is_number(x) and PERCENT.search(name) and abs(x) > 1}
-    return [{name: x / 100 if name in names and is_number(x) else x for name, x in one.items()}
-            for one in found]
+def as_fractions(found, goals):
+    """Divide what a log has in percent, as its names and a value above 1 say, by 100. Without such
+    a value, nobody knows the unit, so only 0 and the rewards, the goals, are kept. -> dicts"""
+    named = [(name, x) for one in found for name, x in one.items()
+             if is_number(x) and PERCENT.search(name)]
+    names = {name for name, _ in named}
+    if any(abs(x) > 1 for _, x in named):
+        return [{name: x / 100 if name in names and is_number(x) else x for name, x in one.items()}
+                for one in found]
+    left_out = {name for name, x in named if x != 0} - {*goals}
+    return [{name: x for name, x in one.items() if name not in left_out} for one in found]
 
 
 def are_sums(found, used):
@@ -381,19 +398,43 @@ def quantities(record, used, others, is_sum):
 
 # ---- one reader for each format --------------------------------------------------------------
 
+def by_run(found):
+    """Group records by the run, or the process, that they name. -> {run: dicts}"""
+    runs = {}
+    for one in found:
+        name = next((one[key] for key in WHOSE if one.get(key) not in (None, "")), "")
+        value = number(name)
+        is_metric = isinstance(value, float) and value % 1 != 0
+        runs.setdefault("" if is_metric else str(name), []).append(one)
+    named = [*runs.keys() - {""}]
+    return {named[0]: found} if len(named) == 1 else runs
+
+
 def of_lines(path):
-    """Read JSON lines. Those of verl are {"step": 1, "data": {...}}. -> {"": dicts}"""
-    return {"": [one | one["data"] if isinstance(one.get("data"), dict) else one
-                 for one in records(path, parse=json.loads)]}
+    """Read JSON lines. Those of verl are {"step": 1, "data": {...}}. -> {run: dicts}"""
+    return by_run([one | one["data"] if isinstance(one.get("data"), dict) else one
+                   for one in records(path, parse=json.loads)])
 
 
 def of_json(path):
-    """Read trainer_state.json, or a list of records. -> {"": dicts}"""
+    """Read trainer_state.json, or a list of records. -> {run: dicts}"""
     with opened(path, encoding="utf-8-sig") as file:
         content = json.load(file)
     if isinstance(content, dict):
         content = content.get("log_history", [])
-    return {"": [one for one in content if isinstance(one, dict)]}
+    return by_run([one for one in content if isinstance(one, dict)])
+
+
+def numbered(head):
+    """Make the headings of a table differ: those that repeat belong to a first, a second run.
+    -> list of "RUN NUMBER - METRIC", or of headings unchanged"""
+    names = []
+    for i, name in enumerate(head):
+        if name.strip() and head.count(name) > 1:
+            run, _, metric = name.rpartition(" - ")
+            name = f"{run} {head[:i + 1].count(name)} - {metric}".strip()
+        names.append(name)
+    return names
 
 
 def of_table(path):
@@ -404,19 +445,22 @@ def of_table(path):
         head = file.readline()
         separator = max(",;\t", key=head.count)
         file.seek(0)
-        rows = [*csv.DictReader(file, delimiter=separator)]
-    runs = {}
-    for row in rows:
-        whose = next((row[name] for name in WHOSE if row.get(name)), "")
+        head, *rows = csv.reader(file, delimiter=separator)
+    head = numbered(head)
+    runs, plain = {}, []
+    for row in filter(None, rows):
         shared, own = {}, {}
-        for name, cell in row.items():
-            run, _, metric = str(name).rpartition(" - ")
-            if not metric.endswith(("__MIN", "__MAX")) and isinstance(cell, str):
+        for name, cell in zip(head, row):
+            run, _, metric = name.rpartition(" - ")
+            if not metric.endswith(("__MIN", "__MAX")):
+                if separator == "," and THOUSANDS.fullmatch(cell):
+                    cell = cell.replace(",", "")
                 cell = re.sub(r"^(-?\d+),(\d+)", r"\1.\2", cell)
                 (own.setdefault(run, {}) if run else shared)[metric] = cell
-        for run, cells in (own or {whose: {}}).items():
+        for run, cells in own.items():
             runs.setdefault(run, []).append(shared | cells)
-    return runs
+        plain.append(shared)
+    return runs or by_run(plain)
 
 
 def of_events(files):
@@ -516,6 +560,17 @@ def separated(found, names):
     return parts
 
 
+def is_inner(found, names, parts):
+    """Whether the step of the rewards, which have these names, counts within an iteration or epoch:
+    it begins again, or stays, while another name of a step never goes back."""
+    found = [one for one in found if any(is_number(one.get(name)) for name in names)]
+    for name in (*STEP, "epoch") if len(parts) > 1 or len({*map(step_of, found)}) == 1 else ():
+        places = [one.get(name) for one in found]
+        if all(map(is_number, places)) and sorted(places) == places and places[0] < places[-1]:
+            return True
+    return False
+
+
 def merged(found):
     """Join the records of a step, which some programs write in parts; what was written later
     counts. Records without a step stay as they are. -> list of dicts, in the order of the steps"""
@@ -547,7 +602,10 @@ def runs_of(content):
         for when in WHEN:
             if all(is_number(one.get(when)) for one in found):
                 found.sort(key=lambda one: one[when])
-        parts = separated(found, rewards_of(recognized(found)[1]))
+        names = rewards_of(recognized(found)[1])
+        parts = separated(found, names)
+        if is_inner(found, names, parts):
+            parts = [[one | {"step": place} for place, one in enumerate(found)]]
         for i, part in enumerate(parts, start=1):
             if rewards_of(recognized(part)[1]):
                 runs[name if len(parts) == 1 else f"{name} {i}".strip()] = part
@@ -562,8 +620,9 @@ def rewards_of(used):
 def is_ours(path):
     """Whether a folder, or its metrics.jsonl, is a run of one of our scripts."""
     folder = path if path.is_dir() else path.parent
+    config = folder / "config.json"
     return folder / "metrics.jsonl" in (path, *folder.glob("metrics.jsonl")) and (
-        folder / "config.json").is_file()
+        config.is_file() and '"script"' in config.read_text("utf-8", "replace"))
 
 
 def of_ours(path):
@@ -611,7 +670,7 @@ def read(path, run=None):
         common.fail(f"{where}: no line has a reward, under a name that docs/why.md lists")
     name, found = chosen(runs, run if name is None else None, where)
     trainer, used = recognized(found)
-    found = as_fractions(merged(found))
+    found = as_fractions(merged(found), rewards_of(used))
     sets = sorted({name for one in found for name, value in one.items()
                    if is_number(value) and is_score(name, trainer)})
     right = rewards_for_answers(found)

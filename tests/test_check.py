@@ -99,6 +99,8 @@ def evaluated(score, name="eval/a"):
     ("", {"reward": lambda i: 0.6 + 0.0003 * i + noise(i) / 6, "n": 200}),
     ("", {"reward": [0.5, 0.5], "eval/greedy": [0.3, 0.5]}),        # problems may get harder
     ("", {"reward": [0.9, 0.9], "accuracy": [0.9, 0.9]}),
+    ("flat", {"reward": lambda i: 0.95 - 0.001 * i, "n": 200}),     # it is solved, but gets worse
+    ("", {"reward": lambda i: 0.95 - 0.0001 * i, "n": 200}),
     ("", {"reward": [0.5, 0.5], "teacher_kl": [0.3, 0.1]}),
     ("", {"reward": [0.0, 0.0], "filtered": [2.0, 3.0]}),
     ("flat", {"reward": [0.5, 0.5], "frac_reward_zero_std": [0.6, 0.6]}),
@@ -118,6 +120,10 @@ def evaluated(score, name="eval/a"):
                 "reward": [0.0, 0.0]}),
     ("unused", {"kl": [-1e-9, 1e-9]}), ("", {"kl": [0.0, 0.0], "trainer": "OpenRLHF"}),
     ("", {"old_kl": [0.0, 0.0], "kl": None}),
+    ("", {"kl": [0.0, 0.0], "kl_coef": [0.0, 0.0], "trainer": "an own loop"}),
+    ("unused", {"kl": [0.0, 0.0], "kl_coef": [0.1, 0.0], "trainer": "an own loop"}),
+    ("unused", {"kl": lambda i: -0.04 * i}), ("", {"kl": lambda i: -0.2 + noise(i), "n": 40}),
+    ("", {"kl": lambda i: 0.002 * (-1) ** i - 0.001}),
     ("unused flat", {"kl": [0.0, 0.0], "reward": lambda i: 0.9 - 0.04 * i}),
     ("temperature", {"sampling/surprise": [0.15, 0.15]}),
     ("stale", {"sampling/sampling_logp_difference/mean": [0.0, 0.1]}),
@@ -125,6 +131,7 @@ def evaluated(score, name="eval/a"):
     ("groups", {"frac_reward_zero_std": [0.5, 1.0], "accuracy": [0.3, 0.28]}),
     ("held-out", {"accuracy": [0.6, 0.3]}), ("", {"accuracy": [0.6, 0.55]}),
     ("flat", {"grad_norm": lambda i: 33.0 + 0.1 * (-1) ** i}), ("", {"grad_norm": [0.5, 0.5]}),
+    ("", {"grad_norm": lambda i: min(1.0, 0.99 + 0.004 * (i % 9)), "n": 60}),    # after clipping
     ("", {"frac_reward_zero_std": [0.5, 1.0], "reward": [0.3, 1.0]}),
     ("groups", {"completions/clipped_ratio": [0.1, 0.7]}),
     ("groups", {"completions/clipped_ratio": [0.8, 0.75]}),
@@ -331,6 +338,7 @@ def evaluated(score, name="eval/a"):
     ("", {"after_penalties": lambda i: 0.3}),
     ("rate", {"after_penalties": lambda i: 0.3 - 0.02 * i}),
     ("", {"after_penalties": lambda i: 0.3 - 0.01 * i + noise(i)}),
+    ("", {"after_penalties": lambda i: {3: math.inf, 5: -math.inf}.get(i, 0.3)}),
     ("groups flat", {"reward": [0.5, 0.5], "prompts/clipped_ratio": [0.9, 0.9]}),
     ("", {"prompts/clipped_ratio": [0.9, 0.9]}),
     ("flat", {"reward": [0.5, 0.5], "after_penalties": [0.45, 0.45]}),
@@ -384,6 +392,12 @@ def evaluated(score, name="eval/a"):
           "eval/greedy": lambda i: 0.3 + 0.005 * i}),                           # it gets harder
     ("rate", {"n": 60, "reward": lambda i: 0.3 + 0.01 * i if i < 45 else 0.1, "kl": None,
               "entropy": None, "eval/greedy": lambda i: 0.3 + 0.005 * i if i < 40 else None}),
+    ("rate", {"n": 60, "reward": lambda i: 0.3 + 0.01 * min(i, 9 * (60 - i)), "kl": None,
+              "entropy": None, "eval/a": lambda i: 0.3 + 0.01 * i if i % 9 == 0 else None}),
+    ("rate", {"n": 60, "reward": lambda i: (0.3 + 0.01 * i) * (i < 50), "kl": None,
+              "entropy": None, "eval/a": lambda i: 0.3 + 0.01 * i}),    # nothing learns from 0
+    ("", {"n": 60, "reward": lambda i: 0.8 - 0.01 * max(0, i - 20), "kl": None,
+          "entropy": None, "eval/a": lambda i: 0.3 + 0.01 * i if i % 9 == 0 else None}),
     ("flat", {"n": 200, "reward": noise}),      # a mean of 0 has no scale, but the steps have one
     # ---- held-out
     ("held-out", evaluated(lambda i: 0.2 + noise(i) / 20)), ("held-out", evaluated(lambda i: 0.0)),
@@ -477,7 +491,7 @@ def test_there_are_as_many_logs_as_the_page_says():
     ("it,sampler_trainer_logp_absdiff,success", "reward", [0.2, -0.1]),
     ("it,sampler_trainer_logp_absdiff,r", "sampling/sampling_logp_difference/mean", [0.25, 0.5]),
     ("it,train_acc_pct,equal_groups_pct", "reward", [0.25, 0.5]),
-    ("it,train_acc_pct,equal_groups_pct", "frac_reward_zero_std", [0.2, -0.1]),
+    ("it,train_acc_pct,equal_groups_frac", "frac_reward_zero_std", [0.2, -0.1]),
     ("it,reward_mean_logp,reward_std_in_group", "reward", [0.25, 0.5]),
     ("it,acc_val,acc", "reward", [0.2, -0.1]), ("it,all_tests_passed,kl", "reward", [0.25, 0.5]),
     ("it,mixed_groups,r", "signal", [0.25, 0.5]),
@@ -527,7 +541,13 @@ def test_a_count_is_no_fraction_and_a_percentage_is_one_if_a_value_is_above_1(tm
             for i, x in enumerate((0.5, 60.0))]
     first, last = of_lines(tmp_path, *rows).records
     assert (first["reward"], last["reward"], last["eval_acc_pct"]) == (0.005, 0.6, 0.6)
-    assert last["completions/clipped_ratio"] == 0.5
+    assert last["completions/clipped_ratio"] == 0.005
+
+
+def test_without_a_value_above_1_nobody_knows_what_is_a_percentage(tmp_path):
+    run = of_lines(tmp_path, {"step": 1, "acc_pct": 0.5, "truncated_pct": 0.7,
+                              "eval_acc_pct": 0.7, "dead_groups_pct": 0})
+    assert run.records == [{"step": 1, "reward": 0.5, "frac_reward_zero_std": 0}] and not run.sets
 
 
 @pytest.mark.parametrize("names, quantity", [
@@ -641,6 +661,9 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
                               "train/agg/all/solver/solved_none": 0.5, "x": 1,
                               "train/agg/all/solver/solved_all": 0.25, "entropy/all/mean": 0.1})
     assert (run.trainer, run.records[0]["frac_reward_zero_std"]) == ("prime-rl", 0.75)
+    for shared in ({"reward": 0.5}, {"reward": 0.5, "kl": 9.0, "loss": 0.1, "grad_norm": 1.0}):
+        assert of_lines(tmp_path, shared).trainer == "an own loop"
+        assert of_lines(tmp_path, shared | {"frac_reward_zero_std": 0.5}).trainer == "TRL"
 
 
 @pytest.mark.parametrize("name, is_set", [
@@ -655,6 +678,14 @@ def test_a_name_belongs_to_one_trainer_and_the_first_that_the_log_has_is_used(tm
     ("eval/wer", False), ("eval_fail_rate", False), ("val/ratio_var", False), ("eval_cost", False),
     ("eval_num_turns", False), ("test_nll", False), ("eval_response_len", False),
     ("eval/klue", True), ("eval/kl", False), ("eval/a/all/solver/reward/p10", False),
+    *((f"eval/{part}{name}", False) for part in ("", "math/") for name in (
+        "refusal_rate", "repetition_rate", "no_answer_rate", "overlong_frac", "unparsed",
+        "mistakes", "format_issues", "attack_success_rate", "hack_rate", "rmse", "bpb",
+        "lose_rate", "tool_calls", "avg_thinking", "throughput", "temp", "top_p", "budget",
+        "difficulty")),
+    ("eval/search_depth", False), ("eval/window", False), ("eval/AIME24", True),
+    ("eval/win_rate", True), ("val/solve_rate", True), ("eval/math/maj@8", True),
+    ("eval/exact_match", True), ("eval/pass@1", True), ("eval_f1", True), ("eval/pass@16", False),
     ("eval_completions/mean_length", False), ("evaluation_time", False), ("reward", False)])
 def test_scores_on_held_out_problems_are_known_by_their_names(name, is_set, tmp_path):
     run = of_lines(tmp_path, {"step": 1, "reward": 0.5, name: 0.25})
@@ -730,6 +761,18 @@ def test_a_resumed_run_is_joined_and_a_second_one_is_not(records, is_one, tmp_pa
     assert is_one or "contains 2 runs; choose one with --run: 1, 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["iter", "epoch"])
+@pytest.mark.parametrize("inner", [range(3), [0]])
+def test_a_step_that_counts_within_an_iteration_is_none(name, inner, tmp_path):
+    rows = [{name: i, "step": j, "reward": 10 * i + j} for i in range(4) for j in inner]
+    run = of_lines(tmp_path, *rows, {name: 3, "eval_reward": 0.5})
+    rewards = [one["reward"] for one in run.records if "reward" in one]
+    assert rewards == [one["reward"] for one in rows] and run.sets == ["eval_reward"]
+    one = [{name: i, "step": i, "reward": i} for i in range(3)]
+    with pytest.raises(SystemExit):             # another run begins
+        of_lines(tmp_path, *one, *one)
+
+
 def test_the_scores_of_the_base_belong_to_the_run_that_begins_with_them(tmp_path):
     path = tmp_path / "log.jsonl"
     one = [{"step": 0, "eval_reward": 0.2}, *steps(1, 2, 3)]
@@ -754,8 +797,53 @@ def test_a_run_of_several_is_chosen_by_its_name(tmp_path, capsys):
         read(table, "c")
     assert "choose one with --run: a, b" in capsys.readouterr().err
     table = tmp_path / "long.csv"
-    table.write_text("run_name,step,reward\na,1,0.5\na,2,0.6\nb,1,0.7\n", "utf-8")
-    assert [one["reward"] for one in read(table, "a").records] == [0.5, 0.6]
+    table.write_text("run_name,step,reward\n1.5B,1,0.5\n1.5B,2,0.6\nb,1,0.7\n", "utf-8")
+    assert [one["reward"] for one in read(table, "1.5B").records] == [0.5, 0.6]
+
+
+@pytest.mark.parametrize("name", ["run", "rank", "run_name"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_lines_that_name_several_runs_have_to_be_chosen_from(name, ending, tmp_path, capsys):
+    """Lines without a name belong to the run if there is only one."""
+    path = tmp_path / f"log.{ending}"
+
+    def write(*runs):
+        rows = [{name: run, "step": i, "reward": 0.1 * i + run} for i in range(3) for run in runs]
+        lines = [*map(json.dumps, rows)]
+        cells = [f"{name},step,reward", *(",".join(map(str, one.values())) for one in rows)]
+        path.write_text({"jsonl": "\n".join([*lines, '{"note": 1}']), "csv": "\n".join(cells),
+                         "json": f"[{','.join(lines)}]"}[ending], "utf-8")
+
+    write(0, 1)
+    with pytest.raises(SystemExit):
+        read(path)
+    assert "contains 2 runs; choose one with --run: 0, 1" in capsys.readouterr().err
+    assert [one["reward"] for one in read(path, "1").records] == [1.0, 1.1, 1.2]
+    for runs in ((0,), (0.25, 0.5)):            # the second are numbers, and no names
+        write(*runs)
+        assert [one["step"] for one in read(path).records[:3]] == [0, 1, 2]
+
+
+def test_of_headings_that_repeat_one_has_to_be_chosen(tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    twice = "a - train/reward,a - train/reward,a - x"
+    for names in (twice, "reward,reward,a - x", "reward,reward,"):
+        path.write_text(f"Step,{names}\n1,0.25,0.75,\n2,0.5,0.5,\n", "utf-8")
+        with pytest.raises(SystemExit):
+            read(path)
+        runs = ("a 1", "a 2") if names.startswith("a") else ("1", "2")
+        assert f"choose one with --run: {', '.join(runs)}" in capsys.readouterr().err
+        assert [[one["reward"] for one in read(path, run).records] for run in runs] == [
+            [0.25, 0.5], [0.75, 0.5]]
+
+
+def test_a_folder_is_a_run_of_ours_only_if_its_configuration_names_a_script(tmp_path):
+    lines = "".join(f"{json.dumps(one)}\n" for one in steps(1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert read(tmp_path).trainer != "ours"
+    (tmp_path / "config.json").write_text('{"script": "grpo.py", "config": {}}')
+    assert read(tmp_path).trainer == "ours"
 
 
 def test_the_checkpoint_with_the_last_step_counts_and_not_the_newest_file(tmp_path):
@@ -773,6 +861,10 @@ def test_numbers_of_tables_may_have_commas_and_cells_may_be_empty(tmp_path):
         table.write_text(text, "utf-8")
         first, second = read(table).records
         assert first["reward"] == 0.5 and "loss" not in first and math.isnan(second["reward"])
+    table.write_text('step,reward,loss\n"1,002","1,234,567.5","-1,5"\n', "utf-8")
+    assert read(table).records == [{"step": 1002, "reward": 1234567.5, "loss": -1.5}]
+    table.write_text("step;reward\n1;1,002\n", "utf-8")
+    assert read(table).records[0]["reward"] == 1.002
 
 
 @pytest.mark.parametrize("name, content", [
