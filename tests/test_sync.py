@@ -34,7 +34,7 @@ MOST = {
     "kernels": {".py": 730},
     "examples": {".py": 1340},
     "vectors": {".py": 3040, ".txt": 980, ".json": 940},
-    "report": {".py": 2850, ".html": 820},
+    "report": {".py": 2910, ".html": 820},
     "engines": {".py": 1660, ".txt": 20},
     "measuring": {".py": 190},
     "learn": {".py": 3990, ".txt": 4440, ".js": 2700, ".css": 630, ".html": 280},
