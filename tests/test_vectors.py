@@ -1185,3 +1185,39 @@ def test_what_is_in_masked_slots_does_not_matter_but_is_told(answer):
     assert code == 0 and "right where the mask is 1, so use it with the mask" in told, told
     code, told = answer(GAE.replace("gamma * lam", "lam"), "gae")
     assert code == 1, told
+
+
+# ---- what a function must not do -------------------------------------------------------------
+
+BASE = """
+import torch
+def loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    r = torch.exp(logps - old_logps)
+    A = advantages[:, None]
+    l = -torch.min(r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A)
+    return ((l * mask).sum(1) / mask.sum(1)).mean()
+"""
+
+
+@pytest.mark.parametrize("name, old, new", [
+    ("mask", "return ((l * mask).sum(1) / mask.sum(1)).mean()",
+     "mask /= mask.sum(1, keepdim=True)\n    return (l * mask).sum(1).mean()"),
+    ("advantages", "A = advantages[:, None]\n    l = -torch.min(",
+     "advantages *= -1\n    A = advantages[:, None]\n    l = torch.max("),
+    ("advantages", "A = advantages[:, None]", "A = advantages.unsqueeze_(1)"),
+    ("old_logps", "r = torch.exp(logps - old_logps)",
+     "r = torch.exp(logps - old_logps.detach().clone())\n"
+     "    with torch.no_grad(): old_logps.copy_(logps)")])
+def test_a_function_that_changes_its_arguments_is_wrong(name, old, new, answer):
+    """The caller uses them again, in the next epoch or for a metric."""
+    assert answer(BASE, "loss", "--recipe", "grpo")[0] == 0
+    code, text = answer(replace_once(BASE, old, new), "loss", "--recipe", "grpo")
+    assert code == 1 and f"it changes its argument {name} in place" in text, text
+
+
+def test_an_argument_in_another_form_must_not_be_changed_either(answer):
+    source = BASE.replace("mask, ", "padding_mask, ").replace(
+        "    r =", "    mask = 1 - padding_mask.double()\n    r =").replace(
+        "    return", "    padding_mask.zero_()\n    return")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code and "adapter is right" not in text, text

@@ -26,6 +26,8 @@ LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_lo
 OTHER_LOSS = {"kl", "entropy", "ent", "aux", "reg", "nll", "sft", "lm", "std", "min", "max", "var"}
 OF_CRITIC = {"value", "vf", "critic", "baseline"}
 
+# Functions whose kernels may free what they get. JAX's arrays cannot be changed at all.
+OVERWRITTEN = {"logprobs"}
 ALIASES = {"torch": "torch", "jax": "jnp", "numpy": "np"}       # library -> its name in a text
 
 
@@ -363,7 +365,14 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
         library = {ALIASES[tool]: module_of(tool), "Model": Model}
         made = {name: eval(text, library | known) for name, text in fitted.made.items()
                 if name != "return"}
+        inputs = {fitted.binding.names.get(name, name): x for name, x in known.items()} | made
+        is_kept = tool != "jax" and content["function"] not in OVERWRITTEN
+        before = {name: flat(x) for name, x in inputs.items()} if is_kept else {}
         found = fitted.binding.call(known, **dict(settings) | made)
+        changed = [name for name, x in before.items() if flat(inputs[name]) != x]
+        if changed:
+            raise RuntimeError(f"it changes its argument {', '.join(changed)} in place, so the "
+                               "next call gets something else")
         found = eval(fitted.made.get("return", "found"), known | {"found": found})
         if read:
             return read(found)
