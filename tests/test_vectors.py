@@ -24,6 +24,7 @@ CASES = {f"{name}: {case['id']}": (name, case)
          for name, content in FILES.items() for case in content["cases"]}
 # Cases for whose convention there is no function of ours.
 NOT_OURS = {"completion_mask: two ends", "advantages: grpo, ddof 0",
+            "advantages: grpo, no eps, equal",
             "policy_loss: cispo, lower bound", "adaptive_kl: horizon", "token_advantages: otb"} | {
             name for name, (file, _) in CASES.items() if file == "truncated_logps"}
 
@@ -294,7 +295,7 @@ def test_numpy_is_checked_without_gradients_and_a_convention_is_listed(answer):
     assert "the std divides by G instead" in text.partition("likely: ")[2]
     assert "skipped: only grpo" in text and "sq_grad_norms" not in text
     text = answer(NUMPY.replace("DDOF", "1"), "advantages", "--recipe", "grpo")[1]
-    assert "advantages: right: 5 of 5; conventions of your own: ddof 0" in text
+    assert "advantages: right: 7 of 7; conventions of your own: ddof 0" in text
     rough = NUMPY.replace("DDOF", "ddof + 1e-3")
     for tolerance, expected in (("0.01", 0), ("1e-6", 1)):
         code, _ = answer(rough, "advantages", "--tolerance", tolerance, "id=grpo")
@@ -1221,3 +1222,21 @@ def test_an_argument_in_another_form_must_not_be_changed_either(answer):
         "    return", "    padding_mask.zero_()\n    return")
     code, text = answer(source, "loss", "--recipe", "grpo")
     assert code and "adapter is right" not in text, text
+
+
+@pytest.mark.parametrize("words", [[], ["--robust"], ["--float32"]])
+def test_a_group_of_equal_rewards_must_not_give_nan_without_eps_either(words, answer):
+    """It is the most common nan of GRPO. A function that takes eps is not called with eps = 0."""
+    source = """
+import torch
+def advantages(rewards):
+    A = rewards - rewards.mean(1, keepdim=True)
+    return A / rewards.std(1, keepdim=True)
+"""
+    code, text = answer(source, "advantages", "--recipe", "grpo", *words)
+    assert code == 1 and "likely: a group of equal rewards gives nan or inf (0 / 0) (" in text, text
+    std = "rewards.std(1, keepdim=True)"
+    for old, new in ((f"A / {std}", f"torch.where({std} > 0, A / {std}, 0)"),
+                     (std, f"({std} + 1e-6)"), (std, f"({std} + 1e-8)"), (std, f"({std} + 1e-4)")):
+        code, text = answer(source.replace(old, new), "advantages", "--recipe", "grpo", *words)
+        assert code == 0, text

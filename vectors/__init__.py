@@ -213,6 +213,7 @@ class Fit(NamedTuple):
     binding: tuple          # vectors.binding.Binding
     parameters: dict        # {our name: value} of a case that the function gets
     missing: set            # our names of parameters that the function lacks
+    extra: set              # our names of parameters that it must not have for this case
     needed: list            # its own names of arguments that the case lacks
     made: dict              # {its name: text that makes the argument from ours}
 
@@ -220,7 +221,10 @@ class Fit(NamedTuple):
         """Tell why the function cannot be called, or return ""."""
         if self.missing:
             return f"the function does not take {', '.join(sorted(self.missing))}"
-        return f"the function needs {', '.join(self.needed)}" if self.needed else ""
+        if self.needed:
+            return f"the function needs {', '.join(self.needed)}"
+        extra = ", ".join(sorted(self.extra))
+        return f"it is for functions without {extra}" if extra else ""
 
 
 def used(text):
@@ -273,7 +277,8 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
             flat(case["inputs"]["mask"])[1]):
         missing |= {"mask"}
     needed = [name for name in binding.needed() if name not in settings and name not in made]
-    return Fit(binding, given, missing, needed, made)
+    extra = given.keys() & {*case.get("without", ())}
+    return Fit(binding, given, missing, extra, needed, made)
 
 
 def loss_keys(keys, content):

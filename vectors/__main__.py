@@ -149,7 +149,8 @@ def likely(outcomes, has_gradient):
     """List the mistakes that give the numbers of all wrong cases, and that no right case rules out,
     because it would show them. -> flags"""
     wrong = [one for one in outcomes if one.errors]
-    right = [one.case for one in outcomes if not one.errors and "convention" not in one.case]
+    right = [one.case for one in outcomes if not one.errors and not one.skipped
+             and "convention" not in one.case]
     if not any(math.isfinite(one.sign or 0) for one in wrong):
         wrong = [one._replace(case=one.case | {"flags": {
             flag: number for flag, number in one.case["flags"].items() if number == "nan"}})

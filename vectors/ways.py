@@ -245,17 +245,18 @@ def constants(function, content, cases, decides, options, likely):
     """Find values of the parameters that a function lacks: those that its own constants must have,
     because all its cases are right by them, or because one mistake gives all that are wrong.
     likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
-    rough, mistaken = {}, {}
+    rough, mistaken, most = {}, {}, -1
     for values in values_of_missing(function, content, cases, decides, options):
         outcomes, _, _ = check(function, content, cases_of({"cases": cases}, values), decides,
                                options | {"fixed": options["fixed"] | values})
         ran = [one for one in outcomes if decides(one.case) and not one.skipped]
+        count = sum(not one.errors and "float32" not in one.remark for one in ran)
+        if ran and count == len(ran):
+            return values
         if ran and not any(one.errors for one in ran):
-            if not any("float32" in one.remark for one in ran):
-                return values
             rough = rough or values
-        elif not mistaken and ran and likely(ran):
-            mistaken = values
+        elif count > most and likely(ran):
+            mistaken, most = values, count
     return rough or mistaken
 
 
