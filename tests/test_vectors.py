@@ -1240,3 +1240,38 @@ def advantages(rewards):
                      (std, f"({std} + 1e-6)"), (std, f"({std} + 1e-8)"), (std, f"({std} + 1e-4)")):
         code, text = answer(source.replace(old, new), "advantages", "--recipe", "grpo", *words)
         assert code == 0, text
+
+
+@pytest.mark.parametrize("start", ["import sys\nsys.exit(0)", "import argparse\n"
+                                   "parser = argparse.ArgumentParser()\n"
+                                   "parser.add_argument('data')\nparser.parse_args([])"])
+def test_a_file_that_exits_while_it_is_imported_is_told_in_a_line(start, answer):
+    code, text = answer(start + BASE, "loss", "--recipe", "grpo")
+    assert code == 2 and text.startswith("error: cannot import ") and text.count("\n") == 1, text
+    assert 'SystemExit' in text and 'under if __name__ == "__main__"' in text
+
+
+def test_a_loss_that_exits_is_wrong(answer):
+    source = BASE.replace("    r =", "    raise SystemExit(0)\n    r =")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 1 and "SystemExit: 0" in text, text
+
+
+def test_what_an_adapter_gives_as_0_is_told(answer):
+    source = BASE.replace("epsilon_low, ", "values, returns, entropy, epsilon_low, ", 1).replace(
+        "    return ", "    l = l - 0.5 * (values - returns) ** 2 + 0.01 * entropy\n    return ")
+    _, text = answer(source, "loss", "--recipe", "grpo")
+    assert "This adapter is right" in text and (
+        "It gives values, returns, entropy as 0, so what the function does with them is not "
+        "checked.") in text, text
+
+
+@pytest.mark.parametrize("name", ["padding", "prompt_mask", "ignore_mask", "is_pad"])
+def test_a_mask_of_padding_is_not_a_mask_of_tokens(name, answer):
+    wrong = BASE.replace("mask", name)
+    assert "adapter is right" not in answer(wrong, "loss", "--recipe", "grpo")[1]
+    right = BASE.replace("mask", name).replace("    r =", f"    mask = 1.0 - {name}.double()\n    r ="
+                                               ).replace(f"* {name}", "* mask"
+                                                         ).replace(f"{name}.sum", "mask.sum")
+    code, text = answer(right, "loss", "--recipe", "grpo")
+    assert "This adapter is right" in text and f"{name}=mask == 0" in text, text

@@ -568,7 +568,7 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
         results, gradients = call(function, case, content, tool, dtype, fitted, way, settings)
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         for word in case["parameters"].values():    # it knows some methods, and this is another
             if isinstance(error, (KeyError, ValueError)) and isinstance(word, str) and (
                     re.search(rf"\b{word}\b", str(error))):

@@ -21,8 +21,10 @@ infinite numbers in masked slots, outputs without tokens) and matters of convent
 Inputs such as old_logps are data, which your caller detaches; --detached tests it.
 """
 import argparse
+import contextlib
 import importlib
 import inspect
+import io
 import json
 import math
 import operator
@@ -72,8 +74,14 @@ def loaded(target):
         path, _, name = target.rpartition(":")
     folder, file = os.path.split(path)
     sys.path.insert(0, folder)
+    usage = io.StringIO()               # that argparse prints before it exits
     try:
-        module = importlib.import_module(file.removesuffix(".py"))
+        with contextlib.redirect_stderr(usage):
+            module = importlib.import_module(file.removesuffix(".py"))
+        print(usage.getvalue(), end="", file=sys.stderr)
+    except SystemExit as error:
+        fail(f"cannot import {path}: it exits (SystemExit: {error}). Put what it runs under if "
+             '__name__ == "__main__":')
     except Exception as error:
         fail(f"cannot import {path}: {type(error).__name__}: {error}")
     names = [name] if name else [one for one in files() if callable(getattr(module, one, None))]
@@ -149,8 +157,7 @@ def likely(outcomes, has_gradient):
     """List the mistakes that give the numbers of all wrong cases, and that no right case rules out,
     because it would show them. -> flags"""
     wrong = [one for one in outcomes if one.errors]
-    right = [one.case for one in outcomes if not one.errors and not one.skipped
-             and "convention" not in one.case]
+    right = [one.case for one in outcomes if not one.errors and "convention" not in one.case]
     if not any(math.isfinite(one.sign or 0) for one in wrong):
         wrong = [one._replace(case=one.case | {"flags": {
             flag: number for flag, number in one.case["flags"].items() if number == "nan"}})
@@ -273,6 +280,7 @@ def chosen_cases(function, file, chosen, args):
         fail(f"there is no file {file}; the files are {', '.join(files())}; or name a recipe, as "
              "in --recipe grpo")
     content = read(file)
+    content["cases"] = [case for case in content["cases"] if not fit(function, content, case).extra]
     known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
     takes = parameters_of(function)
     for key, text in chosen.copy().items():     # eps_clip=0.2 says epsilon_low=0.2
@@ -383,6 +391,10 @@ def run(module, name, function, file, chosen, args):
         print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}.")
         if is_found and left:
             print(f"It leaves out {', '.join(left)}, so what the function does with that is not "
+                  "checked.")
+        zeros = [one for one, text in names.items() if "0 * logps" in text]
+        if is_found and zeros:
+            print(f"It gives {', '.join(zeros)} as 0, so what the function does with them is not "
                   "checked.")
         if is_found and "log1p" in gaps and "[:, -1:]" not in gaps and "Model(" not in gaps:
             print("The logits at t are for the token at t: cut off a model's last logits, and the "

@@ -28,13 +28,15 @@ STARTS = "np.concatenate([1 + 0 * values[:, :1], 0 * values[:, 1:]], 1)"
 DONES = "(is_)?(dones?|terminat(ed|ions?)|terminals?)"
 NOT_DONES = rf"(next_?)?(not|non)_?{DONES}"
 CHOSEN, REJECTED = "(chosen|y_?w|win(ner)?|pos(itive)?)", "(rejected|y_?l|los(er|e)|neg(ative)?)"
+OFF_TOKENS = ".*(prompt|ignore)_?masks?|(is_)?pad(ding|ded)?"
 FORMS = {
     r"(ref(erence)?_?(model|policy|net|lm)|(model|policy)_ref)": [
         text.format(OF_TWO.format("ref_logps")) for text in MODEL],
     r"((policy|actor|lm|train)_?)?(model|policy|net|network|actor|lm)": [
         text.format(OF_TWO.format("logps")) for text in MODEL],
     r"(attention|attn)_?masks?": ("1.0 + 0 * mask", "mask"),
-    r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask", "mask"),
+    r".*pad(ding)?_?masks?": ("mask == 0", "1 - mask", "mask"),     # 1 on padding, or on tokens
+    OFF_TOKENS: ("mask == 0", "1 - mask"),
     r"(question|prompt|quer(y|ie))s?(_?(id|str|string|text|key)s?)?": (
         "group_ids.tolist()", "group_ids[:, None] + 0 * group_ids"),
     rf"(next|last|final)_?{DONES}": ("1 + 0 * values[:, 0]",),
@@ -309,8 +311,10 @@ def guesses(gaps, free, made, packs, inner):
         for texts in dict.fromkeys(products):
             for chosen in itertools.permutations(free, len(rest)):
                 yield pack | dict(zip(made, texts)) | dict(zip(rest, chosen))
+    off = {(name, "mask") for name in gaps if re.fullmatch(OFF_TOKENS, name)}
     for chosen in itertools.permutations(free, len(gaps)) if made else ():
-        yield dict(zip(gaps, chosen))
+        if off.isdisjoint(zip(gaps, chosen)):
+            yield dict(zip(gaps, chosen))
     first = {name: texts[0] for name, texts in made.items()}
     for pack in [{}, *packs] if rest and {*rest} <= inner else ():
         for chosen in itertools.product(OFF, repeat=len(rest)):
