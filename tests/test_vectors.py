@@ -1275,3 +1275,90 @@ def test_a_mask_of_padding_is_not_a_mask_of_tokens(name, answer):
                                                          ).replace(f"{name}.sum", "mask.sum")
     code, text = answer(right, "loss", "--recipe", "grpo")
     assert "This adapter is right" in text and f"{name}=mask == 0" in text, text
+
+
+def with_weight(name, default="0.04"):
+    """Write a loss with a KL, whose weight has this name, of an argument or in a config."""
+    source = BASE.replace("epsilon_low, ", "ref_logps, epsilon_low, ", 1).replace(
+        "    return ", "    d = ref_logps - logps\n"
+        f"    l = l + {name} * (d.exp() - d - 1)\n    return ")
+    parameter = "cfg" if name.startswith("cfg") else name + default
+    return source.replace("epsilon_high):", f"epsilon_high, {parameter}):")
+
+
+@pytest.mark.parametrize("name", [
+    "kl_alpha", "kl_ctl", "kl_lambda", "lambda_kl", "kl_scale", "init_kl_coef", "cfg.kl_alpha"])
+def test_names_of_the_weight_of_a_kl_are_known(name, answer):
+    source = with_weight(name, "=0.04")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 0 and "does not take beta" not in text, text
+    wrong = replace_once(source, "- d - 1", "- 1")
+    assert answer(wrong, "loss", "--recipe", "grpo")[0] == 1
+
+
+@pytest.mark.parametrize("name, default", [
+    ("kl", "=0.04"), ("alpha", "=0.04"), ("strength", "=0.04"), ("strength", ""), ("cfg.kl", ""),
+    ("cfg.strength", "")])
+def test_another_name_of_the_weight_of_a_kl_gets_an_adapter(name, default, answer):
+    """Without it, the KL to a reference is wrong in all cases, and the loss need not be."""
+    source = with_weight(name, default)
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 2 and "This adapter is right" in text, text
+    assert re.search(f"{name.removeprefix('cfg.')}'?[=:] ?beta", text), text
+    code, text = answer(textwrap.dedent(text.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
+    assert code == 0 and "does not take beta" not in text, text
+    wrong = replace_once(source, "torch.min(", "torch.max(")
+    code, text = answer(wrong, "loss", "--recipe", "grpo")
+    assert code == 1 and "the clip takes the max instead of the min" in text, text
+
+
+def test_a_loss_with_a_kl_of_unknown_weight_is_not_judged(answer):
+    source = with_weight("strength", "=0.04").replace("strength * (", "(strength + 0.01) * (")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 2 and text.startswith("error: loss takes ref_logps, but "), text
+    assert "strength" in text and text.count("\n") == 1, text
+
+
+@pytest.mark.parametrize("arguments", ["eps=1e-8, clip_eps=0.2", "clip_eps=0.2, eps=1e-8",
+                                       "epsilon=1e-6, clip_range=0.2"])
+def test_a_small_number_beside_a_clip_range_is_not_it(arguments, answer):
+    small, clip = sorted(re.findall(r"(\w+)=", arguments), key=lambda name: "clip" in name)
+    source = BASE.replace("epsilon_low, epsilon_high", arguments).replace(
+        "epsilon_low", clip).replace("epsilon_high", clip).replace(
+        "mask.sum(1)).", f"(mask.sum(1) + {small})).")
+    code, text = answer(source, "loss", "--recipe", "grpo", "--tolerance", "1e-5")
+    assert code == 0 and f"{clip} for epsilon_low" in text, text
+
+
+WRAPPED = """
+def logged(function):
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+@logged
+def loss("""
+
+
+def test_a_decorator_without_wraps_hides_the_arguments(answer):
+    hidden = BASE.replace("\ndef loss(", WRAPPED)
+    for source in (hidden, hidden.replace("old_logps", "behind")):
+        code, text = answer(source, "loss", "--recipe", "grpo")
+        assert (code, text) == (2, "error: loss takes only *args and **kwargs; add functools.wraps "
+                                   "to its decorator, so that its arguments are known\n")
+    seen = "import functools\n" + hidden.replace("    def inner", "    @functools.wraps(function)\n"
+                                                 "    def inner")
+    assert answer(seen, "loss", "--recipe", "grpo")[0] == 0
+
+
+def test_a_torch_loss_may_import_numpy_too(answer, tmp_path):
+    one = BASE.replace("import torch", "import numpy as np, torch")
+    assert answer(one, "loss", "--recipe", "grpo")[0] == 0
+    (tmp_path / "inner_of_torch.py").write_text(BASE)
+    outer = "import numpy as np\nimport inner_of_torch\n" + BASE.partition("\n    r =")[0].replace(
+        "import torch", "") + ("\n    return inner_of_torch.loss(logps, old_logps, advantages, mask, "
+                              "epsilon_low, epsilon_high)\n")
+    code, text = answer(outer, "loss", "--recipe", "grpo")
+    assert code == 0 and "numpy computes no" not in text, text
+    (tmp_path / "inner_of_torch_2.py").write_text(BASE.replace("torch.min(", "torch.max("))
+    code, text = answer(outer.replace("of_torch", "of_torch_2"), "loss", "--recipe", "grpo")
+    assert code == 1 and "likely: the clip takes the max" in text, text

@@ -35,7 +35,8 @@ from collections import Counter
 from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
 from vectors.binding import bind, meaning, opened, parameters_of, setting
 from vectors.names import LOSSES, method_of
-from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
+from vectors.ways import (adapter, arranged, check, constants, forms_of, of_class, told_way,
+                          weights_of)
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
@@ -145,6 +146,11 @@ def explained(outcome):
     return [flag for flag, number in numbers_of(outcome).items() if number not in (None, "nan")
             and abs(sign - number) <= NEAR * abs(number - aim) + ROUNDED * abs(number)
             and abs(sign - number) < abs(sign - aim)]
+
+
+def has_raised(outcomes):
+    """Tell whether all cases that ran raised an exception."""
+    return all(one.raised for one in outcomes if not one.skipped)
 
 
 def flags_of(cases, has_gradient):
@@ -329,7 +335,6 @@ def run(module, name, function, file, chosen, args):
 
     # the check
     tool = library(module)
-    has_gradient = tool != "numpy"
     options = {"tool": tool, "dtype": "float32" if args.float32 else "float64",
                "tolerance": args.tolerance, "fixed": fixed, "detached": args.detached,
                "settings": settings}
@@ -337,8 +342,19 @@ def run(module, name, function, file, chosen, args):
     def decides(case):
         return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
     outcomes, way, first = check(function, content, cases, decides, options)
+    if tool == "numpy" and has_raised(outcomes):        # it may call a loss of torch
+        of_torch = check(function, content, cases, decides, options | {"tool": "torch"})
+        if not has_raised(of_torch[0]):
+            tool = options["tool"] = "torch"
+            outcomes, way, first = of_torch
+    has_gradient = tool != "numpy"
     is_right = not any(one.errors for one in outcomes if decides(one.case))
     whys = {one.skipped for one in outcomes}
+    kinds = {one.kind for one in parameters_of(function).values()}
+    if kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} and (
+            has_raised(outcomes)):
+        fail(f"{name} takes only *args and **kwargs; add functools.wraps to its decorator, so that "
+             "its arguments are known")
     own = {}
     if all(why.startswith("the function does not take") for why in whys):
         own = constants(function, content, cases, decides, options,
@@ -362,6 +378,10 @@ def run(module, name, function, file, chosen, args):
         fitted = fit(function, content, cases[0], fixed, settings)
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
     is_named = likely([one for one in outcomes if decides(one.case)], has_gradient)
+    weights = weights_of(fitted, settings)
+    if weights and not (is_right or is_found or mistake or is_named):
+        fail(f"{name} takes ref_logps, but none of its names is known as the weight of the KL. It "
+             f"may be {' or '.join(weights)}: call it beta, and check it again")
     if is_unfit or is_found or not is_right and (is_guessed or mistake and names and not is_named):
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])

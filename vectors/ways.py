@@ -396,6 +396,16 @@ def arranged(function, content, cases, decides, options, likely):
     return names, own, is_right, mistake
 
 
+def weights_of(fitted, settings):
+    """List what may be the weight of a KL in a function that takes a reference, but no weight whose
+    name is known: other numbers, and what has to be given. -> names"""
+    names = fitted.binding.names
+    if "ref_logps" not in names or "beta" in names:
+        return []
+    return [name for name, one in fitted.binding.settings.items() if name not in settings and (
+        name in fitted.needed or type(one.default) in (int, float))]
+
+
 def tried(function, content, cases, decides, options, likely):
     """Try what those arguments stand for whose names are unknown. -> as `arranged`, but no values
     of constants"""
@@ -423,8 +433,11 @@ def tried(function, content, cases, decides, options, likely):
               or "mask" not in bound and MASK_LIKE.fullmatch(name)]
     parts = getattr(function.function, "parts", [function])
     inner = {one.name for part in parts for fields in part.fields.values() for one in fields}
-    tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
-             for plain in guesses(some, free, made, packs, inner)
+    weights = [{name: "beta"} for name in weights_of(own, options["settings"])]
+    orders = [needed, gaps] if needed != gaps else [gaps]
+    tries = (weight | names for weight in [*weights, {}] for some in orders
+             for plain in guesses([name for name in some if name not in weight], free, {
+                 name: texts for name, texts in made.items() if name not in weight}, packs, inner)
              for names in (turned(plain, bound, *known) if {"values", "rewards"} <= {*bound} else
                            (plain, *shifted(plain, bound, inner, *known))))
     mistaken = {name: texts[0] for name, texts in made.items()}
@@ -464,7 +477,8 @@ def adapter(called, module, name, function, case, inputs, fitted, names, fixed, 
     theirs |= {other: repr(fitted.parameters[our]) for our, other in fitted.binding.names.items()
                if our in fixed and our in fitted.parameters}
     given = set().union(*map(vectors.used, theirs.values()))
-    ours = [one for one in (*ours, "group_ids") if one in inputs or one in given]
+    ours = [one for one in dict.fromkeys((*ours, "group_ids", "beta"))
+            if one in inputs or one in given]
     if "epsilon_high" not in ours:      # one epsilon is for both sides
         shown = {"epsilon_low": "epsilon"}
         ours = [shown.get(one, one) for one in ours]
