@@ -1362,3 +1362,46 @@ def test_a_torch_loss_may_import_numpy_too(answer, tmp_path):
     (tmp_path / "inner_of_torch_2.py").write_text(BASE.replace("torch.min(", "torch.max("))
     code, text = answer(outer.replace("of_torch", "of_torch_2"), "loss", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max" in text, text
+
+
+@pytest.mark.parametrize("returned, words", [
+    ("A[std.squeeze(1) > 9]", "has the shape (0,)"), ("torch.zeros(0, 4)", "has the shape (0,)"),
+    ('{"reward_mean": 1.0}, A', "advantages is not made of numbers: there is a dict"),
+    ("[None, A]", ""), ("[[None, 1.0]]", "there is a NoneType"), ("'high'", "there is a str"),
+    ("A + 0j", "there is a complex"), ("A.to_sparse()", ""), ("A.to('meta')", ""),
+    ("[A, 'high']", ""), ("(A.to('meta'), A.to('meta'))", ""), ("(None, A.to('meta'))", "")])
+def test_what_is_no_array_of_numbers_is_wrong_without_a_traceback(returned, words, answer):
+    source = f"""
+import torch
+def advantages(rewards, eps):
+    std = rewards.std(1, keepdim=True)
+    A = (rewards - rewards.mean(1, keepdim=True)) / (std + eps)
+    return {returned}
+"""
+    code, text = answer(source, "advantages", "--recipe", "grpo")
+    assert code == 1 and words in text and "right: 0 of 7" in text, text
+
+
+@pytest.mark.parametrize("returned", [
+    "None", "'low'", "(l * mask).to('meta')", "l.to_sparse()", "l.mean() + 0j", "[None, l.mean()]",
+    "l[:0]", "(l.mean(), l.to('meta'))", "{'loss': {'mean': l.mean()}}", "(l.mean(), {'kl': 1})"])
+def test_a_loss_that_is_no_number_is_wrong_without_a_traceback(returned, answer):
+    source = BASE.partition("    return ")[0] + f"    return {returned}\n"
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 1 and "WRONG" in text, text
+
+
+@pytest.mark.parametrize("check", ["assert self.clip > 0", "raise ValueError('clip')",
+                                   "raise SystemExit(0)"])
+def test_a_config_may_refuse_its_defaults(check, answer):
+    source = BASE.replace("epsilon_low, epsilon_high)", "cfg: Config)").replace(
+        "epsilon_low", "cfg.clip").replace("epsilon_high", "cfg.clip").replace("\ndef loss", f"""
+from dataclasses import dataclass
+@dataclass
+class Config:
+    clip: float = 0.0
+    def __post_init__(self):
+        {check}
+def loss""")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 0 and "right: " in text, text

@@ -369,7 +369,7 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
                 known[leaf].requires_grad_()
         return {name: x for name, x in known.items() if name in names}
 
-    def run(known):
+    def run(known, is_traced=True):
         known = WAYS[way](known)
         library = {ALIASES[tool]: module_of(tool), "Model": Model}
         made = {name: eval(text, library | known) for name, text in fitted.made.items()
@@ -386,14 +386,27 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
         if read:
             return read(found)
         results = named(found, content, case, tool)
+        if not is_traced:
+            for name, x in results.items():
+                needs_numbers(name, x)
         if content["function"] == "policy_loss":
             results["loss"] = averaged(results["loss"], case, tool)
         return results
 
     # a function may change its inputs, or free what it keeps for a gradient, so all are new
-    results = run(given())
+    results = run(given(), is_traced=False)
     return results, {result: gradient(run, given(), result, leaves, tool)
                      for result, leaves in slopes.items() if result in results}
+
+
+def needs_numbers(name, x):
+    """Raise TypeError if a result is not an array or a list of real numbers."""
+    try:
+        kinds = {type(one) for one in flat(x)[1]} - {bool, int, float}
+    except Exception as error:          # of another device or layout
+        raise TypeError(f"{name} cannot be read: {error}") from None
+    if kinds:
+        raise TypeError(f"{name} is not made of numbers: there is a {kinds.pop().__name__}")
 
 
 def averaged(x, case, tool):
@@ -550,7 +563,7 @@ def without_masked(results, case):
     for name, x in results.items():
         shape, numbers = flat(x)
         m, right = (flat(y)[1] for y in (mask, case["right"].get(name, [])))
-        if shape == flat(mask)[0] and not any(y for y, one in zip(right, m) if not one):
+        if numbers and shape == flat(mask)[0] and not any(y for y, one in zip(right, m) if not one):
             numbers = [x if one else 0.0 for x, one in zip(numbers, m)]
             x = [numbers[n:n + shape[1]] for n in range(0, len(numbers), shape[1])]
         found[name] = x
@@ -598,7 +611,10 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
             results, remark = other_reading(found, content, case, tool, is_given)
             remarks.append(remark)
             return results
-        others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
+        try:
+            others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
+        except Exception:               # what it returned cannot be read so
+            others, slopes = {}, {}
         if others and not compare(case, others, judged(slopes), *found[2:], limit,
                                   own.get("absolute", limit))[0]:
             return Outcome(case, [], remark=remarks[0], data=data)

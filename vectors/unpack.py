@@ -233,7 +233,7 @@ def objects_of(parameters):
                 type(one.default).__module__ not in ("builtins", "inspect")):
             found[name] = one.default
         elif one.default in (None, EMPTY) and len(kinds) == 1:
-            with contextlib.suppress(TypeError):
+            with contextlib.suppress(Exception, SystemExit):    # it may refuse its defaults
                 found[name] = kinds[0]()
     return found
 
