@@ -1270,11 +1270,14 @@ def test_what_an_adapter_gives_as_0_is_told(answer):
 def test_a_mask_of_padding_is_not_a_mask_of_tokens(name, answer):
     wrong = BASE.replace("mask", name)
     assert "adapter is right" not in answer(wrong, "loss", "--recipe", "grpo")[1]
-    right = BASE.replace("mask", name).replace("    r =", f"    mask = 1.0 - {name}.double()\n    r ="
-                                               ).replace(f"* {name}", "* mask"
-                                                         ).replace(f"{name}.sum", "mask.sum")
+    start, _, rest = BASE.partition("    r =")
+    right = start.replace("mask", name) + f"    mask = 1.0 - {name}.double()\n    r =" + rest
     code, text = answer(right, "loss", "--recipe", "grpo")
     assert "This adapter is right" in text and f"{name}=mask == 0" in text, text
+    unnamed = re.sub(r"\bold_logps\b", "y", re.sub(r"\blogps\b", "x", wrong))
+    unnamed = unnamed.replace("advantages", "z")
+    code, text = answer(unnamed, "loss", "--recipe", "grpo")
+    assert code and "adapter is right" not in text, text
 
 
 def with_weight(name, default="0.04"):
@@ -1354,11 +1357,12 @@ def test_a_torch_loss_may_import_numpy_too(answer, tmp_path):
     one = BASE.replace("import torch", "import numpy as np, torch")
     assert answer(one, "loss", "--recipe", "grpo")[0] == 0
     (tmp_path / "inner_of_torch.py").write_text(BASE)
-    outer = "import numpy as np\nimport inner_of_torch\n" + BASE.partition("\n    r =")[0].replace(
-        "import torch", "") + ("\n    return inner_of_torch.loss(logps, old_logps, advantages, mask, "
-                              "epsilon_low, epsilon_high)\n")
-    code, text = answer(outer, "loss", "--recipe", "grpo")
-    assert code == 0 and "numpy computes no" not in text, text
+    start = "import numpy as np\nimport inner_of_torch\ndef loss(logps, old_logps, advantages, mask"
+    call = "    return inner_of_torch.loss(logps, old_logps, advantages, mask, "
+    outer = f"{start}, epsilon_low, epsilon_high):\n{call}epsilon_low, epsilon_high)\n"
+    for source in (outer, f"{start}):\n{call}0.2, 0.2)\n"):
+        code, text = answer(source, "loss", "--recipe", "grpo")
+        assert code == 0 and "numpy computes no" not in text, text
     (tmp_path / "inner_of_torch_2.py").write_text(BASE.replace("torch.min(", "torch.max("))
     code, text = answer(outer.replace("of_torch", "of_torch_2"), "loss", "--recipe", "grpo")
     assert code == 1 and "likely: the clip takes the max" in text, text

@@ -393,7 +393,7 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
             results["loss"] = averaged(results["loss"], case, tool)
         return results
 
-    # a function may change its inputs, or free what it keeps for a gradient, so all are new
+    # a kernel may free its inputs, and what it keeps for a gradient, so all are new
     results = run(given(), is_traced=False)
     return results, {result: gradient(run, given(), result, leaves, tool)
                      for result, leaves in slopes.items() if result in results}

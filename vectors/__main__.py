@@ -32,11 +32,10 @@ import os
 import sys
 from collections import Counter
 
-from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
+from vectors import cases_of, files, fit, grade, inputs_of, library, read, value, ways
 from vectors.binding import bind, meaning, opened, parameters_of, setting
 from vectors.names import LOSSES, method_of
-from vectors.ways import (adapter, arranged, check, constants, forms_of, of_class, told_way,
-                          weights_of)
+from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
 
 RECIPES = {                             # a loss of vectors.names, and the method of its advantages
     "grpo": "grpo", "dr_grpo": "mean", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo",
@@ -341,30 +340,37 @@ def run(module, name, function, file, chosen, args):
 
     def decides(case):
         return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
-    outcomes, way, first = check(function, content, cases, decides, options)
+
+    def checked(tool):
+        """Check with the arrays of a library, and if the function has constants of its own, where
+        the cases have them. -> values of these, as `check`"""
+        given = options | {"tool": tool}
+        found = check(function, content, cases, decides, given)
+        own = {}
+        if all(one.skipped.startswith("the function does not take") for one in found[0]):
+            own = constants(function, content, cases, decides, given,
+                            lambda ran: likely(ran, tool != "numpy"))
+        if own:
+            found = check(function, content, cases_of(content, fixed | own), decides,
+                          given | {"fixed": fixed | own})
+        return own, *found
+    own, outcomes, way, first = checked(tool)
     if tool == "numpy" and has_raised(outcomes):        # it may call a loss of torch
-        of_torch = check(function, content, cases, decides, options | {"tool": "torch"})
-        if not has_raised(of_torch[0]):
+        of_torch = checked("torch")
+        if not has_raised(of_torch[1]):
             tool = options["tool"] = "torch"
-            outcomes, way, first = of_torch
+            own, outcomes, way, first = of_torch
     has_gradient = tool != "numpy"
-    is_right = not any(one.errors for one in outcomes if decides(one.case))
-    whys = {one.skipped for one in outcomes}
     kinds = {one.kind for one in parameters_of(function).values()}
-    if kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} and (
-            has_raised(outcomes)):
+    if has_raised(outcomes) and kinds == {
+            inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         fail(f"{name} takes only *args and **kwargs; add functools.wraps to its decorator, so that "
              "its arguments are known")
-    own = {}
-    if all(why.startswith("the function does not take") for why in whys):
-        own = constants(function, content, cases, decides, options,
-                        lambda ran: likely(ran, has_gradient))
+    is_right = not any(one.errors for one in outcomes if decides(one.case))
+    whys = {one.skipped for one in outcomes}
     if own:
         options["fixed"] = fixed = fixed | own
         cases = cases_of(content, fixed)
-        outcomes, way, first = check(function, content, cases, decides, options)
-        is_right = not any(one.errors for one in outcomes if decides(one.case))
-        whys = {one.skipped for one in outcomes}
         print(f"checked where {', '.join(f'{key} is {text}' for key, text in own.items())}, as in "
               "the function, which does not take it")
     fitted = fit(function, content, cases[0], fixed, settings)
@@ -378,7 +384,7 @@ def run(module, name, function, file, chosen, args):
         fitted = fit(function, content, cases[0], fixed, settings)
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
     is_named = likely([one for one in outcomes if decides(one.case)], has_gradient)
-    weights = weights_of(fitted, settings)
+    weights = ways.weights_of(fitted, settings)
     if weights and not (is_right or is_found or mistake or is_named):
         fail(f"{name} takes ref_logps, but none of its names is known as the weight of the KL. It "
              f"may be {' or '.join(weights)}: call it beta, and check it again")

@@ -45,7 +45,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "advantages": "advantage, seq advantage", "token_advantages advantages": "token advantage",
     "rewards": "reward, group reward, final reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
-    "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef, ref kl coef, kl scale, kl lam",
+    "epsilon_low": "clip low", "epsilon_high": "clip high",
+    "beta": "kl coef, ref kl coef, kl scale, kl lam",
     "eps": "advantage clip, std clip, norm clip", "delta": "clip c", "estimator": "kl estimator",
     "num_generations": "group, group size",
     "entropy_coef": "entropy coef", "max_length": "high length, high seq length, high id",
@@ -69,6 +70,7 @@ OF_SAMPLER = re.compile("rollout|sampl|behav|vllm|sglang|infer|gen|mu(?![a-z])")
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
 
+OFF_TOKENS = re.compile(".*(prompt|ignore)_?masks?|(is_)?pad(ding|ded)?")   # 0 on tokens
 RANGES = {"epsilon_low", "epsilon_high", "epsilon", "cliprange"}
 TINY = 1e-4         # an eps up to it keeps a division from 0; the ranges of GSPO begin at 3e-4
 
@@ -203,9 +205,11 @@ def bind(function, known, order=()):
             names |= {"old_logps": both[0], "sampler_logps": sampled[0]}
     free = [name for name in named if name not in names.values()
             and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
-    by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free)
+    places = dict(zip(order, free))
+    by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free) and not (
+        OFF_TOKENS.fullmatch(places.get("mask", "")))
     if by_position:
-        names |= dict(zip(order, free))
+        names |= places
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         names |= {name: name for name in known if name not in names}
     settings = {name: one for name, one in parameters.items() if name not in names.values()}

@@ -16,8 +16,8 @@ from typing import NamedTuple
 OF_ARRAYS = {"shape", "dtype", "device", "ndim", "T", "grad", "requires_grad", "tolist", "item",
              "numpy", "detach"}
 # Words of settings, which no array has as attributes
-OF_SETTINGS = re.compile("((clip|eps|epsilon|ratio|range|low|lower|lo|high|upper|hi|coef|coeff|beta|"
-                         "weight)_?)+(?<!clip)")
+OF_SETTINGS = re.compile("((clip|eps|epsilon|ratio|range|low|lower|lo|high|upper|hi|coef|coeff|"
+                         "beta|weight)_?)+(?<!clip)")
 EMPTY = inspect.Parameter.empty
 MARKS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
@@ -78,7 +78,7 @@ class Lookups(ast.NodeVisitor):
         self.switch = None              # the path of a condition
 
     def part(self, base, key, by_key):
-        """Find the path of base.key or base["key"]. A name with a meaning has no attributes that are
+        """Find the path of base.key or base["key"]. The attributes of what has a meaning are no
         parts, except those of a setting, such as cfg.clip.low. -> tuple, or None"""
         path = self.path_of(base)
         if isinstance(base, ast.Name):

@@ -8,7 +8,7 @@ import warnings
 
 import vectors
 from vectors import SHAPES, WAYS, cases_of, check_case, fit, flat, inputs_of, value
-from vectors.binding import LOG_P, opened, parameters_of
+from vectors.binding import LOG_P, OFF_TOKENS, opened, parameters_of
 from vectors.unpack import Unpacked
 
 TABLES = "advantages of the shape (B, T)"
@@ -28,7 +28,6 @@ STARTS = "np.concatenate([1 + 0 * values[:, :1], 0 * values[:, 1:]], 1)"
 DONES = "(is_)?(dones?|terminat(ed|ions?)|terminals?)"
 NOT_DONES = rf"(next_?)?(not|non)_?{DONES}"
 CHOSEN, REJECTED = "(chosen|y_?w|win(ner)?|pos(itive)?)", "(rejected|y_?l|los(er|e)|neg(ative)?)"
-OFF_TOKENS = ".*(prompt|ignore)_?masks?|(is_)?pad(ding|ded)?"
 FORMS = {
     r"(ref(erence)?_?(model|policy|net|lm)|(model|policy)_ref)": [
         text.format(OF_TWO.format("ref_logps")) for text in MODEL],
@@ -36,7 +35,7 @@ FORMS = {
         text.format(OF_TWO.format("logps")) for text in MODEL],
     r"(attention|attn)_?masks?": ("1.0 + 0 * mask", "mask"),
     r".*pad(ding)?_?masks?": ("mask == 0", "1 - mask", "mask"),     # 1 on padding, or on tokens
-    OFF_TOKENS: ("mask == 0", "1 - mask"),
+    OFF_TOKENS.pattern: ("mask == 0", "1 - mask"),
     r"(question|prompt|quer(y|ie))s?(_?(id|str|string|text|key)s?)?": (
         "group_ids.tolist()", "group_ids[:, None] + 0 * group_ids"),
     rf"(next|last|final)_?{DONES}": ("1 + 0 * values[:, 0]",),
@@ -311,7 +310,7 @@ def guesses(gaps, free, made, packs, inner):
         for texts in dict.fromkeys(products):
             for chosen in itertools.permutations(free, len(rest)):
                 yield pack | dict(zip(made, texts)) | dict(zip(rest, chosen))
-    off = {(name, "mask") for name in gaps if re.fullmatch(OFF_TOKENS, name)}
+    off = {(name, "mask") for name in gaps if OFF_TOKENS.fullmatch(name)}
     for chosen in itertools.permutations(free, len(gaps)) if made else ():
         if off.isdisjoint(zip(gaps, chosen)):
             yield dict(zip(gaps, chosen))
