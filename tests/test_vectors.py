@@ -1216,6 +1216,13 @@ def test_a_function_that_changes_its_arguments_is_wrong(name, old, new, answer):
     assert code == 1 and f"it changes its argument {name} in place" in text, text
 
 
+def test_a_loss_with_constants_that_changes_its_arguments_is_told_so(answer):
+    source = BASE.replace(", epsilon_low, epsilon_high)", ")").replace(
+        "    r =", "    epsilon_low = epsilon_high = 0.2\n    mask /= mask.sum()\n    r =")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 2 and "it changes its argument mask in place" in text, text
+
+
 def test_an_argument_in_another_form_must_not_be_changed_either(answer):
     source = BASE.replace("mask, ", "padding_mask, ").replace(
         "    r =", "    mask = 1 - padding_mask.double()\n    r =").replace(

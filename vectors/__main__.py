@@ -32,7 +32,7 @@ import os
 import sys
 from collections import Counter
 
-from vectors import cases_of, files, fit, grade, inputs_of, library, read, value, ways
+from vectors import cases_of, check_case, files, fit, grade, inputs_of, library, read, value, ways
 from vectors.binding import bind, meaning, opened, parameters_of, setting
 from vectors.names import LOSSES, method_of
 from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
@@ -406,9 +406,12 @@ def run(module, name, function, file, chosen, args):
         elif "..." not in gaps and fitted.missing:
             values = [f"{key} {', '.join(sorted({value(case, key) for case in cases} - {'None'}))}"
                       for key in sorted(fitted.missing)]
+            one = check_case(function, content, cases[0],
+                             **options | {"fixed": cases[0]["parameters"]})
+            raised = f" Called without them, {one.errors[0]}." if one.raised else ""
             print(f"{name}{signature} does not fit {args.recipe or file}: {why}. The cases have "
                   f"{'; '.join(values)}, and it is right for none of these. If it has other values "
-                  "of its own, let it take them, and check it again.")
+                  f"of its own, let it take them, and check it again.{raised}")
             return False, 2
         elif "..." not in gaps:
             told = "This adapter is wrong, and its check shows how"
