@@ -239,3 +239,31 @@ def test_the_engines_run_a_loss_that_looks_up_its_inputs(tmp_path):
     found, _ = engines.load(f"{file}:loss clip_low=0.2 clip_high=0.28")
     right, _ = engines.load("grpo:policy_loss epsilon_high=0.28")
     assert torch.equal(found(logps, *given), right(logps, *given))
+
+
+def test_of_names_of_one_meaning_that_with_clip_is_bound_and_a_tiny_number_is_no_range():
+    def names(function):
+        return binding.bind(function, KNOWN, INPUTS).names
+    assert names(lambda logps, eps, clip_eps: 0)["epsilon_low"] == "clip_eps"
+    assert "epsilon_low" not in names(lambda logps, eps=1e-8: 0)
+    assert names(lambda logps, epsilon=3e-4: 0)["epsilon_low"] == "epsilon"     # as in GSPO
+    assert names(lambda logps, clip_eps=1e-8: 0)["epsilon_low"] == "clip_eps"
+
+
+@pytest.mark.parametrize("low, high", [
+    ('cfg["clip"]["low"]', 'cfg["clip"]["high"]'), ("cfg.clip.low", "cfg.clip.high"),
+    ("cfg.clip.eps_low", "cfg.clip.eps_high"), ('cfg["algo"]["clip"]["low"]', "cfg.algo.clip.high"),
+    ('cfg.get("clip").get("low")', 'cfg["clip"].get("high", 0.2)')])
+def test_a_known_name_in_which_something_is_looked_up_is_no_leaf(low, high, tmp_path, capsys):
+    file = tmp_path / f"nested_{abs(hash((low, high)))}.py"
+    file.write_text(CLIPPED + "def loss(batch, cfg):\n    return surrogate(batch.logps.clone(), "
+                    f"batch.old_logps, batch.advantages.clip(-9, 9), {low}, {high})\n")
+    assert command.main([f"{file}:loss", "--recipe", "grpo"]) == 0, capsys.readouterr().out
+
+
+def test_a_part_of_a_config_may_have_a_name(tmp_path, capsys):
+    file = tmp_path / "nested_named.py"
+    file.write_text(CLIPPED + 'def loss(batch, cfg):\n    clip = cfg["clip"]\n'
+                    "    return surrogate(batch.logps, batch.old_logps, batch.advantages, "
+                    'clip["low"], clip["high"])\n')
+    assert command.main([f"{file}:loss", "--recipe", "grpo"]) == 0, capsys.readouterr().out

@@ -24,6 +24,7 @@ CASES = {f"{name}: {case['id']}": (name, case)
          for name, content in FILES.items() for case in content["cases"]}
 # Cases for whose convention there is no function of ours.
 NOT_OURS = {"completion_mask: two ends", "advantages: grpo, ddof 0",
+            "advantages: grpo, no eps, equal",
             "policy_loss: cispo, lower bound", "adaptive_kl: horizon", "token_advantages: otb"} | {
             name for name, (file, _) in CASES.items() if file == "truncated_logps"}
 
@@ -294,7 +295,7 @@ def test_numpy_is_checked_without_gradients_and_a_convention_is_listed(answer):
     assert "the std divides by G instead" in text.partition("likely: ")[2]
     assert "skipped: only grpo" in text and "sq_grad_norms" not in text
     text = answer(NUMPY.replace("DDOF", "1"), "advantages", "--recipe", "grpo")[1]
-    assert "advantages: right: 5 of 5; conventions of your own: ddof 0" in text
+    assert "advantages: right: 7 of 7; conventions of your own: ddof 0" in text
     rough = NUMPY.replace("DDOF", "ddof + 1e-3")
     for tolerance, expected in (("0.01", 0), ("1e-6", 1)):
         code, _ = answer(rough, "advantages", "--tolerance", tolerance, "id=grpo")
@@ -1185,3 +1186,233 @@ def test_what_is_in_masked_slots_does_not_matter_but_is_told(answer):
     assert code == 0 and "right where the mask is 1, so use it with the mask" in told, told
     code, told = answer(GAE.replace("gamma * lam", "lam"), "gae")
     assert code == 1, told
+
+
+# ---- what a function must not do -------------------------------------------------------------
+
+BASE = """
+import torch
+def loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
+    r = torch.exp(logps - old_logps)
+    A = advantages[:, None]
+    l = -torch.min(r * A, r.clamp(1 - epsilon_low, 1 + epsilon_high) * A)
+    return ((l * mask).sum(1) / mask.sum(1)).mean()
+"""
+
+
+@pytest.mark.parametrize("name, old, new", [
+    ("mask", "return ((l * mask).sum(1) / mask.sum(1)).mean()",
+     "mask /= mask.sum(1, keepdim=True)\n    return (l * mask).sum(1).mean()"),
+    ("advantages", "A = advantages[:, None]\n    l = -torch.min(",
+     "advantages *= -1\n    A = advantages[:, None]\n    l = torch.max("),
+    ("advantages", "A = advantages[:, None]", "A = advantages.unsqueeze_(1)"),
+    ("old_logps", "r = torch.exp(logps - old_logps)",
+     "r = torch.exp(logps - old_logps.detach().clone())\n"
+     "    with torch.no_grad(): old_logps.copy_(logps)")])
+def test_a_function_that_changes_its_arguments_is_wrong(name, old, new, answer):
+    """The caller uses them again, in the next epoch or for a metric."""
+    assert answer(BASE, "loss", "--recipe", "grpo")[0] == 0
+    code, text = answer(replace_once(BASE, old, new), "loss", "--recipe", "grpo")
+    assert code == 1 and f"it changes its argument {name} in place" in text, text
+
+
+def test_a_loss_with_constants_that_changes_its_arguments_is_told_so(answer):
+    source = BASE.replace(", epsilon_low, epsilon_high)", ")").replace(
+        "    r =", "    epsilon_low = epsilon_high = 0.2\n    mask /= mask.sum()\n    r =")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 2 and "it changes its argument mask in place" in text, text
+
+
+def test_an_argument_in_another_form_must_not_be_changed_either(answer):
+    source = BASE.replace("mask, ", "padding_mask, ").replace(
+        "    r =", "    mask = 1 - padding_mask.double()\n    r =").replace(
+        "    return", "    padding_mask.zero_()\n    return")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code and "adapter is right" not in text, text
+
+
+@pytest.mark.parametrize("words", [[], ["--robust"], ["--float32"]])
+def test_a_group_of_equal_rewards_must_not_give_nan_without_eps_either(words, answer):
+    """It is the most common nan of GRPO. A function that takes eps is not called with eps = 0."""
+    source = """
+import torch
+def advantages(rewards):
+    A = rewards - rewards.mean(1, keepdim=True)
+    return A / rewards.std(1, keepdim=True)
+"""
+    code, text = answer(source, "advantages", "--recipe", "grpo", *words)
+    assert code == 1 and "likely: a group of equal rewards gives nan or inf (0 / 0) (" in text, text
+    std = "rewards.std(1, keepdim=True)"
+    for old, new in ((f"A / {std}", f"torch.where({std} > 0, A / {std}, 0)"),
+                     (std, f"({std} + 1e-6)"), (std, f"({std} + 1e-8)"), (std, f"({std} + 1e-4)")):
+        code, text = answer(source.replace(old, new), "advantages", "--recipe", "grpo", *words)
+        assert code == 0, text
+
+
+@pytest.mark.parametrize("start", ["import sys\nsys.exit(0)", "import argparse\n"
+                                   "parser = argparse.ArgumentParser()\n"
+                                   "parser.add_argument('data')\nparser.parse_args([])"])
+def test_a_file_that_exits_while_it_is_imported_is_told_in_a_line(start, answer):
+    code, text = answer(start + BASE, "loss", "--recipe", "grpo")
+    assert code == 2 and text.startswith("error: cannot import ") and text.count("\n") == 1, text
+    assert 'SystemExit' in text and 'under if __name__ == "__main__"' in text
+
+
+def test_a_loss_that_exits_is_wrong(answer):
+    source = BASE.replace("    r =", "    raise SystemExit(0)\n    r =")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 1 and "SystemExit: 0" in text, text
+
+
+def test_what_an_adapter_gives_as_0_is_told(answer):
+    source = BASE.replace("epsilon_low, ", "values, returns, entropy, epsilon_low, ", 1).replace(
+        "    return ", "    l = l - 0.5 * (values - returns) ** 2 + 0.01 * entropy\n    return ")
+    _, text = answer(source, "loss", "--recipe", "grpo")
+    assert "This adapter is right" in text and (
+        "It gives values, returns, entropy as 0, so what the function does with them is not "
+        "checked.") in text, text
+
+
+@pytest.mark.parametrize("name", ["padding", "prompt_mask", "ignore_mask", "is_pad"])
+def test_a_mask_of_padding_is_not_a_mask_of_tokens(name, answer):
+    wrong = BASE.replace("mask", name)
+    assert "adapter is right" not in answer(wrong, "loss", "--recipe", "grpo")[1]
+    start, _, rest = BASE.partition("    r =")
+    right = start.replace("mask", name) + f"    mask = 1.0 - {name}.double()\n    r =" + rest
+    code, text = answer(right, "loss", "--recipe", "grpo")
+    assert "This adapter is right" in text and f"{name}=mask == 0" in text, text
+    unnamed = re.sub(r"\bold_logps\b", "y", re.sub(r"\blogps\b", "x", wrong))
+    unnamed = unnamed.replace("advantages", "z")
+    code, text = answer(unnamed, "loss", "--recipe", "grpo")
+    assert code and "adapter is right" not in text, text
+
+
+def with_weight(name, default="0.04"):
+    """Write a loss with a KL, whose weight has this name, of an argument or in a config."""
+    source = BASE.replace("epsilon_low, ", "ref_logps, epsilon_low, ", 1).replace(
+        "    return ", "    d = ref_logps - logps\n"
+        f"    l = l + {name} * (d.exp() - d - 1)\n    return ")
+    parameter = "cfg" if name.startswith("cfg") else name + default
+    return source.replace("epsilon_high):", f"epsilon_high, {parameter}):")
+
+
+@pytest.mark.parametrize("name", [
+    "kl_alpha", "kl_ctl", "kl_lambda", "lambda_kl", "kl_scale", "init_kl_coef", "cfg.kl_alpha"])
+def test_names_of_the_weight_of_a_kl_are_known(name, answer):
+    source = with_weight(name, "=0.04")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 0 and "does not take beta" not in text, text
+    wrong = replace_once(source, "- d - 1", "- 1")
+    assert answer(wrong, "loss", "--recipe", "grpo")[0] == 1
+
+
+@pytest.mark.parametrize("name, default", [
+    ("kl", "=0.04"), ("alpha", "=0.04"), ("strength", "=0.04"), ("strength", ""), ("cfg.kl", ""),
+    ("cfg.strength", "")])
+def test_another_name_of_the_weight_of_a_kl_gets_an_adapter(name, default, answer):
+    """Without it, the KL to a reference is wrong in all cases, and the loss need not be."""
+    source = with_weight(name, default)
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 2 and "This adapter is right" in text, text
+    assert re.search(f"{name.removeprefix('cfg.')}'?[=:] ?beta", text), text
+    code, text = answer(textwrap.dedent(text.partition("\n\n")[2]), "adapted", "--recipe", "grpo")
+    assert code == 0 and "does not take beta" not in text, text
+    wrong = replace_once(source, "torch.min(", "torch.max(")
+    code, text = answer(wrong, "loss", "--recipe", "grpo")
+    assert code == 1 and "the clip takes the max instead of the min" in text, text
+
+
+def test_a_loss_with_a_kl_of_unknown_weight_is_not_judged(answer):
+    source = with_weight("strength", "=0.04").replace("strength * (", "(strength + 0.01) * (")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 2 and text.startswith("error: loss takes ref_logps, but "), text
+    assert "strength" in text and text.count("\n") == 1, text
+
+
+@pytest.mark.parametrize("arguments", ["eps=1e-8, clip_eps=0.2", "clip_eps=0.2, eps=1e-8",
+                                       "epsilon=1e-6, clip_range=0.2"])
+def test_a_small_number_beside_a_clip_range_is_not_it(arguments, answer):
+    small, clip = sorted(re.findall(r"(\w+)=", arguments), key=lambda name: "clip" in name)
+    source = BASE.replace("epsilon_low, epsilon_high", arguments).replace(
+        "epsilon_low", clip).replace("epsilon_high", clip).replace(
+        "mask.sum(1)).", f"(mask.sum(1) + {small})).")
+    code, text = answer(source, "loss", "--recipe", "grpo", "--tolerance", "1e-5")
+    assert code == 0 and f"{clip} for epsilon_low" in text, text
+
+
+WRAPPED = """
+def logged(function):
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+@logged
+def loss("""
+
+
+def test_a_decorator_without_wraps_hides_the_arguments(answer):
+    hidden = BASE.replace("\ndef loss(", WRAPPED)
+    for source in (hidden, hidden.replace("old_logps", "behind")):
+        code, text = answer(source, "loss", "--recipe", "grpo")
+        assert (code, text) == (2, "error: loss takes only *args and **kwargs; add functools.wraps "
+                                   "to its decorator, so that its arguments are known\n")
+    seen = "import functools\n" + hidden.replace("    def inner", "    @functools.wraps(function)\n"
+                                                 "    def inner")
+    assert answer(seen, "loss", "--recipe", "grpo")[0] == 0
+
+
+def test_a_torch_loss_may_import_numpy_too(answer, tmp_path):
+    one = BASE.replace("import torch", "import numpy as np, torch")
+    assert answer(one, "loss", "--recipe", "grpo")[0] == 0
+    (tmp_path / "inner_of_torch.py").write_text(BASE)
+    start = "import numpy as np\nimport inner_of_torch\ndef loss(logps, old_logps, advantages, mask"
+    call = "    return inner_of_torch.loss(logps, old_logps, advantages, mask, "
+    outer = f"{start}, epsilon_low, epsilon_high):\n{call}epsilon_low, epsilon_high)\n"
+    for source in (outer, f"{start}):\n{call}0.2, 0.2)\n"):
+        code, text = answer(source, "loss", "--recipe", "grpo")
+        assert code == 0 and "numpy computes no" not in text, text
+    (tmp_path / "inner_of_torch_2.py").write_text(BASE.replace("torch.min(", "torch.max("))
+    code, text = answer(outer.replace("of_torch", "of_torch_2"), "loss", "--recipe", "grpo")
+    assert code == 1 and "likely: the clip takes the max" in text, text
+
+
+@pytest.mark.parametrize("returned, words", [
+    ("A[std.squeeze(1) > 9]", "has the shape (0,)"), ("torch.zeros(0, 4)", "has the shape (0,)"),
+    ('{"reward_mean": 1.0}, A', "advantages is not made of numbers: there is a dict"),
+    ("[None, A]", ""), ("[[None, 1.0]]", "there is a NoneType"), ("'high'", "there is a str"),
+    ("A + 0j", "there is a complex"), ("A.to_sparse()", ""), ("A.to('meta')", ""),
+    ("[A, 'high']", ""), ("(A.to('meta'), A.to('meta'))", ""), ("(None, A.to('meta'))", "")])
+def test_what_is_no_array_of_numbers_is_wrong_without_a_traceback(returned, words, answer):
+    source = f"""
+import torch
+def advantages(rewards, eps):
+    std = rewards.std(1, keepdim=True)
+    A = (rewards - rewards.mean(1, keepdim=True)) / (std + eps)
+    return {returned}
+"""
+    code, text = answer(source, "advantages", "--recipe", "grpo")
+    assert code == 1 and words in text and "right: 0 of 7" in text, text
+
+
+@pytest.mark.parametrize("returned", [
+    "None", "'low'", "(l * mask).to('meta')", "l.to_sparse()", "l.mean() + 0j", "[None, l.mean()]",
+    "l[:0]", "(l.mean(), l.to('meta'))", "{'loss': {'mean': l.mean()}}", "(l.mean(), {'kl': 1})"])
+def test_a_loss_that_is_no_number_is_wrong_without_a_traceback(returned, answer):
+    source = BASE.partition("    return ")[0] + f"    return {returned}\n"
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 1 and "WRONG" in text, text
+
+
+@pytest.mark.parametrize("check", ["assert self.clip > 0", "raise ValueError('clip')",
+                                   "raise SystemExit(0)"])
+def test_a_config_may_refuse_its_defaults(check, answer):
+    source = BASE.replace("epsilon_low, epsilon_high)", "cfg: Config)").replace(
+        "epsilon_low", "cfg.clip").replace("epsilon_high", "cfg.clip").replace("\ndef loss", f"""
+from dataclasses import dataclass
+@dataclass
+class Config:
+    clip: float = 0.0
+    def __post_init__(self):
+        {check}
+def loss""")
+    code, text = answer(source, "loss", "--recipe", "grpo")
+    assert code == 0 and "right: " in text, text

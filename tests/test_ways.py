@@ -22,8 +22,8 @@ GAE = ["rewards", "values", "mask", "lam"]
 
 @pytest.mark.parametrize("name, inputs, texts", [
     ("padding_mask", TOKENS, ["mask == 0", "1 - mask", "mask"]),
-    ("is_pad", TOKENS, ["mask == 0", "1 - mask", "mask"]),
-    ("prompt_masks", TOKENS, ["mask == 0", "1 - mask", "mask"]),
+    ("is_pad", TOKENS, ["mask == 0", "1 - mask"]),
+    ("prompt_masks", TOKENS, ["mask == 0", "1 - mask"]),
     ("labels", TOKENS, ["-100 * (mask == 0)", "0 * (mask > 0)"]),
     ("labels", ["logits", "tokens"], ["tokens"]), ("target", ["logits", "tokens"], ["tokens"]),
     ("chosen_labels", PAIR, ["-100 * (mask_chosen == 0)"]),

@@ -26,6 +26,8 @@ LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_lo
 OTHER_LOSS = {"kl", "entropy", "ent", "aux", "reg", "nll", "sft", "lm", "std", "min", "max", "var"}
 OF_CRITIC = {"value", "vf", "critic", "baseline"}
 
+# Functions whose kernels may free what they get. JAX's arrays cannot be changed at all.
+OVERWRITTEN = {"logprobs"}
 ALIASES = {"torch": "torch", "jax": "jnp", "numpy": "np"}       # library -> its name in a text
 
 
@@ -77,9 +79,13 @@ def grade(case, recipe=""):
 def library(module):
     """Find the library of a module's arrays by what its file imports: "torch", also if it imports
     none of them, "jax" or "numpy"."""
-    source = inspect.getsource(module)
-    return next((tool for tool in ("torch", "jax", "numpy")
-                 if re.search(rf"^ *(import|from) {tool}\b", source, re.MULTILINE)), "torch")
+    found = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Import):
+            found.update(one.name.partition(".")[0] for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module.partition(".")[0])
+    return next((tool for tool in ALIASES if tool in found), "torch")
 
 
 # ---- 1. calling a function -------------------------------------------------------------------
@@ -211,6 +217,7 @@ class Fit(NamedTuple):
     binding: tuple          # vectors.binding.Binding
     parameters: dict        # {our name: value} of a case that the function gets
     missing: set            # our names of parameters that the function lacks
+    extra: set              # our names of parameters that it must not have for this case
     needed: list            # its own names of arguments that the case lacks
     made: dict              # {its name: text that makes the argument from ours}
 
@@ -218,7 +225,10 @@ class Fit(NamedTuple):
         """Tell why the function cannot be called, or return ""."""
         if self.missing:
             return f"the function does not take {', '.join(sorted(self.missing))}"
-        return f"the function needs {', '.join(self.needed)}" if self.needed else ""
+        if self.needed:
+            return f"the function needs {', '.join(self.needed)}"
+        extra = ", ".join(sorted(self.extra))
+        return f"it is for functions without {extra}" if extra else ""
 
 
 def used(text):
@@ -271,7 +281,8 @@ def fit(function, content, case, fixed=(), settings=(), names=()):
             flat(case["inputs"]["mask"])[1]):
         missing |= {"mask"}
     needed = [name for name in binding.needed() if name not in settings and name not in made]
-    return Fit(binding, given, missing, needed, made)
+    extra = given.keys() & {*case.get("without", ())}
+    return Fit(binding, given, missing, extra, needed, made)
 
 
 def loss_keys(keys, content):
@@ -358,24 +369,44 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
                 known[leaf].requires_grad_()
         return {name: x for name, x in known.items() if name in names}
 
-    def run(known):
+    def run(known, is_traced=True):
         known = WAYS[way](known)
         library = {ALIASES[tool]: module_of(tool), "Model": Model}
         made = {name: eval(text, library | known) for name, text in fitted.made.items()
                 if name != "return"}
+        inputs = {fitted.binding.names.get(name, name): x for name, x in known.items()} | made
+        is_kept = tool != "jax" and content["function"] not in OVERWRITTEN
+        before = {name: flat(x) for name, x in inputs.items()} if is_kept else {}
         found = fitted.binding.call(known, **dict(settings) | made)
+        changed = [name for name, x in before.items() if flat(inputs[name]) != x]
+        if changed:
+            raise RuntimeError(f"it changes its argument {', '.join(changed)} in place, so the "
+                               "next call gets something else")
         found = eval(fitted.made.get("return", "found"), known | {"found": found})
         if read:
             return read(found)
         results = named(found, content, case, tool)
+        if not is_traced:
+            for name, x in results.items():
+                needs_numbers(name, x)
         if content["function"] == "policy_loss":
             results["loss"] = averaged(results["loss"], case, tool)
         return results
 
-    # a function may change its inputs, or free what it keeps for a gradient, so all are new
-    results = run(given())
+    # a kernel may free its inputs, and what it keeps for a gradient, so all are new
+    results = run(given(), is_traced=False)
     return results, {result: gradient(run, given(), result, leaves, tool)
                      for result, leaves in slopes.items() if result in results}
+
+
+def needs_numbers(name, x):
+    """Raise TypeError if a result is not an array or a list of real numbers."""
+    try:
+        kinds = {type(one) for one in flat(x)[1]} - {bool, int, float}
+    except Exception as error:          # of another device or layout
+        raise TypeError(f"{name} cannot be read: {error}") from None
+    if kinds:
+        raise TypeError(f"{name} is not made of numbers: there is a {kinds.pop().__name__}")
 
 
 def averaged(x, case, tool):
@@ -532,7 +563,7 @@ def without_masked(results, case):
     for name, x in results.items():
         shape, numbers = flat(x)
         m, right = (flat(y)[1] for y in (mask, case["right"].get(name, [])))
-        if shape == flat(mask)[0] and not any(y for y, one in zip(right, m) if not one):
+        if numbers and shape == flat(mask)[0] and not any(y for y, one in zip(right, m) if not one):
             numbers = [x if one else 0.0 for x, one in zip(numbers, m)]
             x = [numbers[n:n + shape[1]] for n in range(0, len(numbers), shape[1])]
         found[name] = x
@@ -554,7 +585,7 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
         results, gradients = call(function, case, content, tool, dtype, fitted, way, settings)
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         for word in case["parameters"].values():    # it knows some methods, and this is another
             if isinstance(error, (KeyError, ValueError)) and isinstance(word, str) and (
                     re.search(rf"\b{word}\b", str(error))):
@@ -580,7 +611,10 @@ def check_case(function, content, case, tool="torch", dtype="float64", tolerance
             results, remark = other_reading(found, content, case, tool, is_given)
             remarks.append(remark)
             return results
-        others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
+        try:
+            others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
+        except Exception:               # what it returned cannot be read so
+            others, slopes = {}, {}
         if others and not compare(case, others, judged(slopes), *found[2:], limit,
                                   own.get("absolute", limit))[0]:
             return Outcome(case, [], remark=remarks[0], data=data)

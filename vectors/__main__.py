@@ -21,8 +21,10 @@ infinite numbers in masked slots, outputs without tokens) and matters of convent
 Inputs such as old_logps are data, which your caller detaches; --detached tests it.
 """
 import argparse
+import contextlib
 import importlib
 import inspect
+import io
 import json
 import math
 import operator
@@ -30,7 +32,7 @@ import os
 import sys
 from collections import Counter
 
-from vectors import cases_of, files, fit, grade, inputs_of, library, read, value
+from vectors import cases_of, check_case, files, fit, grade, inputs_of, library, read, value, ways
 from vectors.binding import bind, meaning, opened, parameters_of, setting
 from vectors.names import LOSSES, method_of
 from vectors.ways import adapter, arranged, check, constants, forms_of, of_class, told_way
@@ -72,8 +74,14 @@ def loaded(target):
         path, _, name = target.rpartition(":")
     folder, file = os.path.split(path)
     sys.path.insert(0, folder)
+    usage = io.StringIO()               # that argparse prints before it exits
     try:
-        module = importlib.import_module(file.removesuffix(".py"))
+        with contextlib.redirect_stderr(usage):
+            module = importlib.import_module(file.removesuffix(".py"))
+        print(usage.getvalue(), end="", file=sys.stderr)
+    except SystemExit as error:
+        fail(f"cannot import {path}: it exits (SystemExit: {error}). Put what it runs under if "
+             '__name__ == "__main__":')
     except Exception as error:
         fail(f"cannot import {path}: {type(error).__name__}: {error}")
     names = [name] if name else [one for one in files() if callable(getattr(module, one, None))]
@@ -137,6 +145,11 @@ def explained(outcome):
     return [flag for flag, number in numbers_of(outcome).items() if number not in (None, "nan")
             and abs(sign - number) <= NEAR * abs(number - aim) + ROUNDED * abs(number)
             and abs(sign - number) < abs(sign - aim)]
+
+
+def has_raised(outcomes):
+    """Tell whether all cases that ran raised an exception."""
+    return all(one.raised for one in outcomes if not one.skipped)
 
 
 def flags_of(cases, has_gradient):
@@ -272,6 +285,7 @@ def chosen_cases(function, file, chosen, args):
         fail(f"there is no file {file}; the files are {', '.join(files())}; or name a recipe, as "
              "in --recipe grpo")
     content = read(file)
+    content["cases"] = [case for case in content["cases"] if not fit(function, content, case).extra]
     known = {"id"}.union(*(case["parameters"] for case in content["cases"]))
     takes = parameters_of(function)
     for key, text in chosen.copy().items():     # eps_clip=0.2 says epsilon_low=0.2
@@ -320,26 +334,43 @@ def run(module, name, function, file, chosen, args):
 
     # the check
     tool = library(module)
-    has_gradient = tool != "numpy"
     options = {"tool": tool, "dtype": "float32" if args.float32 else "float64",
                "tolerance": args.tolerance, "fixed": fixed, "detached": args.detached,
                "settings": settings}
 
     def decides(case):
         return args.robust or "id" in chosen or grade(case, args.recipe) == "core"
-    outcomes, way, first = check(function, content, cases, decides, options)
+
+    def checked(tool):
+        """Check with the arrays of a library, and if the function has constants of its own, where
+        the cases have them. -> values of these, as `check`"""
+        given = options | {"tool": tool}
+        found = check(function, content, cases, decides, given)
+        own = {}
+        if all(one.skipped.startswith("the function does not take") for one in found[0]):
+            own = constants(function, content, cases, decides, given,
+                            lambda ran: likely(ran, tool != "numpy"))
+        if own:
+            found = check(function, content, cases_of(content, fixed | own), decides,
+                          given | {"fixed": fixed | own})
+        return own, *found
+    own, outcomes, way, first = checked(tool)
+    if tool == "numpy" and has_raised(outcomes):        # it may call a loss of torch
+        of_torch = checked("torch")
+        if not has_raised(of_torch[1]):
+            tool = options["tool"] = "torch"
+            own, outcomes, way, first = of_torch
+    has_gradient = tool != "numpy"
+    kinds = {one.kind for one in parameters_of(function).values()}
+    if has_raised(outcomes) and kinds == {
+            inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        fail(f"{name} takes only *args and **kwargs; add functools.wraps to its decorator, so that "
+             "its arguments are known")
     is_right = not any(one.errors for one in outcomes if decides(one.case))
     whys = {one.skipped for one in outcomes}
-    own = {}
-    if all(why.startswith("the function does not take") for why in whys):
-        own = constants(function, content, cases, decides, options,
-                        lambda ran: likely(ran, has_gradient))
     if own:
         options["fixed"] = fixed = fixed | own
         cases = cases_of(content, fixed)
-        outcomes, way, first = check(function, content, cases, decides, options)
-        is_right = not any(one.errors for one in outcomes if decides(one.case))
-        whys = {one.skipped for one in outcomes}
         print(f"checked where {', '.join(f'{key} is {text}' for key, text in own.items())}, as in "
               "the function, which does not take it")
     fitted = fit(function, content, cases[0], fixed, settings)
@@ -353,6 +384,10 @@ def run(module, name, function, file, chosen, args):
         fitted = fit(function, content, cases[0], fixed, settings)
     is_guessed = fitted.binding.by_position and len(inputs_of(content, cases[0])) > 1
     is_named = likely([one for one in outcomes if decides(one.case)], has_gradient)
+    weights = ways.weights_of(fitted, settings)
+    if weights and not (is_right or is_found or mistake or is_named):
+        fail(f"{name} takes ref_logps, but none of its names is known as the weight of the KL. It "
+             f"may be {' or '.join(weights)}: call it beta, and check it again")
     if is_unfit or is_found or not is_right and (is_guessed or mistake and names and not is_named):
         why = fitted.why() or "its arguments have other names"
         signature = inspect.Signature([*function.own.values()])
@@ -371,9 +406,12 @@ def run(module, name, function, file, chosen, args):
         elif "..." not in gaps and fitted.missing:
             values = [f"{key} {', '.join(sorted({value(case, key) for case in cases} - {'None'}))}"
                       for key in sorted(fitted.missing)]
+            one = check_case(function, content, cases[0],
+                             **options | {"fixed": cases[0]["parameters"]})
+            raised = f" Called without them, {one.errors[0]}." if one.raised else ""
             print(f"{name}{signature} does not fit {args.recipe or file}: {why}. The cases have "
                   f"{'; '.join(values)}, and it is right for none of these. If it has other values "
-                  "of its own, let it take them, and check it again.")
+                  f"of its own, let it take them, and check it again.{raised}")
             return False, 2
         elif "..." not in gaps:
             told = "This adapter is wrong, and its check shows how"
@@ -382,6 +420,10 @@ def run(module, name, function, file, chosen, args):
         print(f"{name}{signature} does not fit {args.recipe or file}: {why}. {told}.")
         if is_found and left:
             print(f"It leaves out {', '.join(left)}, so what the function does with that is not "
+                  "checked.")
+        zeros = [one for one, text in names.items() if "0 * logps" in text]
+        if is_found and zeros:
+            print(f"It gives {', '.join(zeros)} as 0, so what the function does with them is not "
                   "checked.")
         if is_found and "log1p" in gaps and "[:, -1:]" not in gaps and "Model(" not in gaps:
             print("The logits at t are for the token at t: cut off a model's last logits, and the "

@@ -31,7 +31,7 @@ WORDS = {word: meaning for meaning, words in {
     "low": "lower min lo left", "high": "upper higher max hi right", "norm": "", "seq": "sequence",
     "coef": "coeff coefficient weight beta penalty", "estimator": "", "kl": "",
     "lam": "lambda lambd lmbda", "cap": "threshold", "imp": "importance tis mis",
-    "buffer": "cache", "overlong": "",
+    "buffer": "cache", "overlong": "", "scale": "alpha ctl ctrl",
     "final": "outcome scalar",
     "group": "generation generations prompt samples rollouts n k num", "size": "", "c": "dual",
     "length": "len lengths", "temperature": "temp",
@@ -45,7 +45,8 @@ NAMES = {frozenset(form.split()): names.split() for names, forms in {
     "advantages": "advantage, seq advantage", "token_advantages advantages": "token advantage",
     "rewards": "reward, group reward, final reward", "mask": "mask", "entropy": "entropy",
     "epsilon_low epsilon cliprange eps": "clip, clip coef, clip value",
-    "epsilon_low": "clip low", "epsilon_high": "clip high", "beta": "kl coef, ref kl coef",
+    "epsilon_low": "clip low", "epsilon_high": "clip high",
+    "beta": "kl coef, ref kl coef, kl scale, kl lam",
     "eps": "advantage clip, std clip, norm clip", "delta": "clip c", "estimator": "kl estimator",
     "num_generations": "group, group size",
     "entropy_coef": "entropy coef", "max_length": "high length, high seq length, high id",
@@ -68,6 +69,10 @@ BARE = {"new": "logps", "cur": "logps", "pi": "logps", "old": "old_logps", "prev
 OF_SAMPLER = re.compile("rollout|sampl|behav|vllm|sglang|infer|gen|mu(?![a-z])")
 MEANT = {name for names in NAMES.values() for name in names}
 LOG_P = re.compile(r"log_?(probabilit(y|ies)|probs?|ps?|pi)(?=_|$)")
+
+OFF_TOKENS = re.compile(".*(prompt|ignore)_?masks?|(is_)?pad(ding|ded)?")   # 0 on tokens
+RANGES = {"epsilon_low", "epsilon_high", "epsilon", "cliprange"}
+TINY = 1e-4         # an eps up to it keeps a division from 0; the ranges of GSPO begin at 3e-4
 
 
 class Binding(NamedTuple):
@@ -139,6 +144,7 @@ def words_of(name):
     name = re.sub(r"^(new|old|ref)(?=log|val)", r"\1_", name)
     name = re.sub(r"^vpred(?=s?$)", "new_value", name)     # where `values` are those of the rollout
     name = re.sub(r"^is_(?=clip|eps)|_is$", "", name)       # the clip of importance sampling
+    name = re.sub(r"^init_(?=kl)", "", name)                # an adaptive weight starts there
     name = re.sub(r"(?<=^eps_)l$", "low", re.sub(r"(?<=^eps_)r$", "high", name))    # left, right
     words = [WORDS.get(word) for word in LOG_P.sub("logp", name).strip("_").split("_")]
     if "old" in words or "ref" in words:
@@ -172,8 +178,11 @@ def bind(function, known, order=()):
     named = [one.name for one in parameters.values()
              if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     names = {}
-    for name in sorted(named, key=lambda name: name not in known):      # our own names first
-        ours = meaning(name, known)
+    # our own names come first, and of eps and clip_eps the one that cannot mean another number
+    for name in sorted(named, key=lambda name: (name not in known, "clip" not in name.lower())):
+        default = parameters[name].default
+        is_tiny = isinstance(default, float) and default <= TINY and "clip" not in name.lower()
+        ours = meaning(name, {*known} - RANGES if is_tiny and name not in known else known)
         if ours and ours not in names:
             names[ours] = name
     for plain in ("logps", "values"):
@@ -196,9 +205,11 @@ def bind(function, known, order=()):
             names |= {"old_logps": both[0], "sampler_logps": sampled[0]}
     free = [name for name in named if name not in names.values()
             and parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
-    by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free)
+    places = dict(zip(order, free))
+    by_position = names.keys().isdisjoint(order) and 0 < len(order) <= len(free) and not (
+        OFF_TOKENS.fullmatch(places.get("mask", "")))
     if by_position:
-        names |= dict(zip(order, free))
+        names |= places
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         names |= {name: name for name in known if name not in names}
     settings = {name: one for name, one in parameters.items() if name not in names.values()}

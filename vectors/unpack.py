@@ -9,11 +9,15 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 import textwrap
 from typing import NamedTuple
 
 OF_ARRAYS = {"shape", "dtype", "device", "ndim", "T", "grad", "requires_grad", "tolist", "item",
              "numpy", "detach"}
+# Words of settings, which no array has as attributes
+OF_SETTINGS = re.compile("((clip|eps|epsilon|ratio|range|low|lower|lo|high|upper|hi|coef|coeff|"
+                         "beta|weight)_?)+(?<!clip)")
 EMPTY = inspect.Parameter.empty
 MARKS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
@@ -66,6 +70,7 @@ class Lookups(ast.NodeVisitor):
         self.scope = scope
         self.usual = usual
         self.fields = {}                # path -> Field
+        self.leaves = {}                # {variable: path} of what has a meaning
         self.optional = set()           # paths of what may be missing
         self.whole = set()              # parameters that are used in other ways
         self.followed = set()
@@ -73,12 +78,16 @@ class Lookups(ast.NodeVisitor):
         self.switch = None              # the path of a condition
 
     def part(self, base, key, by_key):
-        """Find the path of base.key or base["key"]; a name with a meaning has no parts, but a
-        parameter may be called like one. -> tuple, or None"""
+        """Find the path of base.key or base["key"]. The attributes of what has a meaning are no
+        parts, except those of a setting, such as cfg.clip.low. -> tuple, or None"""
         path = self.path_of(base)
-        is_leaf = path and self.is_known(path[-1]) and not (by_key and len(path) == 1) and (
-            path[0] not in self.usual)
-        return (*path, key) if path and isinstance(key, str) and not is_leaf else None
+        if isinstance(base, ast.Name):
+            path = path or self.leaves.get(base.id)
+        if not path or not isinstance(key, str):
+            return None
+        is_part = by_key or OF_SETTINGS.fullmatch(key) and self.is_known(f"{path[-1]}_{key}")
+        is_leaf = self.is_known(path[-1]) and not is_part and path[0] not in self.usual
+        return None if is_leaf else (*path, key)
 
     def path_of(self, node):
         """Find the path of an expression. -> tuple, or None"""
@@ -160,6 +169,8 @@ class Lookups(ast.NodeVisitor):
         elif path and not self.is_known(path[-1]) and not isinstance(value, ast.Call):
             self.places[name] = path                        # data = proto.batch
         else:
+            if path:
+                self.leaves[name] = path                    # clip = cfg["clip"]
             self.visit(value)
 
     def visit_Call(self, node):
@@ -222,7 +233,7 @@ def objects_of(parameters):
                 type(one.default).__module__ not in ("builtins", "inspect")):
             found[name] = one.default
         elif one.default in (None, EMPTY) and len(kinds) == 1:
-            with contextlib.suppress(TypeError):
+            with contextlib.suppress(Exception, SystemExit):    # it may refuse its defaults
                 found[name] = kinds[0]()
     return found
 
@@ -260,13 +271,20 @@ def fields_of(function, parameters, is_known):
 
     def needs_path(one):
         """batch["logps"] next to an argument logps is another: the old one. Of two batches, one may
-        be of the reference. In clip.low, low alone says nothing."""
+        be of the reference."""
         is_twin = names.count(one.name) > 1
         return (one.name in alone and is_known(f"old_{one.name}")
                 or is_twin and is_known(f"ref_{one.name}")
-                or (is_twin or not is_known(one.name)) and is_known("_".join(map(str, one.path))))
-    found = [one._replace(name="_".join(map(str, one.path))) if needs_path(one) else one
-             for one in found]
+                or is_twin and is_known("_".join(map(str, one.path))))
+
+    def named(one):
+        """In clip.low and cfg.clip.low, low alone says nothing, but clip_low does."""
+        whole = ["_".join(map(str, one.path[n:])) for n in range(len(one.path))]
+        if needs_path(one):
+            return one._replace(name=whole[0])
+        ends = [] if is_known(one.name) else [end for end in whole if is_known(end)]
+        return one._replace(name=ends[-1]) if ends else one
+    found = [named(one) for one in found]
     found = [one._replace(default=usual, is_usual=True)
              if one.path[0] in objects and (usual := dug(objects[one.path[0]], one.path[1:])
                                             ) is not EMPTY else one for one in found]

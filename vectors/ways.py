@@ -8,7 +8,7 @@ import warnings
 
 import vectors
 from vectors import SHAPES, WAYS, cases_of, check_case, fit, flat, inputs_of, value
-from vectors.binding import LOG_P, opened, parameters_of
+from vectors.binding import LOG_P, OFF_TOKENS, opened, parameters_of
 from vectors.unpack import Unpacked
 
 TABLES = "advantages of the shape (B, T)"
@@ -34,7 +34,8 @@ FORMS = {
     r"((policy|actor|lm|train)_?)?(model|policy|net|network|actor|lm)": [
         text.format(OF_TWO.format("logps")) for text in MODEL],
     r"(attention|attn)_?masks?": ("1.0 + 0 * mask", "mask"),
-    r".*(pad(ding)?|prompt|ignore)_?masks?|(is_)?pad(ding|ded)?": ("mask == 0", "1 - mask", "mask"),
+    r".*pad(ding)?_?masks?": ("mask == 0", "1 - mask", "mask"),     # 1 on padding, or on tokens
+    OFF_TOKENS.pattern: ("mask == 0", "1 - mask"),
     r"(question|prompt|quer(y|ie))s?(_?(id|str|string|text|key)s?)?": (
         "group_ids.tolist()", "group_ids[:, None] + 0 * group_ids"),
     rf"(next|last|final)_?{DONES}": ("1 + 0 * values[:, 0]",),
@@ -245,17 +246,18 @@ def constants(function, content, cases, decides, options, likely):
     """Find values of the parameters that a function lacks: those that its own constants must have,
     because all its cases are right by them, or because one mistake gives all that are wrong.
     likely(outcomes): lists such mistakes. -> {parameter: value}, or {}"""
-    rough, mistaken = {}, {}
+    rough, mistaken, most = {}, {}, -1
     for values in values_of_missing(function, content, cases, decides, options):
         outcomes, _, _ = check(function, content, cases_of({"cases": cases}, values), decides,
                                options | {"fixed": options["fixed"] | values})
         ran = [one for one in outcomes if decides(one.case) and not one.skipped]
+        count = sum(not one.errors and "float32" not in one.remark for one in ran)
+        if ran and count == len(ran):
+            return values
         if ran and not any(one.errors for one in ran):
-            if not any("float32" in one.remark for one in ran):
-                return values
             rough = rough or values
-        elif not mistaken and ran and likely(ran):
-            mistaken = values
+        elif count > most and likely(ran):
+            mistaken, most = values, count
     return rough or mistaken
 
 
@@ -308,8 +310,10 @@ def guesses(gaps, free, made, packs, inner):
         for texts in dict.fromkeys(products):
             for chosen in itertools.permutations(free, len(rest)):
                 yield pack | dict(zip(made, texts)) | dict(zip(rest, chosen))
+    off = {(name, "mask") for name in gaps if OFF_TOKENS.fullmatch(name)}
     for chosen in itertools.permutations(free, len(gaps)) if made else ():
-        yield dict(zip(gaps, chosen))
+        if off.isdisjoint(zip(gaps, chosen)):
+            yield dict(zip(gaps, chosen))
     first = {name: texts[0] for name, texts in made.items()}
     for pack in [{}, *packs] if rest and {*rest} <= inner else ():
         for chosen in itertools.product(OFF, repeat=len(rest)):
@@ -391,6 +395,16 @@ def arranged(function, content, cases, decides, options, likely):
     return names, own, is_right, mistake
 
 
+def weights_of(fitted, settings):
+    """List what may be the weight of a KL in a function that takes a reference, but no weight whose
+    name is known: other numbers, and what has to be given. -> names"""
+    names = fitted.binding.names
+    if "ref_logps" not in names or "beta" in names:
+        return []
+    return [name for name, one in fitted.binding.settings.items() if name not in settings and (
+        name in fitted.needed or type(one.default) in (int, float))]
+
+
 def tried(function, content, cases, decides, options, likely):
     """Try what those arguments stand for whose names are unknown. -> as `arranged`, but no values
     of constants"""
@@ -418,8 +432,11 @@ def tried(function, content, cases, decides, options, likely):
               or "mask" not in bound and MASK_LIKE.fullmatch(name)]
     parts = getattr(function.function, "parts", [function])
     inner = {one.name for part in parts for fields in part.fields.values() for one in fields}
-    tries = (names for some in ([needed] if needed != gaps else []) + [gaps]
-             for plain in guesses(some, free, made, packs, inner)
+    weights = [{name: "beta"} for name in weights_of(own, options["settings"])]
+    orders = [needed, gaps] if needed != gaps else [gaps]
+    tries = (weight | names for weight in [*weights, {}] for some in orders
+             for plain in guesses([name for name in some if name not in weight], free, {
+                 name: texts for name, texts in made.items() if name not in weight}, packs, inner)
              for names in (turned(plain, bound, *known) if {"values", "rewards"} <= {*bound} else
                            (plain, *shifted(plain, bound, inner, *known))))
     mistaken = {name: texts[0] for name, texts in made.items()}
@@ -459,7 +476,8 @@ def adapter(called, module, name, function, case, inputs, fitted, names, fixed, 
     theirs |= {other: repr(fitted.parameters[our]) for our, other in fitted.binding.names.items()
                if our in fixed and our in fitted.parameters}
     given = set().union(*map(vectors.used, theirs.values()))
-    ours = [one for one in (*ours, "group_ids") if one in inputs or one in given]
+    ours = [one for one in dict.fromkeys((*ours, "group_ids", "beta"))
+            if one in inputs or one in given]
     if "epsilon_high" not in ours:      # one epsilon is for both sides
         shown = {"epsilon_low": "epsilon"}
         ours = [shown.get(one, one) for one in ours]
