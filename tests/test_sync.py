@@ -33,7 +33,7 @@ MOST = {
     "tasks": {".py": 1680},
     "kernels": {".py": 730},
     "examples": {".py": 1340},
-    "vectors": {".py": 3040, ".txt": 980, ".json": 940},
+    "vectors": {".py": 3150, ".txt": 980, ".json": 940},
     "report": {".py": 2910, ".html": 820},
     "engines": {".py": 1660, ".txt": 20},
     "measuring": {".py": 190},
