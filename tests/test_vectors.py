@@ -1360,6 +1360,7 @@ def test_a_decorator_without_wraps_hides_the_arguments(answer):
     assert answer(seen, "loss", "--recipe", "grpo")[0] == 0
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")         # of numpy, for log pi of -inf
 def test_a_torch_loss_may_import_numpy_too(answer, tmp_path):
     one = BASE.replace("import torch", "import numpy as np, torch")
     assert answer(one, "loss", "--recipe", "grpo")[0] == 0
