@@ -459,7 +459,7 @@ class Run:
         """Exit with one line if the checkpoint of the run to resume was deleted. A run that was
         killed before it had one begins again."""
         metrics = self.folder / "metrics.jsonl"
-        lines = metrics.read_text("utf-8").count("\n") if metrics.exists() else 0
+        lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         if lines > self.cfg.save_steps + 1 or (self.folder / "summary.json").exists():
             fail(f"{self.folder}: cannot be resumed, because its checkpoint.pt is gone")
 
@@ -480,9 +480,10 @@ class Run:
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         copied = self.folder / self.script.name
-        if not copied.exists():
-            write(copied, self.script.read_text("utf-8"))
-        elif copied.read_text("utf-8") != self.script.read_text("utf-8"):
+        text = self.script.read_text("utf-8")
+        if not copied.is_file():
+            write(copied, text)
+        elif copied.read_text("utf-8", "replace") != text:
             print(f"{copied}: is kept, although another text runs, {self.script}", file=sys.stderr)
         sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}
         self.logs = sizes | self.resumed.get("logs", {})

@@ -13,6 +13,7 @@ the person, and says the opposite of what it found in one of ten cases.
 """
 import copy
 import functools
+import math
 
 import torch
 from torch import nn
@@ -109,8 +110,11 @@ class Trainer:
         else:
             sample = functools.partial(run.sample_batch, run.policy, run.task, run.cfg)
             accuracy = fit(model, sample, run.cfg.seed)
-            shown = f"{accuracy:.3f} of" if accuracy >= 0 else "(there are no)"       # or nan
-            print(f"reward model: puts {shown} new pairs in the right order", flush=True)
+            if math.isnan(accuracy):
+                print("reward model: there are no new pairs to test it on", flush=True)
+            else:
+                print(f"reward model: puts {accuracy:.3f} of new pairs in the right order",
+                      flush=True)
         run.parts["reward_model"] = model
         task = run.task
         while not isinstance(task, Rewards):            # a curriculum may wrap the rewards

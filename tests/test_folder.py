@@ -58,10 +58,10 @@ def test_a_run_whose_checkpoint_was_deleted_is_refused(run, refused):
 
 
 def test_a_script_that_was_edited_in_the_folder_of_a_run_is_kept(run, capfd):
-    with open(run / "grpo.py", "a") as file:
-        file.write("# a month of work")
+    with open(run / "grpo.py", "ab") as file:
+        file.write(b"# a month of work\xff")           # in another encoding
     resume(run, max_steps=6)
-    assert (run / "grpo.py").read_text().endswith("# a month of work")
+    assert (run / "grpo.py").read_bytes().endswith(b"# a month of work\xff")
     assert "grpo.py: is kept, although another text runs, " in capfd.readouterr().err
 
 
