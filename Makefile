@@ -158,8 +158,9 @@ screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png;
 screenshot-trl:          ## make screenshot-trl RUN=runs/trl: redraw docs/trl-report.png; needs Chromium
 	$(SHOOT) --window-size=900,1200 --screenshot=docs/trl-report.png
 
-clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform .venv-gemma .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache
+clean:                   ## remove the environments that make created, runs/ and caches
+	for file in $(wildcard .venv*/installed); do rm -rf $$(dirname $$file); done
+	rm -rf .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 ifneq ($(origin PYTHON),file)
@@ -168,8 +169,18 @@ STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-gemma .venv-recipes
 .PHONY: $(STALE)
 endif
 
+# An environment that has no file `installed` is somebody else's: it stays as it is. The file exists from
+# the beginning, so an interrupted installation continues; its old date keeps the target out of date.
+define make-venv
+	@test -e $@ || test ! -e $(@D) || { echo "error: make did not create $(abspath $(@D)), so it does not \
+	change it. Use its packages with VENV=none PYTHON=..., or name another folder with VENV=..." >&2; exit 2; }
+	$(if $(filter $@,$(STALE)),rm -rf $(@D))
+	@mkdir -p $(@D) && touch -t 200001010000 $@
+	$(PYTHON) -m venv $(@D)
+endef
+
 $(VENV)/installed: requirements.txt
-	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
+	$(make-venv)
 	@echo "Installing packages in $(@D), once. docs/install.md lists their sizes."
 	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
 	echo $(PYTHON) > $@
@@ -178,19 +189,19 @@ $(VENV)/installed: requirements.txt
 .venv-gemma/installed: lab/gemma-requirements.txt
 .venv-recipes/installed: engines/requirements-recipes.txt
 .venv-gemma/installed .venv-recipes/installed: engines/requirements.txt requirements.txt
-	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
+	$(make-venv)
 	$(@D)/bin/python -m pip install --disable-pip-version-check $(addprefix -r ,$^)
 	echo $(PYTHON) > $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.
 .venv-conform/installed: lab/conform/requirements.txt
-	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
+	$(make-venv)
 	.venv-conform/bin/python -m pip install --disable-pip-version-check -r $<
 	.venv-conform/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  $$(sed -n 's/^# no dependencies: //p' $<)
 	echo $(PYTHON) > $@
 
 .venv-site/installed: learn/site/requirements.txt
-	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
+	$(make-venv)
 	.venv-site/bin/python -m pip install --disable-pip-version-check -r $<
 	echo $(PYTHON) > $@
