@@ -172,7 +172,7 @@ endif
 # An environment that has no file `installed` is somebody else's: it stays as it is. The file exists from
 # the beginning, so an interrupted installation continues; its old date keeps the target out of date.
 define make-venv
-	@test -e $@ || test ! -e $(@D) || { echo "error: make did not create $(abspath $(@D)), so it does not \
+	@test -e $@ || test ! -e $(@D) || { echo "error: make did not create $(@D), so it does not \
 	change it. Use its packages with VENV=none PYTHON=..., or name another folder with VENV=..." >&2; exit 2; }
 	$(if $(filter $@,$(STALE)),rm -rf $(@D))
 	@mkdir -p $(@D) && touch -t 200001010000 $@

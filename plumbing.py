@@ -1,27 +1,25 @@
 """A reader of an algorithm can skip this file: it reads the flags, makes the base policy, and gives
 a run its folder, its logs and its checkpoints."""
 import argparse
+import ast
 import contextlib
 import copy
 import dataclasses
-import dis
-import functools
-import importlib
-import importlib.util
 import inspect
-import itertools
 import json
 import os
 import re
 import secrets
 import shlex
 import signal
+import subprocess
 import sys
 import time
-import types
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import torch
@@ -142,13 +140,29 @@ for name in ("add_param_group", "load_state_dict", "state_dict", "step", "zero_g
     setattr(AdamW, name, torch.no_grad()(getattr(method, "__wrapped__", method)))
 
 
+@contextlib.contextmanager
+def fixed_arithmetic():
+    """Compute with one thread and without TF32, because both decide the last bits."""
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
 def load_base(policy, task, cfg):
     """Load the base, or make it if this is the first run that needs it."""
     path = base_path(policy, task, cfg)
     try:
         read_policy(policy, path)
     except Exception:                   # there is no base yet, or a damaged one
-        warm_start(policy, task, cfg)
+        check_demonstrations(task, cfg)
+        with fixed_arithmetic():
+            warm_start(policy, task, cfg)
         if not all(weight.isfinite().all() for weight in policy.parameters()):
             fail("the weights of the base are not finite: lower --base_learning_rate", 1)
         suffix = f".{secrets.token_hex(4)}.tmp"     # another run, or container, may write it, too
@@ -156,97 +170,56 @@ def load_base(policy, task, cfg):
 
 
 def base_path(policy, task, cfg):
-    """Name the file of a base by a hash of what shapes it: the code of the policy, the warm start
-    and the task, the task's attributes, the flags, torch and the arithmetic. -> Path"""
-    task = getattr(task.demonstration, "__self__", task)        # without what --reward wraps it in
-    shape = [recipe(thing, {}) for thing in (type(policy), warm_start, task)]
-    shape += [getattr(cfg, name) for name in ("device", *common.Base.__annotations__)]
-    key = zlib.crc32(repr((shape, common.ARITHMETIC)).encode())
-    return Path(f"runs/base/{task.name}-{key:08x}.pt")
+    """Name the file of a base by a hash of what decides it: the first demonstrations, the weights
+    before training and the logits that they compute, the code of the warm start, the flags, torch
+    and its arithmetic. The hash misses what shows in none of these demonstrations, and what changes
+    gradients alone, such as a detached block. -> Path"""
+    shown = first_demonstrations(task)
+    some = torch.cat([shown[0], shown[1]], dim=1)[::64]                         # (16, W + T)
+    with fixed_arithmetic(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)            # in case that the policy has dropout
+        logits = copy.deepcopy(policy).cpu()(some)                              # (16, W + T, V)
+    weights = [(name, x.shape, x.dtype) for name, x in policy.state_dict().items()]
+    flags = [getattr(cfg, name) for name in ("device", *common.Base.__annotations__)]
+    code = ast.parse(Path(__file__).read_text("utf-8")).body            # without comments
+    steps = {"AdamW", "warm_start", "gradient", "muon_step"}
+    code = [ast.unparse(part) for part in code if getattr(part, "name", "") in steps]
+    parts = checksum(*shown, logits), weights, flags, code, common.ARITHMETIC
+    return Path(f"runs/base/{task.name}-{zlib.crc32(repr(parts).encode()):08x}.pt")
 
 
-def recipe(thing, seen):
-    """Describe what makes a function, a class or an object do what it does: values, compiled code,
-    which has no comments, and all that they mention, except for packages. Equal texts mean equal
-    behavior, if it does not depend on files. seen: {id: thing}. -> str"""
-    if inspect.ismethod(thing) and not is_installed(thing):
-        return recipe([thing.__func__, thing.__self__], seen)
-    if isinstance(thing, functools.partial):
-        return recipe([thing.func, thing.args, thing.keywords], seen)
-    thing = inspect.unwrap(getattr(thing, "__func__", thing))           # a method, or decorated
-    if isinstance(thing, property):
-        thing = thing.fget
-    if id(thing) in seen or isinstance(thing, Path) or is_installed(thing):
-        return getattr(thing, "__qualname__", "")
-    if isinstance(thing, (list, tuple)):
-        return f"[{', '.join(recipe(part, seen) for part in thing)}]"
-    if isinstance(thing, (set, frozenset)):             # their order differs between processes
-        return f"{{{', '.join(sorted(recipe(part, seen) for part in thing))}}}"
-    if isinstance(thing, dict):
-        return recipe(list(thing.items()), seen)
-    if inspect.isfunction(thing) or inspect.isclass(thing) or hasattr(thing, "__dict__"):
-        seen[id(thing)] = thing
-    if inspect.isfunction(thing):
-        return recipe(parts_of_function(thing), seen)
-    if inspect.isclass(thing):
-        parts = [(name, value) for name, value in vars(thing).items()
-                 if inspect.isroutine(value) or not name.startswith("__")]
-        return recipe([thing.__qualname__, *thing.__mro__[1:], *parts], seen)
-    if hasattr(thing, "tolist"):                        # an array, whose repr leaves numbers out
-        return recipe(thing.tolist(), seen)
-    if hasattr(thing, "__dict__"):
-        hidden = {"verify", "state", "flag"}            # of a task; they shape no demonstration
-        hidden |= {name for name in vars(thing)         # filled in when it is first read
-                   if isinstance(getattr(type(thing), name, None), functools.cached_property)}
-        parts = [(name, value) for name, value in vars(thing).items() if name not in hidden]
-        return recipe([type(thing), *parts], seen)
-    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(thing))
+def first_demonstrations(task):
+    """Draw and encode what the task shows first in both phases of the warm start, 512 examples
+    each. -> prompts (1024, W), tokens (1024, T), mask (1024, T), lengths (1024,)"""
+    examples = []
+    for phase in ("textbook", "forum"):
+        examples += common.sample_problems(task, 512, "base", phase=phase)
+    return common.encode_examples(examples, task, "cpu")
 
 
-def parts_of_function(function):
-    """List the code of a function, and the values that it finds under the names in it."""
-    codes = [function.__code__]
-    for code in codes:                                  # also the functions within it
-        codes += [part for part in code.co_consts if inspect.iscode(part)]
-    parts = [function.__defaults__, function.__kwdefaults__]
-    parts += [cell.cell_contents for cell in function.__closure__ or ()]
-    names = {}                                          # name: value
-    for code in codes:
-        constants = [part for part in code.co_consts if not inspect.iscode(part)]
-        parts += [code.co_code, code.co_names, [x for x in constants if x != function.__doc__]]
-        names |= {name: function.__globals__.get(name) for name in code.co_names}
-    for instruction in itertools.chain.from_iterable(map(dis.get_instructions, codes)):
-        if instruction.opname == "IMPORT_NAME":         # of the user's modules, when it is called
-            stem = instruction.argval
-            package = function.__globals__.get("__package__") or ""
-            stems = [stem, f"{package}.{stem}".strip(".")]      # the second one if it is relative
-            for name in (*stems, *(f"{stem}.{name}" for stem in stems for name in names)):
-                with contextlib.suppress(ImportError, ValueError):
-                    if not is_installed(importlib.util.find_spec(name)):
-                        names[name] = importlib.import_module(name)
-    for value in names.values():
-        if inspect.ismodule(value) and not is_installed(value):
-            there = {name: x for name, x in vars(value).items() if not name.startswith("__")}
-            mentioned = [there[name] for name in names if name in there]
-            value = mentioned or there                  # all of it, for getattr and the like
-        parts.append(value)
-    return parts
+def checksum(*tensors):
+    """Compute a checksum of all bits of some tensors. -> int"""
+    return zlib.crc32(b"".join(x.double().numpy().tobytes() for x in tensors))
 
 
-def is_installed(thing):
-    """Whether a function, a class or a module comes with Python or with a package."""
-    try:
-        path = Path(getattr(thing, "origin", None) or inspect.getfile(thing))
-    except OSError:                     # a class that was typed into a notebook
-        return False
-    except TypeError:                   # built in, made by exec, or something else
-        methods = [value for value in getattr(thing, "__dict__", {}).values()
-                   if inspect.isfunction(value)]
-        if inspect.isclass(thing) and methods:
-            return is_installed(methods[0])
-        return isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType))
-    is_library = Path(os.__file__).parent in path.parents or str(path).startswith("<frozen")
-    return is_library or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+def check_demonstrations(task, cfg):
+    """Exit with one line if other processes draw other demonstrations, because they order sets
+    differently, for example: then no run could be repeated. A task that a script makes itself
+    cannot be made elsewhere, so it is not checked."""
+    if not task.flag or type(task) is common.Arithmetic:
+        return
+    flags = {name: getattr(cfg, name) for name in common.Config.__dataclass_fields__}
+    program = ("import common, plumbing; "
+               f"task = common.load_task(common.Config(**{flags!r}), None); "
+               "print(plumbing.checksum(*plumbing.first_demonstrations(task)))")
+    words = [sys.executable, "-c", program]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+    others = [subprocess.Popen(words, cwd=common.HERE, env=os.environ | {"PYTHONHASHSEED": seed},
+                               text=True, **pipes) for seed in "123"]
+    own = str(checksum(*first_demonstrations(task)))
+    if {other.communicate()[0].strip() for other in others} != {own}:
+        fail(f"--task {task.flag}: another process draws other demonstrations; all that is random "
+             "must come from rng, and nothing may depend on the order of a set")
 
 
 def warm_start(model, task, cfg):
@@ -261,11 +234,12 @@ def warm_start(model, task, cfg):
     others = [weight for weight in model.parameters() if weight not in {*matrices}]
     adamw = AdamW(others, betas=(0.9, 0.95), capturable=is_cuda)
     num_parts = 2 if cfg.device == "cpu" else 1         # short rows need no columns for long ones
+    pool = ThreadPoolExecutor(num_parts, initializer=torch.set_num_threads, initargs=(1,))
 
     def descend(rate, *batch):
         batch = [x.to(cfg.device) for x in batch]
         parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
-        gradients = [gradient(model, batch, rows) for rows in parts]
+        gradients = pool.map(lambda rows: gradient(model, batch, rows), parts)
         for weight, *terms in zip(model.parameters(), *gradients):
             weight.grad = sum(terms)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -327,8 +301,14 @@ def muon_step(matrices, momentum, rate):
 
 def command(*words):
     """Write a command for the interpreter in use that can be pasted, with short paths. -> str"""
-    words = sys.executable, *words
-    return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in words)
+    return shlex.join(map(short, [sys.executable, *words]))
+
+
+def short(path):
+    """Write a path without the current folder, if this still exists. -> str"""
+    with contextlib.suppress(FileNotFoundError):
+        path = str(path).removeprefix(f"{Path.cwd()}{os.sep}")
+    return str(path)
 
 
 @contextlib.contextmanager
@@ -337,7 +317,7 @@ def writing(path):
     try:
         yield
     except (OSError, RuntimeError) as error:            # torch raises RuntimeError
-        fail(f"{path}: cannot be written ({getattr(error, 'strerror', 'is the disk full?')})")
+        fail(f"{short(path)}: cannot be written ({getattr(error, 'strerror', 'is the disk full?')})")
 
 
 def write(path, content, suffix=".tmp"):
@@ -373,7 +353,7 @@ def load_policy(policy, path):
     try:
         return read_policy(policy, path)
     except Exception as error:
-        fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
+        fail(f"{short(path)}: contains no policy of this shape ({type(error).__name__})")
 
 
 def handle(handlers):
@@ -388,6 +368,9 @@ def logged(scores):
     return {f"eval/{name}": x for name, x in scores.items() if isinstance(x, float)}
 
 
+# Ctrl-C, kill, a closed terminal, and what a scheduler sends before a job reaches its limit
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
 SHOWN = ("greedy", "greedy_forced_think", "greedy_think_share", "greedy_accuracy_given_think",
          "pass@1", "greedy_return", "return", "best_return")
 
@@ -399,8 +382,6 @@ class Run:
     store."""
 
     def __init__(self, cfg, task, policy, columns, score, sample_batch):
-        torch.set_num_threads(1)                # two would be only 1.15 times as fast
-        torch.set_float32_matmul_precision("highest")       # not TF32, which some images turn on
         self.cfg = cfg
         self.task = task
         self.policy = policy
@@ -427,13 +408,15 @@ class Run:
         if has_report():
             self.observers = common.optional("report.observers").observers(cfg)
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
-        self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
+        # absolute, because a reward may change the current folder
+        self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default).absolute()
         if cfg.resume_from_checkpoint and not (self.folder / "checkpoint.pt").exists():
             self.refuse_without_checkpoint()
         elif cfg.resume_from_checkpoint:
             self.resumed = load_policy(policy, self.folder / "checkpoint.pt")
             if "state" not in self.resumed:
-                fail(f"{self.folder}: contains a policy, but no run; use --init_from instead")
+                fail(f"{short(self.folder)}: contains a policy, but no run; use --init_from "
+                     "instead")
             self.state |= self.resumed["state"]
             self.step = self.state["steps"]
             self.line = self.resumed.get("line", {})
@@ -442,13 +425,32 @@ class Run:
         elif cfg.init_from:
             load_policy(policy, Path(cfg.init_from, "checkpoint.pt"))
         self.began = time.perf_counter() - self.state["seconds_total"]
+        self.check_task()
+        self.arithmetic = fixed_arithmetic()    # one thread: two are only 1.15 times as fast
+
+    def check_task(self):
+        """Exit with one line, before anything is trained, if the task has no problems for training
+        or evaluation, or if its verify or reward returns something else than it should."""
+        home = Path.cwd()
+        examples = []
+        for split in ("train", "test"):
+            common.sample_problems(self.task, 1, "check", split)
+        for phase in ("textbook", "forum"):
+            examples += common.sample_problems(self.task, 8, "check", phase=phase)
+        texts = [example.completion for example in examples]
+        texts += [*texts[1:], ""]               # mostly wrong ones
+        batch = SimpleNamespace(problems=examples * 2, texts=texts, ratings=None)
+        self.task.judge(batch, 1, "check")
+        os.chdir(home)                          # which verify may have left
 
     def __enter__(self):
+        self.arithmetic.__enter__()
         return self
 
     def __exit__(self, *error):
-        """Save the last step that is done, and give back the signals and the folder, however the
-        run ended."""
+        """Save the last step that is done, and give back the signals, the folder, and the settings
+        of torch, however the run ended."""
+        self.arithmetic.__exit__(*error)
         if os.getpid() == self.pid:             # not in a process that the run has forked
             self.write_unsaved()
         handle(self.handlers)
@@ -461,7 +463,7 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         if lines > self.cfg.save_steps + 1 or (self.folder / "summary.json").exists():
-            fail(f"{self.folder}: cannot be resumed, because its checkpoint.pt is gone")
+            fail(f"{short(self.folder)}: cannot be resumed, because its checkpoint.pt is gone")
 
     def begin(self):
         """Take the run folder, and cut its logs to their length at the checkpoint. Load the base,
@@ -471,30 +473,33 @@ class Run:
         number = 1
         while not self.take():
             if self.cfg.resume_from_checkpoint:
-                fail(f"{first}: this run is still in progress; resume it when it has ended")
+                fail(f"{short(first)}: this run is still in progress; resume it when it has ended")
             if self.cfg.output_dir:
-                fail(f"{first}: is not empty, or another run writes there; name another folder")
+                fail(f"{short(first)}: is not empty, or another run writes there; name another "
+                     "folder")
             number += 1
             self.folder = Path(f"{first}-{number}")
         config = dataclasses.asdict(self.cfg) | {"resume_from_checkpoint": "", "task": self.flag}
-        record = {"script": self.script.name, "torch": torch.__version__, "config": config}
+        record = {"script": self.script.name, "torch": self.versions(), "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
         copied = self.folder / self.script.name
         text = self.script.read_text("utf-8")
         if not copied.is_file():
             write(copied, text)
         elif copied.read_text("utf-8", "replace") != text:
-            print(f"{copied}: is kept, although another text runs, {self.script}", file=sys.stderr)
+            print(f"{short(copied)}: is kept, although another text runs, {self.script}",
+                  file=sys.stderr)
         sizes = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}
         self.logs = sizes | self.resumed.get("logs", {})
         for name, size in self.logs.items():
             log = self.folder / name
             if log.is_file() and not log.is_symlink():
                 os.truncate(log, min(log.stat().st_size, size))
-        numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
-        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-        self.handlers = handle(dict.fromkeys(heard, self.leave))        # nohup ignores SIGHUP
-        words = self.script.name, f"{self.task.name} on {self.cfg.device}", str(self.folder)
+        numbers = {getattr(signal, name, signal.SIGINT) for name in SIGNALS}
+        ignored = (signal.SIG_IGN, None)                # by nohup; None: C code handles it
+        heard = [number for number in numbers if signal.getsignal(number) not in ignored]
+        self.handlers = handle(dict.fromkeys(heard, self.leave))
+        words = self.script.name, f"{self.task.name} on {self.cfg.device}", short(self.folder)
         print(": ".join(words), flush=True)
 
         if not (self.resumed or self.cfg.init_from):
@@ -505,6 +510,19 @@ class Run:
             weight.grad = torch.zeros_like(weight)
         self.tell("start")
         return copy.deepcopy(self.policy)               # start() loads the weights of a resumed run
+
+    def versions(self):
+        """List the versions of torch that computed the run, separated by commas; a resume with
+        another one prints a line. -> str"""
+        if not self.resumed:
+            return torch.__version__
+        record = json.loads((self.folder / "config.json").read_text("utf-8"))
+        before = str(record.get("torch", "unknown")).split(", ")
+        if before[-1] == torch.__version__:
+            return ", ".join(before)
+        print(f"{short(self.folder)}: began with torch {before[-1]}, continues with "
+              f"{torch.__version__}; steps may differ in their last bits", file=sys.stderr)
+        return ", ".join([*before, torch.__version__])
 
     def take(self):
         """Make and lock the folder. --output_dir may name one that is empty, or where a run failed
@@ -583,7 +601,7 @@ class Run:
             shown = [f"{name} {scores[name]:.3f}" for name in SHOWN if scores.get(name) is not None]
             print("held out:" if self.step else "base:", ", ".join(shown), flush=True)
         self.tell("evaluate", scores)
-        return scores
+        return {name: x for name, x in scores.items() if name not in ("examples", "steps")}
 
     def tell(self, event, *args):
         """Call observer.EVENT(run, *args) for each observer that has such a method."""
@@ -616,8 +634,8 @@ class Run:
             self.unsaved = None                 # a full disk is reported once
 
     def leave(self, number, frame):
-        """Handle Ctrl-C, SIGTERM and SIGHUP: save, print how to resume, and exit. In a process that
-        the run has forked, the handler of before takes over."""
+        """Handle one of SIGNALS: save, print how to resume, and exit. In a process that the run has
+        forked, the handler of before takes over."""
         if os.getpid() != self.pid:
             handle(self.handlers)
             os.kill(os.getpid(), number)
@@ -637,7 +655,10 @@ class Run:
         if self.line:
             self.append("metrics.jsonl", self.line | logged(trained))
         summary = {"trained": trained} | self.state
-        write(self.folder / "summary.json", json.dumps(summary, indent=2))
-        print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")
+        text = json.dumps(summary, indent=2)
+        text = re.sub(r"\[[^][]*\]", lambda curve: " ".join(curve[0].split()), text)     # one line
+        write(self.folder / "summary.json", text)
+        print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, "
+              f"folder {short(self.folder)}")
         self.tell("finish", summary)
         return summary

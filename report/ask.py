@@ -13,7 +13,7 @@ import common  # isort: split
 import torch
 
 import plumbing
-from report import escape, parser, start
+from report import escape, parser, replaced, start
 from report.page import import_script
 
 # These replace flags of the run: one prompt needs no GPU, and a question has no reward.
@@ -43,6 +43,26 @@ def load_policy(folder, script, cfg, name="checkpoint.pt"):
     return policy
 
 
+class Made(Exception):
+    """Stops a script's main at the moment when its run would begin. args: the task"""
+
+
+def load_task(folder, script, cfg):
+    """Make the task of a run. If the script makes a task of its own, its main does. -> Task"""
+    if "." not in cfg.task:
+        return common.load_task(cfg, script.verify)
+
+    def stop(cfg, task, *others):
+        raise Made(task)
+    words = ["--resume_from_checkpoint", str(folder), "--device", "cpu", "--kernel", "auto"]
+    try:
+        with replaced(plumbing, Run=stop):
+            import_script(plumbing.read_config(folder)[0]).main(words)
+    except Made as made:
+        return made.args[0]
+    common.fail(f"{folder}: main of the script made no task")
+
+
 def problem_of(task, prompt):
     """Make a problem of a prompt. In a mix, it is a problem of the first task that has an
     environment, or else of the first task. -> Problem"""
@@ -62,10 +82,7 @@ def answer(folder, prompt):
     """Complete a prompt with the policy of a run, greedily. -> the text of the completion"""
     script, cfg = read_run(folder)
     torch.set_num_threads(1)
-    if "." in cfg.task:
-        common.fail(f"{folder}: the script itself makes the task, {cfg.task}, so only a program of "
-                    "yours can ask its policy")
-    task = common.load_task(cfg, script.verify)
+    task = load_task(folder, script, cfg)
     if not prompt.isascii() or not 1 <= len(prompt) <= task.prompt_width:
         common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and have "
                     f"1 to {task.prompt_width} characters")

@@ -17,8 +17,21 @@ def read_summary(folder):
     with contextlib.suppress(ValueError):
         summary = loads(path.read_text(encoding="utf-8"))
         if isinstance(summary, dict) and summary.keys() >= SUMMARY:
+            for name, counts in read_counts(folder).items():
+                if isinstance(summary.get(name), dict):
+                    summary[name]["steps"] = counts
             return summary
     raise ValueError(f"{path}: is damaged; if you remove it, the rest of the run can be shown")
+
+
+def read_counts(folder):
+    """Read how often each step of the thoughts was right. -> {"base": {step: [times written, times
+    right]}, "trained": ...}, empty if there is no steps.json, or a damaged one"""
+    with contextlib.suppress(OSError, ValueError):
+        counts = loads(Path(folder, "steps.json").read_text(encoding="utf-8"))
+        if isinstance(counts, dict):
+            return counts
+    return {}
 
 
 def read_log(folder, name, *keys):

@@ -19,7 +19,7 @@ import common
 import plumbing
 from report import command, escape
 from report.check import warnings
-from report.logs import finite, records
+from report.logs import finite, read_counts, records
 from report.page import write_report
 from tasks import pass_rates
 from tasks.preferences import Trainer
@@ -147,13 +147,18 @@ def sample_records(run, batch, A):
 
 class Answers:
     """Logs the greedy answers to a fixed set of held-out problems: in greedy.jsonl at every
-    evaluation, and in evaluation.jsonl those of the base next to those of the trained policy."""
+    evaluation, and in evaluation.jsonl those of the base next to those of the trained policy. Also
+    logs in steps.json how often each step of the thoughts of both is right."""
 
     examples = ()                   # from the last evaluation; a resumed run may not have one
 
     def evaluate(self, run, scores):
-        self.examples = scores.pop("examples", [])
+        self.examples = scores.get("examples", [])
         step = run.step
+        if "steps" in scores:
+            counts = read_counts(run.folder) if step > 0 else {}
+            counts["trained" if step > 0 else "base"] = scores["steps"]
+            plumbing.write(run.folder / "steps.json", json.dumps(counts))
         if step % run.cfg.eval_steps == 0 and step != run.state.get("greedy_step"):
             run.append("greedy.jsonl", {"step": step, "examples": self.examples})
             run.state["greedy_step"] = step
@@ -204,17 +209,16 @@ class Report:
 
     def finish(self, run, summary):
         try:
-            report = write_report(run.folder)
-            print(f"Open the report in a browser:\n  {shlex.quote(str(report))}")
+            report = plumbing.short(write_report(run.folder))
+            print(f"Open the report in a browser:\n  {shlex.quote(report)}")
         except (OSError, ValueError) as error:
             print(f"no report.html: {escape(str(error))}")
         try:
             importlib.import_module("report.curve").draw_curve(run.folder)
-        except (ImportError, OSError, ValueError) as error:
+        except Exception as error:      # with a user's own settings, matplotlib raises anything
             print(f"no curve.png: {escape(str(error))}")
-        if run.task.flag:               # a task that the script makes itself cannot be loaded there
-            prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
-            print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)
+        prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
+        print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)
 
 
 # ---- 4. trackers -----------------------------------------------------------------------------

@@ -5,7 +5,6 @@ plumbing.py calls `defaults`, and common.py `load`.
 import dataclasses
 import importlib
 import inspect
-import random
 import re
 from pathlib import Path
 
@@ -42,7 +41,8 @@ def names():
 def defaults(config_class, task_flag):
     """Collect the defaults of flags that the tasks define; if several define one, the largest. Only
     scripts that have the flag use them. -> dict"""
-    classes = [find(part.partition(":")[0]) for part in task_flag.split(",")]
+    names = [part.partition(":")[0] for part in task_flag.split(",")]
+    classes = [find(name) for name in names if "." not in name]     # a script makes mine.Sorting
     chosen = {}
     for field in dataclasses.fields(config_class):
         if any(field.name in task.defaults for task in classes):
@@ -82,14 +82,4 @@ def load_part(cfg, task_flag, verify):
     for need in ("prompt_width", "sample", "demonstration", "verify"):
         if getattr(task, need, None) is None:
             common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define {need}")
-    check_splits(task)
     return task
-
-
-def check_splits(task):
-    """Exit with one line if a task has hardly any problems for training or for evaluation."""
-    rng = random.Random(0)
-    for split in ("train", "test"):
-        drawn = (task.sample(rng)._replace(task=task.name) for _ in range(10_000))
-        if not any(task.is_held_out(problem) == (split == "test") for problem in drawn):
-            common.fail(f"--task {task.name}: has hardly any {split} problems; it needs variety")
