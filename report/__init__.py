@@ -15,7 +15,8 @@ import plumbing
 
 def command(*words):
     """Write a command that runs a module of this repository, ready to be pasted. -> str"""
-    where = "" if Path.cwd() == common.HERE else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
+    is_here = plumbing.current_folder() == common.HERE
+    where = "" if is_here else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
     return where + plumbing.command("-m", *words)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 import plumbing
 
@@ -113,7 +114,7 @@ def changed_weights(one, other):
 @pytest.fixture(autouse=True)
 def restored_handlers():
     """Restore the handlers of signals after each test, because an interrupted run replaces them."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [getattr(signal, name) for name in plumbing.SIGNALS]
     handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
@@ -169,6 +170,15 @@ def at_work_folder(work, monkeypatch):
     """Run the test in the folder `work`."""
     monkeypatch.chdir(work)
     return work
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A folder with copies of grpo.py and all that it uses, to be edited and run in processes."""
+    for name in ("common.py", "plumbing.py", "grpo.py", "tasks", "report", "kernels"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    return tmp_path
 
 
 @pytest.fixture

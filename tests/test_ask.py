@@ -61,11 +61,8 @@ def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])
 
 
-def test_a_run_of_a_script_that_makes_its_task_or_is_gone_cannot_be_asked(run, stops):
+def test_a_run_of_a_script_that_is_gone_cannot_be_asked(run, stops):
     record = json.loads((run / "config.json").read_text())
-    record["config"]["task"] = "mine.Task"
-    (run / "config.json").write_text(json.dumps(record))
-    stops("the script itself makes the task, mine.Task", ask.answer, run, "3+4=")
     (run / "config.json").write_text(json.dumps(record | {"script": "none_such.py"}))
     stops("none_such", ask.answer, run, "3+4=")
 

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.machinery
+import itertools
 import os
+import random
 import subprocess
 import sys
 import types
@@ -16,13 +17,14 @@ import pytest
 import torch
 from conftest import ROOT, SCRIPTS, TINY, close, every_script
 from small_models import Recording
-from small_runs import INSTANT, changed_weights, load, policy_of, read_summary
+from small_runs import INSTANT, arguments, changed_weights, load, policy_of, read_summary
 from update_scenes import gradients
 
 import common
 import grpo
 import plumbing
 from kernels import decode
+from tasks import calls
 from vectors.edits import replace_once
 
 
@@ -49,12 +51,13 @@ def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):
     assert base | read_summary(finished)["trained"] == base
 
 
-def edited(file, old, new):
+def edited(file, old, new, folder):
     """Make a module of a file of the repository in which one text is replaced. -> module"""
-    text = replace_once((ROOT / file).read_text("utf-8"), old, new)
-    module = types.ModuleType(Path(file).stem)      # sys.modules keeps the real one
-    module.__file__ = str(ROOT / file)
-    exec(compile(text, module.__file__, "exec"), vars(module))
+    path = folder / Path(file).name
+    path.write_text(replace_once((ROOT / file).read_text("utf-8"), old, new), "utf-8")
+    module = types.ModuleType(path.stem)            # sys.modules keeps the real one
+    module.__file__ = str(path)
+    exec(compile(path.read_text("utf-8"), module.__file__, "exec"), vars(module))
     return module
 
 
@@ -74,10 +77,10 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
-def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
-        config, load_task, task, file, old, new, is_same):
+def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
+        config, load_task, tmp_path, task, file, old, new, is_same):
     cfg = config(task=task)
-    own, made = load_task(cfg), edited(file, old, new)
+    own, made = load_task(cfg), edited(file, old, new, tmp_path)
     policy, path = grpo.GPT(cfg), plumbing.base_path
     before = path(policy, own, cfg)
     if file == "grpo.py":
@@ -91,158 +94,124 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     assert (path(policy, own, cfg) == before) == is_same
 
 
-def test_the_vocabulary_belongs_to_a_base(config, load_task, monkeypatch):
-    cfg = config()
-    before = plumbing.base_path(grpo.GPT(cfg), load_task(cfg), cfg)
-    monkeypatch.setattr(grpo, "VOCAB_SIZE", 384)
-    assert plumbing.base_path(grpo.GPT(cfg), load_task(cfg), cfg) != before
+class Table(dict):
+    """A dict whose entries are attributes, too, also those that it lacks."""
+    __getattr__ = dict.get
 
 
-OWN_TASK = """
-import common
-import facts
-import letters
-from deep import table
+class Row:
+    __slots__ = ("word",)
 
-NUMBERS = [1, 2, 3]
+    def __init__(self, word):
+        self.word = word
 
 
-class Sorting(common.Task):
-    prompt_width = 7
-    base = 10
+class Words(common.Task):
+    """A task whose demonstrations say the word that `tell` returns."""
+    prompt_width = 4
 
-    def __init__(self, size):
+    def __init__(self, tell, **attributes):
         super().__init__()
-        self.size = size
+        vars(self).update(attributes, tell=tell)
 
     def sample(self, rng):
-        digits = "".join(rng.choices("0123456789", k=self.size))
-        return common.Problem(digits + "=", answer="".join(sorted(digits)))
+        return common.Problem(f"{rng.randint(100, 999)}=", "")
 
     def demonstration(self, rng, phase):
-        'Show the wrong order.'
-        import late
-        problem = self.sample(rng)
-        extra = facts.WORD + table.WORD + table.near() + late.WORD + self.end + spelled()
-        return problem._replace(completion=extra + str(NUMBERS))    # a comment
-
-    @property
-    def end(self):
-        return ";"
-
-    def verify(self, problem, text):
-        return 1.0
+        return self.sample(rng)._replace(completion=self.tell())
 
 
-def spelled(name="WORD"):
-    def spell():
-        return getattr(letters, name).strip("_")
-    return spell()
+def circle(word):
+    """Make a table of rooms that name each other."""
+    rooms = {"hall": {"word": word}, "yard": {}}
+    rooms["hall"]["next"] = rooms["yard"]
+    rooms["yard"]["next"] = rooms["hall"]
+    return rooms
 
 
-def unused():
-    return 0
-"""
-MODULES = {"facts.py": "WORD = 'a'\nOTHER = 'e'\n", "letters.py": "WORD = 'b'\n",
-           "deep/__init__.py": "", "deep/table.py": "from deep.words import WORD\n\n\n"
-           "def near():\n    from .near import WORD\n    return WORD\n",
-           "deep/near.py": "WORD = 'f'\n",
-           "deep/words.py": "WORD = 'c'\n", "late.py": "WORD = 'd'\n"}
+def stated(word):
+    """Make a task that says its attribute `state`."""
+    task = Words(lambda: task.state, state=word, flag="", verify=len)
+    return task
 
 
-@pytest.mark.parametrize("file, old, new, is_same", [
-    ("own.py", "", "", True), ("copy.py", "", "", True), ("own.py", "a comment", "x", True),
-    ("own.py", "Show the wrong order.", "Show it.", True), ("own.py", "return 0", "return 1", True),
-    ("own.py", "k=self.size", "k=6", False), ("own.py", "base = 10", "base = 9", False),
-    ("own.py", "[1, 2, 3]", "[1, 3, 2]", False), ("own.py", "+ str(NUMBERS)", "", False),
-    ("own.py", 'return ";"', 'return ","', False), ("own.py", '="WORD"', '="WORD_"', False),
-    ("own.py", 'strip("_")', 'strip("-")', False), ("letters.py", "'b'", "'x'", False),
-    ("facts.py", "'e'", "'x'", True), ("facts.py", "'a'", "'x'", False),
-    ("late.py", "'d'", "'x'", False), ("deep/words.py", "'c'", "'x'", False),
-    ("deep/near.py", "'f'", "'x'", False)])
-def test_a_task_that_a_script_makes_has_a_base_of_its_own(
-        config, tmp_path, monkeypatch, file, old, new, is_same):
-    """It is made again if something changes that shapes the demonstrations, wherever it lives."""
+@pytest.mark.parametrize("make", [
+    lambda word: Words(functools.partial(getattr, Table(word=word), "word")),
+    lambda word: Words(functools.partial(getattr, Row(word), "word")),
+    lambda word: Words(functools.partial(circle(word)["hall"]["next"]["next"].get, "word")),
+    lambda word: Words(functools.partial(next, itertools.cycle([word]))),
+    lambda word: Words(functools.partial(random.Random(len(word)).choice, [word])),
+    lambda word: stated(word)])
+def test_tasks_share_a_base_if_their_demonstrations_are_equal_and_only_then(config, make):
+    """However the words come about: no code is read to find out."""
     cfg = config()
-
-    def path_of(folder, name, size=6, change=None):
-        for module, text in {**MODULES, name: OWN_TASK}.items():
-            path = tmp_path / folder / module
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if module == file and change is not None:
-                assert old in text
-                text = text.replace(*change)
-            path.write_text(text)
-        for module in ("facts", "letters", "deep", "deep.table", "deep.words", "deep.near",
-                       "late"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
-        made = importlib.machinery.SourceFileLoader("own", str(tmp_path / folder / name))
-        own = types.ModuleType("own")
-        own.__file__ = str(tmp_path / folder / name)
-        exec(made.get_code("own"), vars(own))
-        return plumbing.base_path(grpo.GPT(cfg), own.Sorting(size), cfg)
-    before = path_of("before", "own.py")
-    assert before.name.startswith("sorting-")
-    after = path_of("after", "copy.py" if file == "copy.py" else "own.py", change=(old, new))
-    assert (after == before) == is_same
-    assert path_of("small", "own.py", size=5) != before
-
-
-def test_the_number_of_operands_belongs_to_a_base_and_the_verifier_does_not(config, load_task):
-    cfg = config(task="arithmetic")
     policy = grpo.GPT(cfg)
-    paths = {plumbing.base_path(policy, task, cfg) for task in (
-        common.Arithmetic(grpo.verify), common.Arithmetic(lambda problem, text: 1.0, 5, 5),
-        load_task(cfg), load_task(config(task="arithmetic:5")))}
-    assert len(paths) == 1
-    assert plumbing.base_path(policy, common.Arithmetic(grpo.verify, 2, 3), cfg) not in paths
+    same, other, plain = (plumbing.base_path(policy, task, cfg) for task in (
+        make("aaa"), make("bbb"), Words(lambda: "aaa", unused=[1, 2, 3])))
+    assert same == plain != other
 
 
-class Word:
-    def __init__(self, text):
-        self.text = text
-
-    def write(self):
-        return self.text
-
-
-def writes(text):
-    return lambda: text
-
-
-@pytest.mark.parametrize("value, other", [
-    (writes("a"), writes("b")), (Word("a").write, Word("b").write), (Word("a"), Word("b")),
-    (functools.partial(writes, "a"), functools.partial(writes, "b")), ({3, 1}, {3, 2}),
-    ({"a": 1}, {"a": 2}), (torch.zeros(2000), (torch.arange(2000) == 1000).float()),
-    ([grpo.EOS], [grpo.PAD]), (Recording, grpo.GPT)])
-def test_an_attribute_of_a_task_belongs_to_its_base(config, load_task, value, other):
-    cfg = config()
+def test_what_an_environment_inserts_belongs_to_a_base(config, load_task, monkeypatch):
+    cfg = config(task="lookup")
     policy, task = grpo.GPT(cfg), load_task(cfg)
-    paths = []
-    for task.extra in (value, other, value):
-        paths.append(plumbing.base_path(policy, task, cfg))
-    assert paths[0] == paths[2] != paths[1]
+    before = plumbing.base_path(policy, task, cfg)
+    monkeypatch.setattr(calls, "sampled_masks", lambda task, examples, ids: [
+        torch.ones(len(row)) for row in ids])
+    assert plumbing.base_path(policy, task, cfg) != before
 
 
-TYPED = """
-import common, grpo, plumbing
-class Facts:
-    WORD = 'a'
-class Sorting(common.Task):
-    def demonstration(self, rng, phase):
-        return common.Problem('1=', '1', completion=Facts.WORD)
-cfg = grpo.Config(device='cpu')
-print(plumbing.base_path(grpo.GPT(cfg), Sorting(), cfg).name)
-"""
+def test_the_weights_before_training_belong_to_a_base_with_their_names_shapes_and_type(
+        config, load_task, monkeypatch):
+    cfg = config()
+    task = load_task(cfg)
+
+    def path_of(change=lambda policy: policy):
+        return plumbing.base_path(change(grpo.GPT(cfg)), task, cfg)
+
+    def grown(policy):                                  # an unused weight changes no logit
+        policy.extra = torch.nn.Parameter(torch.ones(1))
+        return policy
+
+    def renamed(policy):
+        policy.register_module("others", policy._modules.pop("norm"))
+        policy.norm = lambda x: policy.others(x)
+        return policy
+
+    def dropping(policy):
+        policy.norm = torch.nn.Sequential(policy.norm, torch.nn.Dropout(0.5))
+        return policy
+    paths = [path_of(), path_of(grown), path_of(renamed), path_of(dropping),
+             path_of(lambda policy: policy.bfloat16()), path_of(lambda policy: policy.double())]
+    monkeypatch.setattr(grpo, "VOCAB_SIZE", 384)
+    paths.append(path_of())
+    assert len({*paths}) == len(paths)
+    monkeypatch.setattr(grpo, "VOCAB_SIZE", 320)
+    policy = dropping(grpo.GPT(cfg))
+    state = torch.random.get_rng_state()
+    assert plumbing.base_path(policy, task, cfg) == paths[3]
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_task_that_was_typed_has_a_base_of_its_own():
-    """In python -c, as in a notebook, no file has the text of a class."""
-    names = [subprocess.run([sys.executable, "-c", text], cwd=ROOT, text=True, check=True,
-                            capture_output=True).stdout
-             for text in (TYPED, TYPED + "#", TYPED.replace("'a'", "'b'"))]
-    assert names[0] == names[1] != names[2] and names[0].startswith("sorting-")
+def test_the_number_of_threads_changes_neither_the_key_nor_the_bits_of_a_base(
+        config, load_task, own_bases):
+    cfg = config(task="arithmetic", base_steps=3, hidden_size=128)
+    bases = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision("medium")        # bfloat16 on some processors
+            policy = grpo.GPT(cfg)
+            plumbing.load_base(policy, load_task(cfg), cfg)
+            [path] = own_bases.iterdir()
+            path.unlink()
+            assert torch.get_num_threads() == threads
+            assert torch.get_float32_matmul_precision() == "medium"
+            bases.append((path.name, policy.state_dict()))
+    finally:
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+    for name, weights in bases[1:]:
+        assert name == bases[0][0] and not changed_weights(weights, bases[0][1])
 
 
 @pytest.mark.parametrize("flags", [{"reward": "accuracy+format"}, {"curriculum": True},
@@ -255,42 +224,94 @@ def test_what_changes_only_rl_keeps_the_base(config, load_task, flags):
         policy, load_task(changed), changed)
 
 
-AGAIN = """
-import common, grpo, plumbing
-cfg = grpo.Config(device='cpu', task='lookup,countdown')
-task = common.load_task(cfg, grpo.verify)
-task.words = {*dir(common)}
-for step in range(2):
-    print(plumbing.base_path(grpo.GPT(cfg), task, cfg).name)
-    plumbing.warm_start(grpo.GPT(cfg), task, grpo.Config(device='cpu', base_steps=1))
-"""
+def test_the_number_of_operands_belongs_to_a_base(config, load_task):
+    cfg = config(task="arithmetic")
+    paths = [plumbing.base_path(grpo.GPT(cfg), load_task(config(task=f"arithmetic{level}")), cfg)
+             for level in ("", ":5", ":4", ":4-5")]
+    assert paths[0] == paths[1] and len({*paths}) == 3
 
 
-def test_the_same_key_comes_out_again_and_in_a_process_with_another_order_of_sets():
-    """tiktoken's tokenizer, which the code of a warm start mentions, changes when it is used."""
-    names = []
-    for seed in ("1", "2"):
-        names += subprocess.run(
-            [sys.executable, "-c", AGAIN], cwd=ROOT, text=True, check=True, capture_output=True,
-            env=os.environ | {"PYTHONHASHSEED": seed}).stdout.split()
-    assert len(names) == 4 and len({*names}) == 1
-
-
-def test_what_shapes_a_base_includes_the_arithmetic_and_the_device(
+def test_the_arithmetic_the_device_and_the_flags_of_a_base_belong_to_it(
         config, load_task, own_bases, monkeypatch, watch):
-    class Other(grpo.GPT):
-        pass
     cfg = config(base_steps=0)
     policy, task = grpo.GPT(cfg), load_task(cfg)
     monkeypatch.setattr(plumbing, "warm_start", lambda *_: None)
     suffixes = watch(plumbing, "write", lambda path, content, suffix: suffix)
     for changes in ({}, {"device": "mps"}, {"base_seed": 1}):
         plumbing.load_base(policy, task, dataclasses.replace(cfg, **changes))
-    plumbing.load_base(Other(cfg), task, cfg)
     monkeypatch.setattr(common, "ARITHMETIC", ("2.0.0", "AVX2"))
     plumbing.load_base(policy, task, cfg)
-    assert len(times(own_bases)) == 5
-    assert len({*suffixes}) == 5            # two containers may have the same process and thread
+    assert len(times(own_bases)) == 4
+    assert len({*suffixes}) == 4            # two containers may have the same process and thread
+
+
+AGAIN = """
+import common, grpo, plumbing
+cfg = grpo.Config(device='cpu', task='lookup,countdown')
+task = common.load_task(cfg, grpo.verify)
+for step in range(2):
+    print(plumbing.base_path(grpo.GPT(cfg), task, cfg).name)
+    plumbing.warm_start(grpo.GPT(cfg), task, grpo.Config(device='cpu', base_steps=1))
+
+class Typed(common.Arithmetic):                     # as in a notebook: no file has its text
+    pass
+print(plumbing.base_path(grpo.GPT(cfg), Typed(grpo.verify), cfg).name)
+"""
+
+
+def test_the_same_key_comes_out_again_and_in_other_processes():
+    names = []
+    for seed in ("1", "2"):
+        names += subprocess.run(
+            [sys.executable, "-c", AGAIN], cwd=ROOT, text=True, check=True, capture_output=True,
+            env=os.environ | {"PYTHONHASHSEED": seed}).stdout.split()
+    assert len(names) == 6 and len({*names}) == 2 and names[:3] == names[3:]
+
+
+UNORDERED = '''
+from common import Problem
+from tasks import Task
+
+
+class Unordered(Task):
+    prompt_width = 4
+
+    def sample(self, rng):
+        return Problem(f"{rng.randint(100, 999)}=", "")
+
+    def demonstration(self, rng, phase):
+        word = WORD
+        return self.sample(rng)._replace(completion=word)
+
+    def verify(self, problem, text):
+        return 1.0
+'''
+
+
+@pytest.mark.parametrize("word, is_refused", [
+    ("[*{'one', 'two', 'three', 'four', 'five'}][0]", True), ("str(hash('one'))", True),
+    ("__import__('random').choice('abc')", True), ("str(__import__('os').getpid())", True),
+    ("min({'one', 'two', 'three', 'four', 'five'})", False), ("rng.choice('abc')", False)])
+def test_a_task_that_shows_something_else_in_other_processes_is_refused_in_one_line(
+        copied, word, is_refused):
+    (copied / "tasks/unordered.py").write_text(UNORDERED.replace("WORD", word))
+    flags = INSTANT | {"task": "unordered", "base_steps": 1, "max_steps": 0}
+    done = subprocess.run([sys.executable, "grpo.py", *arguments(flags)], cwd=copied, text=True,
+                          capture_output=True)
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("making the base")]
+    assert done.returncode == (2 if is_refused else 0)
+    assert len(errors) == is_refused
+    assert all("unordered: another process draws other demonstrations" in x for x in errors)
+
+
+def test_a_task_whose_only_problem_is_held_out_is_refused_in_one_line(config, stops):
+    class Only(Words):
+        def sample(self, rng):
+            return common.Problem("1=", "")
+    task = Only(lambda: "a")
+    assert task.is_held_out(task.sample(None))
+    stops("only: has hardly any train problems", plumbing.base_path, grpo.GPT(config()), task,
+          config())
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """A run touches only its own files, takes its folder alone, and loses no work at its end."""
+import contextlib
 import fcntl
 import io
+import json
 import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +19,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, contents, scripts
-from small_runs import INSTANT, SMALL, arguments, child, difference, load, outcome, resume, steps
+from small_runs import (
+    INSTANT,
+    SMALL,
+    arguments,
+    child,
+    difference,
+    load,
+    outcome,
+    read_summary,
+    resume,
+    steps,
+)
 
 import common
 import grpo
@@ -188,6 +203,92 @@ def test_a_run_that_fails_at_its_start_does_not_stand_in_the_way_of_the_next(
     assert len(steps("run")) == 1 and len(runs) == 2
 
 
+# ---- what a run changes, and what it assumes -------------------------------------------------
+
+def test_torch_has_its_settings_of_before_however_a_run_ends(tmp_path, monkeypatch):
+    during = []
+
+    def reward(problem, text, given):
+        during.append((torch.get_num_threads(), torch.get_float32_matmul_precision()))
+        return given if len(during) <= 4 else 1 / 0
+    monkeypatch.setattr(grpo, "reward", reward)
+    try:
+        torch.set_num_threads(3)
+        torch.set_float32_matmul_precision("medium")
+        for name in ("ends", "fails"):
+            with contextlib.suppress(ZeroDivisionError):
+                grpo.main(arguments(INSTANT | {"output_dir": tmp_path / name}))
+            assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "medium")
+    finally:
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+    assert len(during) == 5 and {*during} == {(1, "highest")}
+
+
+def test_a_run_continues_in_its_folder_if_verify_and_reward_leave_the_current_one(
+        own_bases, monkeypatch):
+    """And the commands that it prints can be pasted in any folder."""
+    home = Path.cwd()
+
+    def leave(*args):
+        os.chdir(Path(tempfile.mkdtemp(dir=home)))
+        Path.cwd().rmdir()              # even a folder that exists no more
+        return 0.0
+    monkeypatch.setattr(grpo, "verify", leave)
+    monkeypatch.setattr(grpo, "reward", leave)
+    grpo.main(arguments(INSTANT | {"output_dir": "runs/x", "save_steps": 9, "task": "arithmetic"}))
+    assert {path.name for path in (home / "runs").iterdir()} == {"base", "x"}
+    assert read_summary(home / "runs/x")["steps"] == 1 and (home / "runs/x/report.html").is_file()
+
+
+def test_a_run_needs_neither_stdout_nor_stderr_and_writes_nothing_into_files_instead(tmp_path):
+    """Without them, the next files that are opened get their numbers, 1 and 2."""
+    words = [sys.executable, ROOT / "grpo.py", *arguments(INSTANT | {"output_dir": "run"})]
+    command = f"exec {shlex.join(map(str, words))} >&- 2>&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0
+    assert len(steps(tmp_path / "run")) == 1
+    assert [path.name for path in tmp_path.rglob("run.lock") if path.read_bytes()] == []
+
+
+def test_a_resume_with_another_version_of_torch_says_so_and_records_both(run, capfd):
+    for before, after in (("2.8.0", f"2.8.0, {torch.__version__}"),
+                          (f"2.8.0, {torch.__version__}",) * 2):
+        record = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(record | {"torch": before}))
+        resume(run, max_steps=2)
+        assert json.loads((run / "config.json").read_text())["torch"] == after
+        line = f"began with torch 2.8.0, continues with {torch.__version__}"
+        assert (line in capfd.readouterr().err) == (before == "2.8.0")
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_end_a_run(new_run, monkeypatch, capsys):
+    """For example with text.usetex in a user's matplotlibrc, but without latex."""
+    curve = SimpleNamespace(draw_curve=lambda folder: exec("raise RuntimeError('no latex')"))
+    monkeypatch.setitem(sys.modules, "report.curve", curve)
+    assert (new_run(**INSTANT) / "summary.json").is_file()
+    printed = capsys.readouterr().out
+    assert "no curve.png: no latex\n" in printed and "report.ask" in printed
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_leaves_environments_alone_that_it_did_not_create(tmp_path):
+    """An interrupted installation and an installed environment are its own."""
+    def make(folder, *words):
+        return subprocess.run(
+            ["make", "-C", ROOT, "lint", *words], text=True, capture_output=True,
+            env=os.environ | {"VENV": str(tmp_path / folder)})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").touch()
+    for words in ((), ("PYTHON=true",)):                # the command `true` creates nothing
+        done = make("mine", *words)
+        assert done.returncode == 2 and "make did not create " in done.stderr
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    for _ in range(2):                                  # fails, because there is no pip
+        assert "make did not create " not in make("new", "PYTHON=true").stderr
+        assert [path.name for path in (tmp_path / "new").iterdir()] == ["installed"]
+
+
 # ---- the end ---------------------------------------------------------------------------------
 
 def test_steps_are_saved_before_the_last_evaluation_which_may_fail(script, new_run, monkeypatch):
@@ -245,8 +346,8 @@ def test_a_prompt_longer_than_its_task_allows_ends_a_run_in_one_line(
     """The width is in bytes, of which a letter may have several."""
     sample = common.Arithmetic.sample
 
-    def sample_odd(task, rng):
-        problem = sample(task, rng)
+    def sample_odd(task, rng, *shares):
+        problem = sample(task, rng, *shares)
         return problem._replace(prompt=problem.prompt.replace("=", "→"))
     monkeypatch.setattr(common.Arithmetic, "sample", sample_odd)
     stops("arithmetic: a prompt has 8 bytes, but prompt_width is 6: '(", grpo.main,
@@ -307,9 +408,10 @@ def test_handlers_are_those_of_before_on_every_way_out_of_a_run(tmp_path, monkey
     assert len(mine) == 2 and steps(tmp_path / "forks")[0]["reward"] == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("name", plumbing.SIGNALS)
 def test_steps_since_the_last_checkpoint_are_saved_before_an_interrupted_run_ends(
-        number, tmp_path, monkeypatch, capfd):
+        name, tmp_path, monkeypatch, capfd):
+    number = getattr(signal, name)
     flags = INSTANT | {"max_steps": 4, "save_steps": 10}
     grpo.main(arguments(flags | {"output_dir": tmp_path / "whole"}))
     mean_metrics = grpo.common.mean_metrics

@@ -246,7 +246,7 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
 @pytest.mark.parametrize("tenths, split", [(0, "test"), (10, "train")])
 def test_a_task_without_variety_is_refused(put, refused, tenths, split):
     put(TASK + f"    held_out_tenths = {tenths}\n")
-    refused(f"has hardly any {split} problems", load, "parrot")
+    refused(f"has hardly any {split} problems", common.sample_problems, load("parrot"), 1, 0, split)
 
 
 # ---- several tasks ---------------------------------------------------------------------------
