@@ -185,8 +185,9 @@ def report(file, recipe, every, outcomes, mistakes, has_gradient):
     word = "NOT PASSED" if wrong or unseen else "PASSED" if ran else "NOTHING RAN"
     skipped = Counter(one.skipped for one in outcomes if one.skipped and one.case in every)
     skipped["they have other constants"] = len(every) - len(ran) - skipped.total()
-    print(f"{word}: {len(ran)} of {len(every)} core cases of {file} ran, {len(wrong) or 'none'} "
-          "wrong" + "".join(f"; {n} skipped: {why}" for why, n in skipped.items() if n))
+    end = f", {len(wrong) or 'none'} wrong" * bool(ran)
+    print(f"{word}: {len(ran)} of {len(every)} core cases of {file} ran{end}"
+          + "".join(f"; {n} skipped: {why}" for why, n in skipped.items() if n))
     for flag in flags:
         print(f"likely: {mistakes[flag]} (this gives all wrong answers)")
     for flag in sorted(unseen):
@@ -240,8 +241,7 @@ def arguments(argv):
 def written(module, name, target, file, content, cases, words, shape, why):
     """Write an adapter next to the user's file, or, for a module that is named without a path, in
     this folder, and print how to check it."""
-    is_file = ".py" in target
-    folder = os.path.dirname(module.__file__) if is_file else os.getcwd()
+    folder = os.path.dirname(module.__file__) if ".py" in target else os.getcwd()
     own = f"{module.__name__.rpartition('.')[2]}_{name}".replace(".", "_")
     path = os.path.join(os.path.realpath(folder), f"adapt_{own}.py")
     command = f"cd {shlex.quote(str(FOLDER.parent))} && python -m vectors"
@@ -354,7 +354,8 @@ def run(module, name, function, target, file, chosen, args, words):
         lost = min((case["parameters"].keys() - takes - {*fixed} for case in cases), key=len)
         values = [f"{key}={'|'.join(sorted({value(case, key) for case in cases}))}"
                   for key in sorted(lost)]
-        print(f"if it has constants of its own, state them: {' '.join(values)}")
+        print(f"if it has constants of its own, state them: {' '.join(values)}; if it has other "
+              "names for them, add --adapter")
     if "advantages" in takes and args.advantages:
         print(f"advantages had the shape {SHAPES[shape]}, as you say: your trainer has to pass the "
               "same")

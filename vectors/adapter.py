@@ -129,7 +129,6 @@ def adapter(module, path, file, content, cases, tool, command, shape):
         values = dict.fromkeys(value(case, name) for case in cases if name in case["parameters"])
         about.append(f"{name}: {' or '.join(values)}")
     about += [f"it returns {name}: {what}" for name, what in content["results"].items()]
-    notes = "".join(f"    {line}\n" for line in about)
     return f'''"""Fill each gap (...) with one of our arguments, with what you make of it, such as
 advantages[:, None] or mask.bool(), or with a number of your own. Change anything else that is not
 as you mean it, such as a mean that your caller takes. Then run, in any folder:
@@ -150,6 +149,6 @@ yours = import_module("{module.__name__}")
 def {file}({", ".join([*inputs, *numbers])}):
     """{ADAPTER}{path}. What it does not use counts as not taken. Our arguments:
 
-{notes}    """
+{"".join(f"    {line}{chr(10)}" for line in about)}    """
     return {calls(path, module, inputs, numbers, shape)}
 '''
