@@ -40,7 +40,7 @@ def model_of(logps):
 
 
 def rows(x, mask):
-    """rows(logps, mask): a list of B rows without masked slots."""
+    """rows(logps, mask): a list of B rows without masked slots, for one that takes no holes."""
     return [row[there > 0] for row, there in zip(x, mask)]
 
 
@@ -84,8 +84,7 @@ def lines_of(binding, shape):
     for name, one in binding.parameters.items():
         label = "" if one.kind is one.POSITIONAL_ONLY else f"{name}="
         if one.kind in STARS:
-            lines.append(f"# {one}: add what it reads" if len(binding.parameters) > 1 else
-                         "...,  # write *[...] or **{...}")
+            lines.append(f"# {one}: add what it reads")
         elif name in binding.names:
             note = f"  # {shape}" * (binding.names[name] == "advantages")
             lines.append(f"{label}{binding.names[name]},{note}")
@@ -112,7 +111,7 @@ def calls(path, module, inputs, numbers, shape):
                 binding.parameters.pop("self", None)
             lines = lines_of(binding, shape)
         except ValueError:
-            lines = ["...,  # its arguments are not known"]
+            lines = ["...,  # its arguments are not known: list them, as in *[...] or **{...}"]
         text += f"{name}({''.join(f'{chr(10)}        {line}' for line in lines)}\n    )"
     return text
 
