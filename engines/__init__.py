@@ -7,9 +7,9 @@ A loss is described by a text: its function, its settings, and the average of it
   mine.py:my_loss bound=2 how=token_mean                of a file of yours
 
 The function gets log pi, log pi_old, A and mask, (B, T) each, by the names of its parameters, such
-as logps or log_prob, or by their position if it has none of these names. It returns the loss L_t
-(B, T) of each token. `how` is the average over the tokens of an optimizer step: sequence_mean (the
-default), token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
+as logps or log_prob, which are those of vectors/contract.py. It returns the loss L_t (B, T) of each
+token. `how` is the average over the tokens of an optimizer step: sequence_mean (the default),
+token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
 """
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ def load(text=None):
     there is no such loss. -> function of log pi, log pi_old (B, T), A (B,) or (B, T), and mask
     (B, T), which returns L_t (B, T), and whose text `arguments` says which parameter gets what;
     name of the average"""
-    from vectors.names import AVERAGES  # here, because an engine first moves this checkout
+    from engines.names import AVERAGES  # here, because an engine first moves this checkout
     text = os.environ.get("LOSS", "") if text is None else text
     name, function_name, words = parts_of(text)
     settings = dict(map(read_setting, words))
@@ -104,7 +104,7 @@ def import_module(name):
 def of_module(name, function_name, settings):
     """Find a loss of a script, of the zoo or of a Python file. ValueError if it needs more than a
     trainer gives. -> Binding of its parameters, settings, name of its average"""
-    from vectors.binding import bind  # here, because an engine first moves this checkout
+    from vectors.contract import bind  # here, because an engine first moves this checkout
     module = import_module(name)
     loss = getattr(module, function_name, None)
     if not callable(loss):
@@ -113,8 +113,8 @@ def of_module(name, function_name, settings):
     settings = read_settings(settings, known, name)
     if "level" in settings and name in SCRIPTS:
         refuse_other("level", settings["level"], LEVELS)
-    binding = bind(loss, INPUTS, INPUTS)
-    if missing := [one for one in binding.needed() if one not in settings]:
+    binding = bind(loss, INPUTS, ())
+    if missing := [one for one in binding.unknown if one not in settings]:
         raise ValueError(f"{name}: {function_name} needs {', '.join(missing)}, but a trainer gives "
                          f"it {', '.join(INPUTS)}; rename its parameters, or write a setting")
     return binding, settings, "token_mean" if name == "ppo" else average
@@ -125,10 +125,11 @@ def parameters_of(module, function_name, loss_type=None):
     average.
     loss_type: a row of the module's LOSS_TYPES; by default the loss's own. ValueError if there is
     no such row. -> {name: inspect.Parameter}, name of the average"""
-    from vectors.binding import bind  # here, because an engine first moves this checkout
+    from vectors.contract import bind  # here, because an engine first moves this checkout
 
     def settings(function):
-        return bind(function, INPUTS, INPUTS).settings
+        binding = bind(function, INPUTS, ())
+        return {key: one for key, one in binding.parameters.items() if key not in binding.names}
 
     table = getattr(module, "LOSS_TYPES", {})
     known = settings(getattr(module, function_name))
@@ -147,7 +148,7 @@ def read_settings(texts, known, name):
     """Read the settings of a loss, {name: text}, as the defaults of its parameters show. ValueError
     for a setting that the loss does not have, or whose value has another type than its default; a
     setting whose default is None takes no text. -> {name: value}"""
-    from vectors.binding import setting  # here, because an engine first moves this checkout
+    from vectors.contract import setting  # here, because an engine first moves this checkout
     takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
     for key in texts:
         if key not in known and not takes_any:
@@ -163,9 +164,9 @@ def refuse_other(name, value, choices):
 
 def arguments_of(binding):
     """Say which parameter of a loss gets what. -> str"""
-    found = ", ".join(f"{binding.names[name]} = {what}" for name, what in INPUTS.items()
-                      if name in binding.names)
-    return f"its parameters: {found}{' (by their position)' if binding.by_position else ''}"
+    found = {ours: its for its, ours in binding.names.items()}
+    found = ", ".join(f"{found[name]} = {what}" for name, what in INPUTS.items() if name in found)
+    return f"its parameters: {found}"
 
 
 def tried(binding, settings, name):
@@ -178,7 +179,7 @@ def tried(binding, settings, name):
     def token_loss(logps, old_logps, advantages, mask):
         A = advantages if advantages.dim() == 2 else advantages[:, None]
         found = binding.call(dict(zip(INPUTS, (logps, old_logps, A.expand_as(mask), mask))),
-                             **settings)
+                             settings)
         shape, size = getattr(found, "shape", ()), tuple(mask.shape)
         if tuple(shape) != size:
             raise ValueError(f"returned the shape {tuple(shape)} for inputs of shape {size}; it "

@@ -11,9 +11,9 @@ import shlex
 import common
 import engines
 import plumbing
+from engines import names
 from report import parser, start
 from report.page import import_script
-from vectors import names
 
 # Flags that do not change what a step computes, or that follow from the model and the data
 OF_THE_RUN = {*common.Base.__annotations__, "task", "device", "kernel", "output_dir",

@@ -45,8 +45,7 @@ import trl
 import common
 import grpo
 import plumbing
-from engines import data, record
-from vectors import names
+from engines import data, names, record
 
 # TRL's losses with these averages
 LOSS_TYPES = {"sequence_sum": "luspo"} | {

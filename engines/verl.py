@@ -20,7 +20,7 @@ from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_pol
 
 import grpo
 from engines import record
-from vectors.names import AVERAGES
+from engines.names import AVERAGES
 
 TEXT = " ".join(os.environ.get("LOSS", "").split())
 LOSS, HOW = engines.required(*AVERAGES)

@@ -15,8 +15,8 @@ import gspo
 import nano
 import ppo
 import reinforce
+from engines import names
 from tasks import scores
-from vectors import names
 
 distill = importlib.import_module("examples.distill")
 lag = importlib.import_module("examples.lag")

@@ -20,9 +20,8 @@ from small_vectors import losses_of
 from torch.testing import assert_close as same
 
 import vectors
-from engines import record
+from engines import names, record
 from report import check, page
-from vectors import names
 
 trl = pytest.importorskip("trl", reason=NEEDS)
 datasets = pytest.importorskip("datasets", reason=NEEDS)

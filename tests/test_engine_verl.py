@@ -15,7 +15,7 @@ from torch.testing import assert_close as same
 
 import grpo
 import vectors
-from vectors import names
+from engines import names
 
 pytest.importorskip("verl", reason="needs lab/conform/requirements.txt")
 pytest.importorskip("trl", reason=NEEDS)

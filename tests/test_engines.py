@@ -15,10 +15,9 @@ import engines
 import grpo
 import gspo
 import ppo
-from engines import here
+from engines import here, names
 from examples import zoo
 from report import ask
-from vectors import names
 
 pytestmark = pytest.mark.quick
 
@@ -57,8 +56,8 @@ def without_names(x, y, z, w, scale=1.0):
 def half_named(x, y, advantages, mask):
     return -(x - y).exp() * advantages
 
-def without_old(mask, adv, log_probs):
-    return -log_probs * adv
+def without_old(mask, A, log_probs):
+    return -log_probs * A
 
 def averaged(logps, old_logps, advantages, mask):
     return (logps * advantages).mean()
@@ -149,9 +148,8 @@ def test_a_loss_of_a_file_gets_settings_and_advantages_for_each_token(mine, monk
     ("my_loss", "logps = log pi, old_logps = log pi_old, advantages = A, mask = mask"),
     ("in_verls_order", "log_prob = log pi, old_log_prob = log pi_old, advantages = A, "
                        "response_mask = mask"),
-    ("without_old", "log_probs = log pi, adv = A, mask = mask"),
-    ("without_names", "x = log pi, y = log pi_old, z = A, w = mask (by their position)")])
-def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, arguments, mine):
+    ("without_old", "log_probs = log pi, A = A, mask = mask")])
+def test_arguments_are_bound_by_name_whatever_their_order(name, arguments, mine):
     logps, old_logps, A, mask = batch()
     loss, _ = engines.load(f"mine.py:{name}")
     assert loss.arguments == f"its parameters: {arguments}"
@@ -203,6 +201,7 @@ def test_arguments_are_bound_by_name_and_by_position_if_no_name_is_known(name, a
     ("mine.py:no_slope", "mine.py:no_slope: its gradient of a token is not finite"),
     ("mine.py:strict", "mine.py: strict needs bound, but a trainer gives it logps, old_logps, "),
     ("mine.py:half_named", "mine.py: half_named needs x, y, but a trainer gives it logps"),
+    ("mine.py:without_names", "mine.py: without_names needs x, y, z, w, but a trainer gives it"),
     ("mine.py:averaged", "mine.py:averaged: ValueError: returned the shape () for inputs"),
     ("mine.py:expanded", "mine.py:expanded: returned one number for all tokens; it must return"),
     ("mine.py:in_place", "mine.py:in_place: changes mask in place, which the trainer still needs"),

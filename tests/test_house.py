@@ -35,8 +35,8 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo", "gspo",
           "dpo", "nano", "real", "vectors", "examples", "engines", "measuring", "learn", "lab"]
 # Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
-LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.__main__",
-           "learn.read.lesson", "learn.read.example", "lab.bench",
+LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.adapter",
+           "vectors.__main__", "learn.read.lesson", "learn.read.example", "lab.bench",
            "lab.docs", "common", "engines", "plumbing"}
 
 

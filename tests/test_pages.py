@@ -124,7 +124,7 @@ def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_
 def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
     _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
     diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
-    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "vectors/names.py",
+    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "engines/names.py",
              "learn/practice/mistakes.txt")
     for name, diff in zip(files, diffs, strict=True):
         text = (ROOT / name).read_text("utf-8")

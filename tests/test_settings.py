@@ -11,9 +11,8 @@ import engines
 import grpo
 import gspo
 import plumbing
-from engines import here, settings
+from engines import here, names, settings
 from examples import zoo
-from vectors import names
 
 
 @pytest.fixture

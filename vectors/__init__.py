@@ -4,13 +4,11 @@ import importlib
 import inspect
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vectors.binding import bind, meaning, parameters_of, words_of
-from vectors.unpack import Model
+from vectors.contract import SINGLE, Binding, bind, is_adapter
 
 FOLDER = Path(__file__).parent
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}     # absolute and relative; a case may have its own
@@ -20,15 +18,13 @@ DATA = {"old_logps", "ref_logps", "old_values", "returns", "ref_chosen", "ref_re
         "teacher_logits", "sampler_logits"}
 # Values by which parameters have no effect, for the cases that lack them.
 OFF = {"beta": 0.0, "entropy_coef": 0.0, "nll_coef": 0.0, "label_smoothing": 0.0, "delta": 1e9}
-# Keys under which functions return a loss, if there is no key "loss".
-LOSS_KEYS = ("loss", "losses", "policy_loss", "pg_loss", "actor_loss", "total_loss")
-# Words of keys, such as kl_loss, that are not the loss, and those of a critic's.
-OTHER_LOSS = {"kl", "entropy", "ent", "aux", "reg", "nll", "sft", "lm", "std", "min", "max", "var"}
-OF_CRITIC = {"value", "vf", "critic", "baseline"}
-
+# Keys under which functions return a loss, best first.
+KEYS = {"loss": ("loss", "policy_loss", "pg_loss"), "losses": ("losses", "loss")}
 # Functions whose kernels may free what they get. JAX's arrays cannot be changed at all.
 OVERWRITTEN = {"logprobs"}
-ALIASES = {"torch": "torch", "jax": "jnp", "numpy": "np"}       # library -> its name in a text
+# Shapes of advantages that a function takes
+SHAPES = {"B": "(B,)", "B1": "(B, 1)", "BT": "(B, T)"}
+NEEDED = {"returns"}    # results without which a function is wrong, because a critic learns them
 
 
 class Outcome(NamedTuple):
@@ -61,10 +57,19 @@ def value(case, name):
     return str((case | case["parameters"]).get(name))
 
 
+def is_value(case, name, text):
+    """Tell whether a case has a value, written as 1e-4 or 0.0001."""
+    own = value(case, name)
+    try:
+        return own == text or float(own) == float(text)
+    except ValueError:
+        return False
+
+
 def cases_of(content, chosen):
     """List the cases that have all chosen parameters."""
     return [case for case in content["cases"]
-            if all(value(case, name) == text for name, text in chosen.items())]
+            if all(is_value(case, name, text) for name, text in chosen.items())]
 
 
 def grade(case, recipe=""):
@@ -85,7 +90,7 @@ def library(module):
             found.update(one.name.partition(".")[0] for one in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module.partition(".")[0])
-    return next((tool for tool in ALIASES if tool in found), "torch")
+    return next((tool for tool in ("torch", "jax", "numpy") if tool in found), "torch")
 
 
 # ---- 1. calling a function -------------------------------------------------------------------
@@ -112,6 +117,13 @@ def given_inputs(content, case):
     return inputs
 
 
+def shaped(A, mask, shape):
+    """Give advantages of outputs the shape that a function takes."""
+    if A.ndim > 1 or shape in ("", "B"):
+        return A
+    return A[:, None] if shape == "B1" else A[:, None] + 0 * mask
+
+
 def arrays(inputs, integers, tool, dtype):
     """Make arrays of the inputs of a case, but not of answers, which are texts. -> dict"""
     module = module_of(tool)
@@ -126,269 +138,91 @@ def arrays(inputs, integers, tool, dtype):
     return found
 
 
-def average(x, case, tool):
-    """Average the losses of tokens (B, T) that a function returns, as the case says. -> scalar"""
-    mask = case["inputs"]["mask"]
-    counts = [sum(row) for row in mask]
-    B = len(mask)
-    how = case["parameters"]["how"]
-    if how == "sequence_mean":
-        divisors = [B * max(1, n) for n in counts]
-    elif how == "token_mean":
-        divisors = [max(1, sum(counts))] * B
-    elif how == "sequence_sum":
-        divisors = [B] * B
-    else:
-        assert how == "constant", how
-        divisors = [B * case["parameters"].get("max_length", len(mask[0]))] * B
-    weights = [[m / d for m in row] for row, d in zip(mask, divisors)]
-    module = module_of(tool)
-    weights = module.asarray(weights, dtype=x.dtype)
-    return (module.where(weights > 0, x, 0.0) * weights).sum()
+def numbers_of(content, cases):
+    """List the parameters of cases, and those that can be switched off in them."""
+    names, every = ([name for case in some for name in case["parameters"]]
+                    for some in (cases, content["cases"]))
+    return list(dict.fromkeys([*names, *(name for name in OFF if name in every)]))
 
 
-def as_columns(known):
-    """Give advantages of outputs the shape (B, 1)."""
-    A = known.get("advantages")
-    return known if getattr(A, "ndim", 2) > 1 else known | {"advantages": A[:, None]}
-
-
-def as_tables(known):
-    """Give advantages of outputs the shape (B, T)."""
-    known = as_columns(known)
-    if "mask" in known and "advantages" in known:
-        known = known | {"advantages": known["advantages"] + 0 * known["mask"]}
-    return known
-
-
-def as_bools(known):
-    """Make the mask boolean."""
-    return known | {"mask": known["mask"] > 0} if "mask" in known else known
-
-
-def as_rows(known):
-    """Give rewards the shape (B,)."""
-    return known | {"rewards": known["rewards"].reshape(-1)} if "rewards" in known else known
-
-
-def with_uids(known):
-    """Give rewards the shape (B,), and the groups names, in an array of numpy."""
-    uids = [f"prompt {n}" for n in known.get("group_ids", ())]
-    uids = {"group_ids": importlib.import_module("numpy").array(uids, dtype=object)} if uids else {}
-    return as_rows(known) | uids
-
-
-def as_groups(known):
-    """Give tables of tokens the shape (P, G, T) of a step whose rewards have the shape (P, G)."""
-    shape = getattr(known.get("rewards"), "shape", ())
-    return {name: x.reshape(*shape, -1) if getattr(x, "ndim", 0) == 2 and name != "rewards"
-            and len(x) == math.prod(shape) else x for name, x in known.items()}
-
-
-def as_ends(known):
-    """Give rewards to the only token of each output, (B, 1)."""
-    known = with_uids(known)
-    return known | {"rewards": known["rewards"][:, None]} if "rewards" in known else known
-
-
-# Ways to call a function, tried in this order. What the inputs mean stays the same.
-SHAPES = {"": lambda known: known, "advantages of the shape (B, 1)": as_columns,
-          "advantages of the shape (B, T)": as_tables}
-WAYS = SHAPES | {"a boolean mask": as_bools} | {
-    f"{name} and a boolean mask": lambda known, shape=shape: as_bools(shape(known))
-    for name, shape in SHAPES.items() if name} | {
-    "rewards of the shape (B,)": as_rows,
-    "rewards of the shape (B,), and names of the groups in an array of numpy": with_uids,
-    "rewards of outputs with one token, (B, 1)": as_ends,
-    "tokens of the shape (P, G, T), and rewards of the shape (P, G)": as_groups}
-
-
-def inputs_of(content, case):
-    """List the inputs that matter in a case. The sentence on an input ends with the parameters or
-    methods that need it, if not all do."""
-    words = {*case["parameters"], *map(str, case["parameters"].values())}
-    notes = {name: re.search(r" \(([a-z][\w, ]*)\)$", about)
-             for name, about in content["inputs"].items() if name in case["inputs"]}
-    return [name for name, note in notes.items()
-            if note is None or words & {*note[1].split(", ")}]
-
-
-class Fit(NamedTuple):
-    binding: tuple          # vectors.binding.Binding
-    parameters: dict        # {our name: value} of a case that the function gets
-    missing: set            # our names of parameters that the function lacks
-    extra: set              # our names of parameters that it must not have for this case
-    needed: list            # its own names of arguments that the case lacks
-    made: dict              # {its name: text that makes the argument from ours}
-
-    def why(self):
-        """Tell why the function cannot be called, or return ""."""
-        if self.missing:
-            return f"the function does not take {', '.join(sorted(self.missing))}"
-        if self.needed:
-            return f"the function needs {', '.join(self.needed)}"
-        extra = ", ".join(sorted(self.extra))
-        return f"it is for functions without {extra}" if extra else ""
-
-
-def used(text):
-    """List the names that occur in an expression. -> set"""
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-
-
-def fit(function, content, case, fixed=(), settings=(), names=()):
-    """Bind the arguments of a function for a case. fixed: our names of parameters that it need not
-    take; settings: its own names of those that it gets besides; names: {its name: one of our names,
-    or a text that makes it from ours} of arguments with unknown names. -> Fit"""
-    own = case["parameters"]
-    others = {name for one in content["cases"] for name in one["parameters"]}
-    off = {name: value for name, value in OFF.items() if name in others - own.keys()}
-    if isinstance(case["inputs"].get("rewards", [0])[0], list):
-        groups = case["inputs"]["rewards"]
-        off["num_generations"] = len(groups[0])
-        off["group_ids"] = [p for p, group in enumerate(groups) for _ in group]
-        off["mask"] = [[1.0] for _ in off["group_ids"]]             # of outputs with one token
-        off = {name: value for name, value in off.items() if name not in case["inputs"]}
-    known = {**given_inputs(content, case), **own, **off}
-    binding = bind(function, known, inputs_of(content, case))
-    bound = () if binding.by_position else binding.names
-    names = dict(names)
-    made = {other: text for other, text in names.items()
-            if text in bound or not used(text) or not text.isidentifier()}
-    of_made = set().union(*map(used, made.values()))
-    binding = binding.also({text: other for other, text in names.items() if other not in made})
-    takes = parameters_of(function)
-    is_wrapper = any(one.kind is one.VAR_POSITIONAL for one in takes.values())
-    given = {name: x for name, x in (own | off).items() if name in of_made}
-    for name in (own.keys() | off.keys()) & binding.names.keys():
-        theirs = takes.get(binding.names[name])
-        default = getattr(theirs, "default", None)
-        if theirs is None:                  # it goes into **kwargs
-            is_given = name in own and not (is_wrapper and name in fixed)
-        elif name in off:                   # None and 0 are off, too, but not of what is looked up
-            is_given = (default is inspect.Parameter.empty or bool(default)
-                        or binding.names[name] not in binding.function.own)
-        else:                               # another word than ours is a choice of its own
-            is_given = not isinstance(default, str) or default in {
-                one["parameters"].get(name) for one in content["cases"]}
-        if is_given:
-            given[name] = known[name]
-    missing = own.keys() - given.keys() - {*fixed, *case.get("optional", ())}
-    low, high = (own.get(f"epsilon_{end}") for end in ("low", "high"))
-    if low == high and "low" not in words_of(binding.names.get("epsilon_low", "low")):
+def fit(binding, content, case, fixed=(), shape=""):
+    """Find what a function gets in a case. fixed: our names of parameters that it need not take.
+    -> {our name of a parameter: value}, why the function cannot be called, or "" """
+    own, takes = case["parameters"], binding.takes()
+    missing = own.keys() - takes - {*fixed, *case.get("optional", ())}
+    singles = {name for name, ours in binding.names.items() if ours == "epsilon_low"}
+    if own.get("epsilon_low") == own.get("epsilon_high") and (
+            singles & SINGLE or is_adapter(binding.function)):
         missing -= {"epsilon_high"}                         # one epsilon for both bounds
-    if content["function"] == "gae" and "mask" not in binding.names and not all(
-            flat(case["inputs"]["mask"])[1]):
-        missing |= {"mask"}
-    needed = [name for name in binding.needed() if name not in settings and name not in made]
-    extra = given.keys() & {*case.get("without", ())}
-    return Fit(binding, given, missing, extra, needed, made)
+    given = {name: x for name, x in own.items() if name in takes}
+    for name, ours in binding.names.items():
+        one = binding.parameters.get(name)
+        if ours in OFF.keys() - own.keys() and one and one.default:     # 0 and None are off, too
+            given[ours] = OFF[ours]
+    lacking = [name for name, ours in binding.names.items()
+               if ours not in given_inputs(content, case) and ours not in given and getattr(
+                   binding.parameters.get(name), "default", None) is inspect.Parameter.empty]
+    why = ""
+    if missing:
+        why = f"it takes no {', '.join(sorted(missing))}"
+    elif lacking:
+        why = f"it needs {', '.join(lacking)}"
+    elif takes & {*case.get("without", ())}:
+        why = f"it is for functions without {', '.join(sorted(takes & {*case['without']}))}"
+    elif shape == "B" and case.get("grade") == "tokens":
+        why = "its advantages are of tokens, (B, T), and the function takes (B,)"
+    return given, why
 
 
-def loss_keys(keys, content):
-    """List the keys under which there may be a loss, best first: one such as actor/grpo_loss only
-    if it is the only one."""
-    others = OTHER_LOSS if content["function"] == "value_loss" else OTHER_LOSS | OF_CRITIC
-    words = {key: {*re.split("[^a-z]+", str(key).lower())} for key in keys}
-    own = [key for key, its in words.items() if {"loss", "losses"} & its and not its & others]
-    return [key for key in LOSS_KEYS if key in keys] + (own if len(own) == 1 else [])
-
-
-def named(found, content, case, tool):
-    """Find the results in what a function returned: by their keys; or, of a tuple or a list, by
-    their order, but a loss is only the first. ValueError if there are none. -> {result: array}"""
+def named(found, content, is_traced):
+    """Find the results in what a function returned: by their keys; or, of a tuple, by their order,
+    but a loss is only the first. TypeError if there are none. -> {result: array}"""
     first = next(iter(content["results"]))
-    if hasattr(found, "_asdict"):
-        found = found._asdict()
-    elif hasattr(found, "__dict__") and not hasattr(found, "shape"):
-        found = found if isinstance(found, Mapping) else vars(found)
+    is_loss = first in KEYS
     if isinstance(found, Mapping):
-        results = {name: x for name, x in found.items() if name in content["results"]}
-        keys = loss_keys(found, content) if first in LOSS_KEYS else []
-        keys += [key for key in found if meaning(str(key), (first,)) == first]
-        if first not in results and keys:
-            results[first] = found[keys[0]]
-        got = f"the keys {', '.join(map(str, found)) or 'of an empty dict'}"
-    elif isinstance(found, (tuple, list)):
-        count = len(flat(case["right"][first])[1])
-        if isinstance(found, list) and len(found) > 1 and count > 1:    # the parts of an array
-            found = [module_of(tool).stack(found) if hasattr(found[0], "shape") else found]
-        names = [first] if first in LOSS_KEYS else content["results"]
-        results = dict(zip(names, found))
-        got = f"{len(found)} values"
+        results = {name: found[name] for name in content["results"] if name in found}
+        key = next((key for key in KEYS.get(first, (first,)) if key in found), None)
+        if key is None:
+            raise TypeError(f"{first} is not returned: got the keys {', '.join(map(str, found))}")
+        results[first] = found[key]
+    elif isinstance(found, tuple) or is_loss and isinstance(found, list):
+        results = dict(zip([first] if is_loss else content["results"], found))
     else:
         results = {first: found}
-        got = "None"
-    results = {name: x for name, x in results.items() if x is not None}
-    if not results:
-        raise ValueError(f"there is no {first} in what it returned: {got}")
+    for name in [first, *results]:
+        if results.get(name) is None:
+            raise TypeError(f"{name} is not returned")
+        if not is_traced and {type(x) for x in flat(results[name])[1]} - {bool, int, float}:
+            raise TypeError(f"{name} is not made of numbers")
     return results
 
 
-def other_reading(found, content, case, tool, is_given):
-    """Read what a function returned otherwise: a sum over tokens that is not yet divided by the
-    largest length, if the function is not given that (is_given); of two values, a sum of losses and
-    the number of tokens, which gives the loss; or the second one as the result, such as advantages
-    behind their baseline. -> {result: array}, sentence; {} if there is no other reading"""
-    own = case["parameters"]
-    if own.get("how") == "constant" and not is_given:
-        loss = named(found, content, case, tool)["loss"]
-        largest = own.get("max_length", len(case["inputs"]["mask"][0]))
-        return {"loss": averaged(loss, case, tool) / largest}, (
-            "right if your trainer divides it by the largest length")
-    if not isinstance(found, tuple) or len(found) < 2:
-        return {}, ""
-    second = flat(found[1])[1]
-    tokens = sum(m > 0 for m in flat(case["inputs"].get("mask", []))[1])
-    if case["parameters"].get("how") == "token_mean" and second == [tokens]:
-        return {"loss": found[0] / found[1]}, (
-            "right if your trainer divides it by the second value, the number of tokens")
-    names = [*content["results"]]
-    is_like = hasattr(found[1], "shape") and len(second) == len(flat([*case["right"].values()])[1])
-    if len(names) == 1 and names[0] not in LOSS_KEYS and is_like:
-        return {names[0]: found[1]}, "right if the second value is meant"
-    return {}, ""
-
-
-def call(function, case, content, tool, dtype, fitted, way="", settings=(), read=None):
-    """Call a function with the inputs and parameters of a case that it takes. read: finds the
-    results in what it returned, instead of `named`.
+def call(binding, case, content, tool, dtype, parameters, shape="", settings=()):
+    """Call a function with the inputs and parameters of a case that it takes.
     -> {result: array}, {result: {input: gradient}}, but no gradients from numpy"""
-    names = {*fitted.binding.names}.union(*map(used, fitted.made.values()))
+    takes = binding.takes()
     slopes = {} if tool == "numpy" else {
-        result: [leaf for leaf in leaves if leaf in names]
+        result: [leaf for leaf in leaves if leaf in takes]
         for result, leaves in case.get("gradient", {}).items()}
 
     def given():
-        inputs = given_inputs(content, case)
-        known = arrays(inputs, content["integers"], tool, dtype) | fitted.parameters
-        for name in {"group_ids", "mask"} & fitted.parameters.keys():
-            known[name] = module_of(tool).asarray(known[name])
+        known = arrays(given_inputs(content, case), content["integers"], tool, dtype)
         if tool == "torch":
             for leaf in {leaf for leaves in slopes.values() for leaf in leaves}:
                 known[leaf].requires_grad_()
-        return {name: x for name, x in known.items() if name in names}
+        return known | parameters
 
     def run(known, is_traced=True):
-        known = WAYS[way](known)
-        library = {ALIASES[tool]: module_of(tool), "Model": Model}
-        made = {name: eval(text, library | known) for name, text in fitted.made.items()
-                if name != "return"}
-        inputs = {fitted.binding.names.get(name, name): x for name, x in known.items()} | made
+        if "advantages" in known and "mask" in known:
+            known = known | {"advantages": shaped(known["advantages"], known["mask"], shape)}
         is_kept = tool != "jax" and content["function"] not in OVERWRITTEN
-        before = {name: flat(x) for name, x in inputs.items()} if is_kept else {}
-        found = fitted.binding.call(known, **dict(settings) | made)
-        changed = [name for name, x in before.items() if flat(inputs[name]) != x]
+        before = {name: flat(known[name]) for name in takes & known.keys()} if is_kept else {}
+        found = binding.call(known, settings)
+        changed = [name for name, x in before.items() if flat(known[name]) != x]
         if changed:
             raise RuntimeError(f"it changes its argument {', '.join(changed)} in place, so the "
                                "next call gets something else")
-        found = eval(fitted.made.get("return", "found"), known | {"found": found})
-        if read:
-            return read(found)
-        results = named(found, content, case, tool)
-        if not is_traced:
-            for name, x in results.items():
-                needs_numbers(name, x)
+        results = named(found, content, is_traced)
         if content["function"] == "policy_loss":
             results["loss"] = averaged(results["loss"], case, tool)
         return results
@@ -399,25 +233,25 @@ def call(function, case, content, tool, dtype, fitted, way="", settings=(), read
                      for result, leaves in slopes.items() if result in results}
 
 
-def needs_numbers(name, x):
-    """Raise TypeError if a result is not an array or a list of real numbers."""
-    try:
-        kinds = {type(one) for one in flat(x)[1]} - {bool, int, float}
-    except Exception as error:          # of another device or layout
-        raise TypeError(f"{name} cannot be read: {error}") from None
-    if kinds:
-        raise TypeError(f"{name} is not made of numbers: there is a {kinds.pop().__name__}")
-
-
 def averaged(x, case, tool):
     """Average a loss of tokens (B, T) as the case says, or of outputs (B,). -> scalar"""
     shape = tuple(getattr(x, "shape", ()))
-    if len(shape) == 2:
-        return average(x, case, tool)
-    is_of_outputs = shape == (len(case["inputs"]["mask"]),)
-    if is_of_outputs and case["parameters"]["how"] != "token_mean":
+    mask = case["inputs"]["mask"]
+    counts = [sum(row) for row in mask]
+    B = len(mask)
+    how = case["parameters"]["how"]
+    if shape == (B,) and how != "token_mean":
         return x.mean()
-    return x
+    if len(shape) != 2:
+        return x
+    divisors = {
+        "sequence_mean": [B * max(1, n) for n in counts],
+        "token_mean": [max(1, sum(counts))] * B, "sequence_sum": [B] * B,
+        "constant": [B * case["parameters"].get("max_length", len(mask[0]))] * B}[how]
+    module = module_of(tool)
+    weights = module.asarray([[m / d for m in row] for row, d in zip(mask, divisors)],
+                             dtype=x.dtype)
+    return (module.where(weights > 0, x, 0.0) * weights).sum()
 
 
 def gradient(function, known, result, leaves, tool):
@@ -530,109 +364,40 @@ def compare(case, results, gradients, names, relative, absolute):
     return errors, sign * size, aim
 
 
-def with_sums(case, results):
-    """Add up the right answers for tokens of those results that have one number for each output,
-    (B,). -> case"""
-    right = {}
-    for name, x in case["right"].items():
-        first, *others = *flat(x)[0], None
-        is_summed = "tokens" in case["inputs"] and len(others) == 2 and name in results and (
-            flat(results[name])[0] == (first,))
-        right[name] = [sum(row) for row in x] if is_summed else x
-    return case | {"right": right}
-
-
-def with_other_std(case, fitted):
-    """Normalize rewards by a std that divides by G, as numpy's does, in a case of GRPO, if the
-    function is not told by what (ddof). -> case"""
-    if case["parameters"].get("method") != "grpo" or case["right"].keys() != {"advantages"} or (
-            "ddof" in fitted.binding.names):
-        return case
-    A = []
-    for group in case["inputs"]["rewards"]:
-        mean = sum(group) / len(group)
-        std = (sum((r - mean) ** 2 for r in group) / len(group)) ** 0.5
-        A.append([(r - mean) / (std + case["parameters"]["eps"]) if std else 0.0 for r in group])
-    return case | {"right": {"advantages": A}}
-
-
-def without_masked(results, case):
-    """Set the masked slots of tables (B, T) to 0 where the right answers are 0. -> dict"""
-    mask = case["inputs"].get("mask", [])
-    found = {}
-    for name, x in results.items():
-        shape, numbers = flat(x)
-        m, right = (flat(y)[1] for y in (mask, case["right"].get(name, [])))
-        if numbers and shape == flat(mask)[0] and not any(y for y, one in zip(right, m) if not one):
-            numbers = [x if one else 0.0 for x, one in zip(numbers, m)]
-            x = [numbers[n:n + shape[1]] for n in range(0, len(numbers), shape[1])]
-        found[name] = x
-    return found
-
-
 def check_case(function, content, case, tool="torch", dtype="float64", tolerance=None, fixed=(),
-               way="", detached=True, settings=(), names=()):
-    """Call a function for a case, and compare. way: a key of WAYS; detached: whether a gradient in
-    DATA is an error; fixed, settings and names as in `fit`. -> Outcome"""
-    fitted = fit(function, content, case, fixed, settings, names)
-    if fitted.why():
-        return Outcome(case, [], fitted.why())
+               shape="", detached=True, settings=()):
+    """Call a function, or a Binding, for a case, and compare. shape: of SHAPES, or "" for that of
+    the file; detached: whether a gradient in DATA is an error; fixed as in `fit`. -> Outcome"""
+    binding = function if isinstance(function, Binding) else bind(
+        function, content["inputs"], numbers_of(content, [case]), has_rest=True)
+    parameters, why = fit(binding, content, case, fixed, shape)
     own = {} if tolerance else case.get("tolerance", {})
     limit = tolerance or own.get(dtype, TOLERANCE[dtype])
-    if isinstance(limit, str):
-        return Outcome(case, [], f"{dtype}: {limit}")
+    if why or isinstance(limit, str):
+        return Outcome(case, [], why or f"{dtype}: {limit}")
     try:
-        results, gradients = call(function, case, content, tool, dtype, fitted, way, settings)
+        results, gradients = call(binding, case, content, tool, dtype, parameters, shape, settings)
     except NotImplementedError as error:
         return Outcome(case, [], str(error) or "not implemented")
     except (Exception, SystemExit) as error:
-        for word in case["parameters"].values():    # it knows some methods, and this is another
-            if isinstance(error, (KeyError, ValueError)) and isinstance(word, str) and (
-                    re.search(rf"\b{word}\b", str(error))):
-                return Outcome(case, [], f"the function does not know {word}")
         return Outcome(case, [f"{type(error).__name__}: {error}"], raised=True)
     data = tuple(leaf for found in gradients.values() for leaf, x in found.items()
                  if leaf in DATA and any(flat(x)[1]))
+    if not detached:
+        gradients = {name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
+                     for name, found in gradients.items()}
 
-    def judged(gradients):
-        return gradients if detached else {
-            name: {leaf: x for leaf, x in found.items() if leaf not in DATA}
-            for name, found in gradients.items()}
-    found = (results, judged(gradients), fitted.binding.names)
-    errors, sign, aim = compare(case, *found, limit, own.get("absolute", limit))
+    def compared(case, limit, absolute):
+        return compare(case, results, gradients, binding.takes(), limit, absolute)
+    errors, sign, aim = compared(case, limit, own.get("absolute", limit))
     for choice, answer in case.get("also", {}).items() if errors else ():
-        if not compare(case | answer, *found, limit, own.get("absolute", limit))[0]:
+        if not compared(case | answer, limit, own.get("absolute", limit))[0]:
             return Outcome(case, [], choice=choice, data=data)
-    if errors:
-        remarks = []
-
-        def read(found):
-            is_given = "max_length" in fitted.binding.names
-            results, remark = other_reading(found, content, case, tool, is_given)
-            remarks.append(remark)
-            return results
-        try:
-            others, slopes = call(function, case, content, tool, dtype, fitted, way, settings, read)
-        except Exception:               # what it returned cannot be read so
-            others, slopes = {}, {}
-        if others and not compare(case, others, judged(slopes), *found[2:], limit,
-                                  own.get("absolute", limit))[0]:
-            return Outcome(case, [], remark=remarks[0], data=data)
-    of_numpy = "right if the std divides by G, as numpy's does, not by G - 1"
-    for other, remark in ((with_sums(case, results), "right as sums over tokens"),
-                          (with_other_std(case, fitted), of_numpy)):
-        if errors and other["right"] != case["right"] and not compare(
-                other, *found, limit, own.get("absolute", limit))[0]:
-            return Outcome(case, [], remark=remark, data=data)
-    inside = without_masked(results, case)
-    if errors and not compare(case, inside, *found[1:], limit, own.get("absolute", limit))[0]:
-        return Outcome(case, [], remark="right where the mask is 1, so use it with the mask",
-                       data=data)
     rough = own.get("float32", TOLERANCE["float32"])
     is_strict = tolerance or dtype == "float32" or isinstance(rough, str)
-    if errors and not is_strict and not compare(
-            case, *found, rough, own.get("absolute", SMALL))[0]:
+    if errors and not is_strict and not compared(case, rough, own.get("absolute", SMALL))[0]:
         return Outcome(case, [], remark="right in float32, but not in float64", data=data)
     lost = content["results"].keys() - results.keys()
+    errors += [f"{name} is not returned: {content['results'][name]}" for name in lost & NEEDED]
     remark = f"not returned, so not checked: {', '.join(sorted(lost))}" if lost else ""
     return Outcome(case, errors, remark=remark, sign=sign, aim=aim, data=data)

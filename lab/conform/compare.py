@@ -3,7 +3,7 @@
 Our functions return the right answers of the vectors, which tests/test_vectors.py checks, and
 theirs.py gives the same inputs to the functions of TRL and verl. This file writes
 docs/conformance.json, which the tests read, and the tables of docs/conformance.md. To compare more,
-add a case to a file of vectors; a new method of a loss also needs a row in vectors/names.py.
+add a case to a file of vectors; a new method of a loss also needs a row in engines/names.py.
 """
 from collections import Counter
 

@@ -35,7 +35,7 @@ from verl.workers.utils.losses import ppo_loss
 
 import grpo
 import vectors
-from vectors import names
+from engines import names
 
 VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torch)}
 TOLERANCE = 1e-6        # verl adds 1e-8 to counts, which is visible where terms cancel
@@ -308,9 +308,10 @@ def verl_returns(rewards, mask, method, gamma=None):
 
 
 def verl_gae(rewards, values, mask, gamma, lam):
-    """verl whitens the advantages, so only the returns can be compared."""
-    return {"returns": mask * core_algos.compute_gae_advantage_return(
-        rewards * mask, values, mask, gamma, lam if lam.dim() else lam.item())[1]}
+    """verl whitens its advantages, so here they are its returns minus the values."""
+    returns = core_algos.compute_gae_advantage_return(
+        rewards * mask, values, mask, gamma, lam if lam.dim() else lam.item())[1]
+    return mask * (returns - values), mask * returns
 
 
 def verl_kl(logps, ref_logps, estimator, **_):
