@@ -61,7 +61,7 @@ PAD = -1            # fills a row before its question and after its output; no m
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32   # of products, not of weights
 GAP = 1e-3 if DEVICE == "cpu" else 0.05         # largest difference of sampler and trainer in nats
 torch.backends.cuda.enable_cudnn_sdp(False)     # which would plan again for each length
-SIGNALS = {getattr(signal, f"SIG{x}", signal.SIGINT) for x in "INT TERM HUP USR1 XCPU".split()}
+SIGNALS = {getattr(signal, "SIG" + x, 2) for x in ("INT", "TERM", "HUP", "USR1", "XCPU")}
 PROBLEMS = []                           # to train on
 UNUSED = []                             # those of PROBLEMS that are left over in this pass
 IS_FIXED = True                         # the cache has a fixed size, which some models break
