@@ -95,8 +95,12 @@ def rules(cfg):
         yield value in choices, f"--{field.name} {value}: must be one of {choices}"
         if field.type in (int, float):
             low = int(field.type is int and field.default > 0 and field.name not in cfg.MAY_BE_ZERO)
-            is_good = low <= value < 1e30                               # far below float32's inf
+            kinds = (int,) if field.type is int else (int, float)       # bool is an int, too
+            is_good = type(value) in kinds and low <= value < 1e30      # far below float32's inf
             yield is_good, f"--{field.name} {value}: must be a number, at least {low}, below 1e30"
+        elif field.type in (bool, str):
+            is_good = type(value) is field.type
+            yield is_good, f"--{field.name} {value}: must be a {field.type.__name__}"
     yield from cfg.rules()
     has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
     yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
@@ -483,8 +487,9 @@ class Run:
         config = dataclasses.asdict(self.cfg) | {"resume_from_checkpoint": "", "task": self.flag}
         versions = torch.__version__
         if self.resumed:
-            before = json.loads((self.folder / "config.json").read_text("utf-8"))["torch"]
-            versions = ", ".join(dict.fromkeys([*before.split(", "), versions]))
+            record = json.loads((self.folder / "config.json").read_text("utf-8"))
+            before = str(record.get("torch"))
+            versions = ", ".join(dict.fromkeys([*before.split(", "), torch.__version__]))
             if versions != before:
                 print(f"{short(self.folder)}: began with torch {before}, continues with "
                       f"{torch.__version__}: the last bits may differ", file=sys.stderr)

@@ -151,12 +151,6 @@ def test_triton_runs_where_the_gpu_and_all_tools_are_present(
     assert not logprob.can_run("cuda")
 
 
-def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():
-    torch.set_float32_matmul_precision("high")
-    train("cpu", "grpo --max_steps 0", "one")
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
 @pytest.mark.parametrize("file", ["version", "nvidia-smi"])
 def test_a_gpu_that_torch_cannot_use_gets_a_line_unless_the_cpu_was_chosen(
         file, tmp_path, monkeypatch, capsys):
