@@ -14,7 +14,7 @@ import torch
 
 import plumbing
 from report import parser, start
-from report.ask import load_policy, read_run
+from report.ask import load_policy, load_task, read_run
 from report.page import command
 
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -33,16 +33,16 @@ def main(argv=None):
     if args.new.exists():
         common.fail(f"{args.new}: exists already; name a new folder")
     script, cfg = read_run(args.run)
-    task = common.load_task(cfg, script.verify)
+    task = load_task(args.run, script, cfg)
     policy = load_policy(args.run, script, cfg)
 
     # run the script's warm start, but with every example from the phase cold_start
     demonstration = task.demonstration
     task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
-    torch.set_num_threads(1)
-    plumbing.warm_start(policy, task, dataclasses.replace(
-        cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
-        base_seed=cfg.base_seed + 1))                   # so examples differ from the base's
+    with plumbing.fixed_arithmetic():
+        plumbing.warm_start(policy, task, dataclasses.replace(
+            cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
+            base_seed=cfg.base_seed + 1))               # so examples differ from the base's
 
     name, flags = plumbing.read_config(args.run)
     record = {"script": name, "torch": torch.__version__, "config": flags}

@@ -8,9 +8,7 @@ that the run printed at its end.
 import inspect
 from pathlib import Path
 
-import common  # isort: split
-
-import torch
+import common
 
 import plumbing
 from report import escape, parser, replaced, start
@@ -81,14 +79,14 @@ def problem_of(task, prompt):
 def answer(folder, prompt):
     """Complete a prompt with the policy of a run, greedily. -> the text of the completion"""
     script, cfg = read_run(folder)
-    torch.set_num_threads(1)
     task = load_task(folder, script, cfg)
     if not prompt.isascii() or not 1 <= len(prompt) <= task.prompt_width:
         common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and have "
                     f"1 to {task.prompt_width} characters")
     problem = problem_of(task, prompt)
     policy = load_policy(folder, script, cfg)
-    return script.complete(policy, task, cfg, [problem]).texts[0]
+    with plumbing.fixed_arithmetic():
+        return script.complete(policy, task, cfg, [problem]).texts[0]
 
 
 def main(argv=None):
