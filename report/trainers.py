@@ -2,8 +2,8 @@
 True, and the folder that verl calls trainer.rollout_data_dir.
 
 TRL logs the last completions before each line of its log, and the metrics in trainer_state.json.
-An evaluation has the same prompts each time, so what the files of all evaluations share is held
-out. verl logs all completions of a step with their scores, and no advantages.
+An evaluation has the same prompts each time, so the prompts in the files of all evaluations are
+held out. verl logs all completions of a step with their scores, and no advantages.
 """
 import contextlib
 import json
@@ -15,6 +15,7 @@ from statistics import fmean
 from report.logs import loads, records
 
 MOST_GROUPS = 4         # of a step that are shown, as of a run of ours
+KNOWN = {"step", "prompt", "completion", "advantage", "input", "output", "gts", "score"}
 
 
 def has_completions(folder):
@@ -35,10 +36,12 @@ def files_of(folder):
 # ---- completions -----------------------------------------------------------------------------
 
 def text_of(content):
-    """Write a prompt or a completion, a text or a list of messages, as a text. -> str"""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(message.get("content") or "") for message in content)
+    """Write a prompt or a completion as a text: a text, a message, or a list of them. -> str"""
+    if isinstance(content, dict):
+        content = content.get("content") or content.get("text")
+    if isinstance(content, list):
+        return "\n".join(map(text_of, content))
+    return "" if content is None else str(content)
 
 
 def number(x):
@@ -47,21 +50,24 @@ def number(x):
 
 
 def rows_of(path, names):
-    """Read the completions of a step. names: TRL's rewards; without them, all columns of numbers
-    between the completion and the advantage. -> list of dicts: prompt, text, reward, advantage,
-    answer"""
+    """Read the completions of a step. names: TRL's rewards. Without a log that names them, a single
+    column of numbers is the reward, and of several, nobody knows which are. -> list of dicts:
+    prompt, text, reward, columns (all other numbers), advantage, answer"""
     if path.suffix == ".jsonl":
-        return [{"prompt": text_of(row["input"]), "text": text_of(row["output"]),
-                 "reward": number(row.get("score")), "advantage": None, "answer": row.get("gts")}
-                for row in records(path, "input", "output")]
-    import pyarrow.parquet
+        found, keys = records(path, "input", "output"), ("input", "output")
+    else:
+        import pyarrow.parquet
+        found, keys = pyarrow.parquet.read_table(path).to_pylist(), ("prompt", "completion")
     rows = []
-    for row in pyarrow.parquet.read_table(path).to_pylist():
-        own = names or [name for name in row if name not in ("step", "advantage")]
-        rewards = [x for x in map(number, map(row.get, own)) if x is not None]
-        rows.append({"prompt": text_of(row["prompt"]), "text": text_of(row["completion"]),
-                     "reward": sum(rewards) if rewards else None,
-                     "advantage": number(row.get("advantage")), "answer": None})
+    for row in found:
+        columns = {name: x for name in row
+                   if name not in KNOWN and (x := number(row[name])) is not None}
+        own = names or ({*columns} if len(columns) == 1 else {})
+        rewards = [columns[name] for name in own if name in columns]
+        rows.append({"prompt": text_of(row[keys[0]]), "text": text_of(row[keys[1]]),
+                     "reward": number(row["score"]) if "score" in row else
+                     sum(rewards) if rewards else None, "columns": columns,
+                     "advantage": number(row.get("advantage")), "answer": row.get("gts")})
     return rows
 
 
@@ -83,12 +89,10 @@ def groups_of(step, rows):
     groups = {}
     for row in rows:
         groups.setdefault(row["prompt"], []).append(row)
-    found = []
-    for prompt, group in groups.items():
-        found.append({"step": step, "prompt": prompt, "answer": group[0]["answer"], "completions": [
-            {"text": row["text"], "reward": row["reward"], "advantage": row["advantage"]}
-            for row in group]})
-    return found[:MOST_GROUPS]
+    return [{"step": step, "prompt": prompt, "answer": group[0]["answer"], "completions": [
+        {"text": row["text"], "reward": row["reward"], "advantage": row["advantage"],
+         "remark": ", ".join(f"{name} {x:g}" for name, x in row["columns"].items())}
+        for row in group]} for prompt, group in [*groups.items()][:MOST_GROUPS]]
 
 
 # ---- a run -----------------------------------------------------------------------------------
@@ -143,46 +147,56 @@ def mean_rewards(files, lost):
     return found
 
 
-def missing(metrics, names, evaluations, lost):
-    """Say what the page cannot show. -> str, which begins with a space, or is empty"""
-    texts = []
-    if not metrics:
-        texts.append(" There is no log, so the curve is the mean reward of the completions.")
-    if len(names) > 1:
-        texts.append(" A sample shows the plain sum of its rewards, without their weights.")
-    if len(evaluations) == 1:
-        texts.append(" Answers to held-out problems are shown after a second evaluation.")
-    if lost:
-        texts.append(f" These files cannot be read: {', '.join(lost)}.")
-    return "".join(texts)
+def steps_in_words(steps):
+    """Write steps, of many only the first and the last one. -> str"""
+    few = [*map(str, steps)]
+    return ", ".join(few if len(few) < 6 else [*few[:2], "...", few[-1]])
 
 
 def read_completions(folder, most_samples):
     """Collect what the page shows of a run of TRL or verl. ValueError if a file cannot be read.
     -> dict, as of read_run of report/page.py"""
-    files = files_of(folder)
-    history = history_of(folder)
+    files, history, lost, notes = files_of(folder), history_of(folder), {}, []
+    trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
+    logged = {one["step"] for one in history} if trainer == "TRL" else {}
+    if logged and (others := files.keys() - logged):    # of a run that was resumed before them
+        notes.append(f"The log has no step {steps_in_words(sorted(others))}, so these samples are "
+                     "left out.")
+        files = {step: path for step, path in files.items() if step in logged}
     found = [re.fullmatch("rewards/(.+)/mean", name) for one in history for name in one]
     names = {match[1] for match in found if match}
-    lost = {}
     evaluations = {one["step"]: readable(files[one["step"]], names, lost) for one in history
-                   if "eval_reward" in one and one["step"] in files}
+                   if one["step"] in files and any(
+                       re.fullmatch("eval_(.+_)?reward", name) for name in one)}
     held_out = shared_prompts(evaluations)
     samples = []
     for step in sorted(spaced([*files], most_samples)):
         rows = readable(files[step], names, lost)
-        samples += groups_of(step, [row for row in rows if row["prompt"] not in held_out])
+        if step in evaluations:
+            rows = [row for row in rows if held_out and row["prompt"] not in held_out]
+        samples += groups_of(step, rows)
     metrics = history or mean_rewards(files, lost)
-    seconds = next((one["train_runtime"] for one in history if "train_runtime" in one), None)
-    record = Path(folder, "loss.json")                  # of engines.trl
+    if not history and metrics:
+        notes.append("There is no log, so the curve is the mean reward of the completions.")
+    elif not history:
+        notes.append("There is no log, so the page does not know which columns are rewards.")
+    if len(names) > 1:
+        notes.append("The reward of a sample is the plain sum of its rewards, without weights.")
+    if evaluations:
+        notes.append(f"At step {steps_in_words(evaluations)}, TRL wrote the completions of an "
+                     "evaluation over those of the step: evaluate less often to see more samples.")
+    if len(evaluations) == 1:
+        notes.append("Answers to held-out problems are shown after a second evaluation.")
+    if lost:
+        notes.append(f"These files cannot be read: {', '.join(lost)}.")
     config = {}
     with contextlib.suppress(OSError, ValueError):
-        config = json.loads(record.read_text("utf-8"))
-    trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
+        config = json.loads(Path(folder, "loss.json").read_text("utf-8"))      # of engines.trl
+    seconds = next((one["train_runtime"] for one in history if "train_runtime" in one), None)
     return {
         "name": Path(folder).resolve().name, "command": "",
         "config": {"script": trainer} | {name: str(value) for name, value in config.items()},
-        "note": missing(history, names, evaluations, lost),
+        "note": "".join(f" {note}" for note in notes),
         "summary": seconds and {"base": {}, "trained": {}, "steps": history[-1]["step"],
                                 "seconds_total": seconds},
         "metrics": metrics, "samples": samples,
