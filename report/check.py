@@ -56,18 +56,18 @@ def error(values, n):
 def jump(values):
     """Find where values fall most from one step to the next, beyond noise, and two constants
     describe them better than a line. -> place, mean before, mean after; or None"""
-    found = []
+    found, noise = [], SURE * error(values, AROUND)
     for place in range(AROUND, len(values) - AROUND + 1):
         some = values[place - AROUND:place + AROUND]
         before, after = mean(some[:AROUND]), mean(some[AROUND:])
-        slope, first = statistics.linear_regression(range(2 * AROUND), some)
-        line = sum((x - first - slope * i) ** 2 for i, x in enumerate(some))
-        two = sum((x - (before if i < AROUND else after)) ** 2 for i, x in enumerate(some))
         middle = (before + after) / 2
-        is_sharp = min(some[AROUND - 2:AROUND]) > middle > max(some[AROUND:AROUND + 2])
-        if is_sharp and line > 1.4 * two and (
-                before - after > max(SURE * error(values, AROUND), FALL * abs(before))):
-            found.append((before - after, place, before, after))
+        if before - after > max(noise, FALL * abs(before)) and (
+                min(some[AROUND - 2:AROUND]) > middle > max(some[AROUND:AROUND + 2])):
+            slope, first = statistics.linear_regression(range(2 * AROUND), some)
+            line = sum((x - first - slope * i) ** 2 for i, x in enumerate(some))
+            two = sum((x - (before if i < AROUND else after)) ** 2 for i, x in enumerate(some))
+            if line > 1.4 * two:
+                found.append((before - after, place, before, after))
     return max(found)[1:] if found else None
 
 
@@ -146,22 +146,13 @@ class Table:
         return [one for one in self.steps[1:]
                 if one.get("equal", 0) < 1 and abs(one.get("signal", 1)) > 1e-7]
 
-    def has_other_prompts(self, place):
-        """Whether the length of the prompts changes in a step, as if the data were different."""
-        x = self["prompt_length"]
-        a, b = mean(x[place - AROUND:place]), mean(x[place:place + AROUND])
-        return len(x) == len(self.rewards) and abs(a - b) > SURE * error(x, AROUND)
-
     def what_rewards_do(self, n):
         """-> "jumps", "falls", "stays", or "" if nothing is wrong"""
-        found, later = jump(self.rewards), self.run.records
-        if found and self.has_other_prompts(found[0]):  # what was learned before does not count
-            later = later[later.index(self.steps[found[0]]):]
         learns = any(len(x) > 1 and max(x) - RISE / 2 <= x[-1] > x[0] + RISE
-                     for x in (column(later, name) for name in self.scores))
+                     for x in self.scores.values())
         if learns and any(self.rewards[-WINDOW:]):      # the problems get harder
             return ""
-        if found:
+        if found := jump(self.rewards):
             _, before, after = found
             return "" if self.last(self.goal) - after > FALL * (before - after) else "jumps"
         size = max(abs(self.peak), self.first("signal") * (self.run.trainer != "verl"))
@@ -179,10 +170,7 @@ class Rule(NamedTuple):
     limit: float
     incident: str           # for which it was made
     parts: list             # of docs/why.md; the text names one, if it is not the first
-
-    @property
-    def says(self):
-        return self.look.__doc__
+    says: str
 
 
 RULES = []
@@ -190,25 +178,30 @@ RULES = []
 
 def rule(needs, limit, incident, parts):
     return lambda look: RULES.append(
-        Rule(look, needs.split(), limit, incident, parts.split())) or look
+        Rule(look, needs.split(), limit, incident, parts.split(), look.__doc__)) or look
 
 
 @rule("", 0.2, "ms-swift#3136", "not-finite")
 def not_finite(t, limit):
     """Training continues after nan or inf, and learns nothing more"""
-    for name in {**t.run.names, **t.scores}.keys() - {"accuracy", "explained"}:
+    found = []
+    for name in (*t.run.names, *t.scores):
         known = [one for one in t.run.records if name in one]
         bad = [not math.isfinite(one[name]) for one in known]
         if any(bad[len(bad) // 2:][-WINDOW:]) or sum(bad) > max(1, limit * len(bad)):
-            return (f"{t.name(name)} is not finite in {sum(bad)} steps, first in step "
-                    f"{known[bad.index(True)].get('step', 0):g}; look for a division by 0 or a "
-                    "logarithm of 0")
+            found.append((known[bad.index(True)].get("step", 0), name, sum(bad)))
+    found = [one for one in found if one[1] not in ("accuracy", "explained")]
+    if found:
+        step, name, number = min(found, key=lambda one: one[0])
+        return (f"{t.name(name)} is not finite in {number} steps, first in step {step:g}; look for "
+                "a division by 0 or a logarithm of 0")
 
 
 @rule("samples", 0, "nanochat#810, verl#6719", "rounding turns")
 def masks(t, limit):
     """The mask of the samples is wrong"""
-    rows = [one for group in t.run.samples for one in group["completions"] if one["tokens"]]
+    rows = [one for group in t.run.samples for one in group["completions"]
+            if one.get("tokens") and one.get("mask")]
     if any(one["tokens"][-1] == "<|eos|>" and one["mask"][-1] == 0 for one in rows):
         return "the token that ends a completion is not learned"
     if rows and mean(t["calls"]) > limit and all(all(one["mask"]) for one in rows):
@@ -293,9 +286,9 @@ def never_any_signal(t, limit):
 
 @rule("equal|signal length|entropy", 2.0, "grpo.py --learning_rate 0.03", "rate")
 def destroyed(t, limit):
-    """The policy is destroyed: at first, rewards differed; now they are all equal, and lower"""
+    """The policy is destroyed, so all rewards are equal, and lower than at first"""
     begins_equal = t.no_signal(lambda name: t[name][0]) == 1
-    if t.no_signal(t.last) == 1 and not begins_equal and t.last(t.goal) < t.rewards[0] / 2:
+    if t.no_signal(t.last) == 1 and not begins_equal and t.last(t.goal) < sum(t.rewards[:1]) / 2:
         for name in ("length", "entropy"):      # otherwise, only the rewards have changed
             before, after = abs(mean(t[name][:1])), abs(t.last(name))
             if max(before, after) > limit * min(before, after):
@@ -504,9 +497,8 @@ def jumps(t, limit):
     """The reward falls in a single step, so something besides the policy may have changed"""
     if t.course == "jumps":
         place, before, after = jump(t.rewards)
-        data = "other prompts" if t.has_other_prompts(place) else "the data"
         return (f"{t.name(t.goal)} falls from {before:.2g} to {after:.2g} in step {t.step(place)}; "
-                f"look at {data}, at the reward function and its server, and at a resumed run")
+                "look at the data, at the reward function and its server, and at a resumed run")
 
 
 @rule("", FALL, "docs/real-models.md: ten times the best rate", "rate flat")

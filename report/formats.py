@@ -52,7 +52,6 @@ clip_ratio/region_mean policy/clipfrac_avg | actor/pg_clipfrac
 length | tokens of a completion | completions/mean_length completion_length | response_length/mean
 truncated | fraction of truncated completions | \
 completions/clipped_ratio | response_length/clip_ratio
-prompt_length | tokens of a prompt | | prompt_length/mean
 prompts_cut | fraction of truncated prompts | | prompt_length/clip_ratio
 sampler_logp | mean difference of the log-probs of sampler and trainer | \
 sampling/sampling_logp_difference/mean |
@@ -112,13 +111,12 @@ def question(names, path, run):
     """Write which names were not placed, with a command that places them. -> str"""
     which = ["--run", run] if run else []
     pairs = [shlex.quote(f"{name}=?") for name in sorted(names - {*STEP})]
-    rows = [f"  {word:15} {what}" for word, what in {
-        name: row[0] for name, row in NAMES.items()}.items()]
+    words = {name: row[0] for name, row in NAMES.items()} | OTHERS
     return "\n".join([
         f"{path}: these are not the names of TRL, ms-swift or verl. In the command, replace the "
         "question mark of each name that you know by a word of the list, at least one by reward; "
         "names that keep theirs are left out.",
-        *rows, *(f"  {word:15} {what}" for word, what in OTHERS.items()),
+        *(f"  {word:15} {what}" for word, what in words.items()),
         " \\\n    ".join([command("report.check", str(path), *which, "--map"), *pairs])])
 
 

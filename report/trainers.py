@@ -15,7 +15,6 @@ from statistics import fmean
 from report.logs import loads, records
 
 MOST_GROUPS = 4         # of a step that are shown, as of a run of ours
-KNOWN = {"step", "prompt", "completion", "advantage", "input", "output", "gts", "score"}
 
 
 def has_completions(folder):
@@ -54,19 +53,20 @@ def rows_of(path, names):
     column of numbers is the reward, and of several, nobody knows which are. -> list of dicts:
     prompt, text, reward, columns (all other numbers), advantage, answer"""
     if path.suffix == ".jsonl":
-        found, keys = records(path, "input", "output"), ("input", "output")
+        found = records(path, "input", "output")
+        prompt, text, *others = "input", "output", "step", "gts", "score"
     else:
         import pyarrow.parquet
-        found, keys = pyarrow.parquet.read_table(path).to_pylist(), ("prompt", "completion")
+        found = pyarrow.parquet.read_table(path).to_pylist()
+        prompt, text, *others = "prompt", "completion", "step", "advantage"
     rows = []
     for row in found:
-        columns = {name: x for name in row
-                   if name not in KNOWN and (x := number(row[name])) is not None}
-        own = names or ({*columns} if len(columns) == 1 else {})
-        rewards = [columns[name] for name in own if name in columns]
-        rows.append({"prompt": text_of(row[keys[0]]), "text": text_of(row[keys[1]]),
-                     "reward": number(row["score"]) if "score" in row else
-                     sum(rewards) if rewards else None, "columns": columns,
+        columns = {name: number(row[name]) for name in row.keys() - {prompt, text, *others}}
+        columns = {name: columns[name] for name in row if columns.get(name) is not None}
+        own = ["score"] if "score" in others else names or [*columns] * (len(columns) == 1)
+        rewards = [x for x in (number(row.get(name)) for name in own) if x is not None]
+        rows.append({"prompt": text_of(row[prompt]), "text": text_of(row[text]), "columns": columns,
+                     "reward": sum(rewards) if rewards else None,
                      "advantage": number(row.get("advantage")), "answer": row.get("gts")})
     return rows
 
@@ -110,12 +110,6 @@ def history_of(folder):
     return []
 
 
-def spaced(steps, most):
-    """Choose at most `most` of some steps, evenly, with the last one."""
-    stride = max(1, math.ceil(len(steps) / most))
-    return {*steps[::stride], *steps[-1:]}
-
-
 def answers_of(evaluations, held_out):
     """Compare the first answers to the held-out prompts in the first and the last evaluation.
     evaluations: {step: rows}. -> records for the page"""
@@ -131,62 +125,45 @@ def answers_of(evaluations, held_out):
             for prompt in ends[0] if prompt in held_out]
 
 
-def shared_prompts(evaluations):
-    """Find the prompts that all evaluations have, of several. {step: rows} -> set"""
-    sets = [{row["prompt"] for row in rows} for rows in evaluations.values()]
-    return set.intersection(*sets) if len(sets) > 1 else set()
-
-
-def mean_rewards(files, lost):
-    """Average the rewards of each file, as the metrics of a run without a log. -> list of dicts"""
-    found = []
-    for step, path in files.items():
-        rewards = [row["reward"] for row in readable(path, (), lost) if row["reward"] is not None]
-        if rewards:
-            found.append({"step": step, "reward": fmean(rewards)})
-    return found
-
-
-def steps_in_words(steps):
-    """Write steps, of many only the first and the last one. -> str"""
-    few = [*map(str, steps)]
-    return ", ".join(few if len(few) < 6 else [*few[:2], "...", few[-1]])
-
-
 def read_completions(folder, most_samples):
     """Collect what the page shows of a run of TRL or verl. ValueError if a file cannot be read.
     -> dict, as of read_run of report/page.py"""
     files, history, lost, notes = files_of(folder), history_of(folder), {}, []
     trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
     logged = {one["step"] for one in history} if trainer == "TRL" else {}
-    if logged and (others := files.keys() - logged):    # of a run that was resumed before them
-        notes.append(f"The log has no step {steps_in_words(sorted(others))}, so these samples are "
-                     "left out.")
+    if number := len(logged and files.keys() - logged):
+        notes.append(f"The samples of {number} steps that the log lacks are left out: a run that "
+                     "was resumed may have written them before.")
         files = {step: path for step, path in files.items() if step in logged}
     found = [re.fullmatch("rewards/(.+)/mean", name) for one in history for name in one]
     names = {match[1] for match in found if match}
-    evaluations = {one["step"]: readable(files[one["step"]], names, lost) for one in history
-                   if one["step"] in files and any(
-                       re.fullmatch("eval_(.+_)?reward", name) for name in one)}
-    held_out = shared_prompts(evaluations)
-    samples = []
-    for step in sorted(spaced([*files], most_samples)):
-        rows = readable(files[step], names, lost)
-        if step in evaluations:
-            rows = [row for row in rows if held_out and row["prompt"] not in held_out]
-        samples += groups_of(step, rows)
-    metrics = history or mean_rewards(files, lost)
-    if not history and metrics:
-        notes.append("There is no log, so the curve is the mean reward of the completions.")
-    elif not history:
-        notes.append("There is no log, so the page does not know which columns are rewards.")
     if len(names) > 1:
         notes.append("The reward of a sample is the plain sum of its rewards, without weights.")
+    rows = {step: readable(path, names, lost) for step, path in files.items()}
+    evaluations = {one["step"]: rows[one["step"]] for one in history if one["step"] in files
+                   and any(re.fullmatch("eval_(.+_)?reward", name) for name in one)}
     if evaluations:
-        notes.append(f"At step {steps_in_words(evaluations)}, TRL wrote the completions of an "
-                     "evaluation over those of the step: evaluate less often to see more samples.")
-    if len(evaluations) == 1:
+        notes.append(f"At {len(evaluations)} steps, TRL wrote the completions of an evaluation "
+                     "over those of the step: evaluate less often to see more samples.")
+    held_out = set()                            # the prompts that all evaluations have, of several
+    if len(evaluations) > 1:
+        held_out = set.intersection(*({row["prompt"] for row in some}
+                                      for some in evaluations.values()))
+    elif evaluations:
         notes.append("Answers to held-out problems are shown after a second evaluation.")
+    stride = max(1, math.ceil(len(files) / most_samples))
+    samples = []
+    for step in sorted({*[*files][::stride], *[*files][-1:]}):
+        if held_out or step not in evaluations:         # else nobody knows which rows are of it
+            samples += groups_of(step, [row for row in rows[step] if row["prompt"] not in held_out])
+    metrics = history
+    if not history:
+        means = {step: [row["reward"] for row in some if row["reward"] is not None]
+                 for step, some in rows.items()}
+        metrics = [{"step": step, "reward": fmean(some)} for step, some in means.items() if some]
+        notes.append("There is no log, so the " + (
+            "curve is the mean reward of the completions." if metrics else
+            "page does not know which columns are rewards."))
     if lost:
         notes.append(f"These files cannot be read: {', '.join(lost)}.")
     config = {}
