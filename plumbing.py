@@ -37,6 +37,7 @@ from common import fail
 def parse_flags(config_class, argv=None):
     """Read the flags of `argv`; the others come from the run that is resumed, or from the task, or
     from Config. Exits with one line if a flag is bad. -> Config"""
+    common.decode([])                           # exits if tiktoken is missing
     parser = argparse.ArgumentParser(
         description=inspect.getmodule(config_class).__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -170,7 +170,6 @@ class Rule(NamedTuple):
     limit: float
     incident: str           # for which it was made
     parts: list             # of docs/why.md; the text names one, if it is not the first
-    says: str
 
 
 RULES = []
@@ -178,7 +177,7 @@ RULES = []
 
 def rule(needs, limit, incident, parts):
     return lambda look: RULES.append(
-        Rule(look, needs.split(), limit, incident, parts.split(), look.__doc__)) or look
+        Rule(look, needs.split(), limit, incident, parts.split())) or look
 
 
 @rule("", 0.2, "ms-swift#3136", "not-finite")
@@ -235,8 +234,8 @@ def first_ratio(t, limit):
     """The text that is trained differs from the text that was sampled"""
     worst = max(t.first("largest_logp"), t.last("largest_logp"))
     if t.run.trainer == "ours" and not getattr(t.flags, "sampler_lag", 0) and worst > limit:
-        small = "; try --kernel torch" * (worst < 1000 * limit)
-        return f"a first ratio, which should be 1, is off by {worst:.2g} nats{small}"
+        return (f"a first ratio, which should be 1, is off by {worst:.2g} nats; if this is little, "
+                "try --kernel torch")
 
 
 @rule("surprise entropy", 0.1, "TRL#6789", "temperature")
@@ -274,16 +273,6 @@ def gradient_explodes(t, limit):
                 "the learning rate")
 
 
-@rule("equal|signal", 1.0, "TRL#3857", "groups")
-def never_any_signal(t, limit):
-    """From the first steps on, the rewards of each group are equal, which gives no gradient"""
-    now = t.trend
-    if t.no_signal(t.first) == limit and not now.rises and not t.is_solved(t.first) and (
-            "teacher_kl" not in t):
-        return (f"the {t.goal} is {now.first:.2g}; does the reward find right answers, does the "
-                "base ever give one, and is the group size too small?")
-
-
 @rule("equal|signal length|entropy", 2.0, "grpo.py --learning_rate 0.03", "rate")
 def destroyed(t, limit):
     """The policy is destroyed, so all rewards are equal, and lower than at first"""
@@ -319,16 +308,18 @@ def entropy_gone(t, limit):
         return f"the entropy is {values[0]:.2g}, then {last:.2g}; lower the learning rate{bonus}"
 
 
-@rule("equal|signal", 0.65, "OpenRLHF#1270", "groups")
-def little_signal(t, limit):
-    """In most groups, the rewards are equal at the end, which gives no gradient"""
-    now, share = t.trend, t.no_signal(t.last) or 0.0
-    is_better = now.rises and (now.last > 1.5 * now.first or share == 1)
-    is_low = share == 1 or now.n >= FEW and t.last(t.goal) < 0.5
-    if share > limit and is_low and not is_better and not t.is_solved(t.last) and (
-            "teacher_kl" not in t and not {"never_any_signal", "destroyed"} & t.found.keys()):
-        return (f"{share:.0%} of the groups; does the reward find right answers, are the problems "
-                "too hard, and is the group size too small?")
+@rule("equal|signal", 0.65, "TRL#3857", "groups")
+def equal_rewards(t, limit):
+    """In most groups, all rewards are equal, which gives no gradient"""
+    now = t.trend
+    for when in (t.first, t.last):
+        share = t.no_signal(when) or 0.0
+        is_better = now.rises and (now.last > 1.5 * now.first or share == 1)
+        is_low = share == 1 or when == t.last and now.n >= FEW and when(t.goal) < 0.5
+        if share > limit and is_low and not is_better and not t.is_solved(when) and (
+                "teacher_kl" not in t and "destroyed" not in t.found):
+            return (f"{share:.0%} of the groups; does the reward find right answers, does the base "
+                    "ever give one, and is the group size too small?")
 
 
 @rule("lowest signal", 1e-7, "verl's default rollout.n=1", "groups")
@@ -540,7 +531,7 @@ def findings(run, names=None):
             for words, name in zip(WORDS, SETTINGS.get(run.trainer, WORDS)):
                 text = text.replace(words, name)
             part = "" if "(#" in text else f" (#{one.parts[0]})"
-            table.found[one.look.__name__] = f"{one.says}: {text}{part}"
+            table.found[one.look.__name__] = f"{one.look.__doc__}: {text}{part}"
     return table.found
 
 
@@ -552,7 +543,7 @@ def check(run):
 def warnings(metrics, cfg):
     """List what a single step of ours shows. -> texts"""
     return findings(run_of([metrics], {}, "ours", cfg), (
-        "never_any_signal", "truncated", "entropy_gone", "sampler_differs", "first_ratio")).values()
+        "equal_rewards", "truncated", "entropy_gone", "sampler_differs", "first_ratio")).values()
 
 
 def parts(found):
@@ -589,7 +580,7 @@ def not_looked_at(run):
         "held-out": "scores on held-out problems", "samples": "masks in samples.jsonl"}
     for one in RULES:
         if needs := lacking(table, one):
-            lines.append(f"\n  {one.says}? The log has no " + ", and no ".join(
+            lines.append(f"\n  {one.look.__doc__}? The log has no " + ", and no ".join(
                 " or ".join(what[name] for name in need.split("|")) for need in needs))
     text = f"not looked at:{''.join(lines)}" if lines else "all rules have looked at this log"
     for title, names in (("not read", run.unread), ("not in the log", run.absent)):
@@ -600,14 +591,12 @@ def not_looked_at(run):
 
 def mapping(pairs):
     """Read what --map gives. Exits with one line if a word is unknown. -> {theirs: ours}"""
-    found = {}
-    for theirs, sign, ours in (pair.rpartition("=") for pair in pairs):
-        if not sign or ours != "?" and ours not in NAMES.keys() | OTHERS.keys():
-            fail(f"--map {theirs}{sign}{ours}: has to be NAME=WORD, where WORD is one of "
+    found = [pair.rpartition("=")[::2] for pair in pairs]
+    for theirs, ours in found:
+        if not theirs or ours not in {"?", *NAMES, *OTHERS}:
+            fail(f"--map {theirs}={ours}: has to be NAME=WORD, where WORD is one of "
                  f"{', '.join([*NAMES, *OTHERS])}")
-        if ours != "?":
-            found[theirs] = ours
-    return found
+    return {theirs: ours for theirs, ours in found if ours != "?"}
 
 
 def main():
@@ -625,10 +614,9 @@ def main():
     found = check(run)
     for text in (described(run), *(found or ["nothing found"]), decided(run), not_looked_at(run)):
         print(text.replace("(#", "(docs/why.md#"))
-    if trainers.has_completions(args.path):
+    if trainers.files_of(args.path):
         print(f"to read its completions: python -m report.page {args.path}")
-    named = parts(found)
-    if "any" in wanted and named or named & wanted:
+    if found and wanted & {"any", *parts(found)}:
         raise SystemExit(1)
 
 

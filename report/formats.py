@@ -35,9 +35,9 @@ class Run(NamedTuple):
 NAMES = {row.split("|")[0].strip(): [*map(str.strip, row.split("|")[1:])] for row in """\
 reward | mean reward | reward objective/scores | critic/score/mean critic/rewards/mean
 after_penalties | mean reward less penalties | objective/rlhf_reward | critic/rewards/mean
-accuracy | fraction of right answers | accuracy rewards/accuracy_reward/mean \
-rewards/accuracy/mean rewards/MathAccuracy/mean |
-equal | fraction of groups whose rewards are equal | frac_reward_zero_std |
+accuracy | share of right answers | accuracy rewards/accuracy_reward/mean rewards/accuracy/mean \
+rewards/MathAccuracy/mean |
+equal | share of groups whose rewards are equal | frac_reward_zero_std |
 signal | 0 if the rewards of all groups are equal | reward_std | critic/advantages/max
 lowest | lowest advantage of a batch | | critic/advantages/min
 grad_norm | length of the gradient | grad_norm | actor/grad_norm
@@ -47,27 +47,22 @@ entropy | entropy of a token | entropy entropy/mean policy/entropy_avg | \
 actor/entropy actor/entropy_loss
 kl | KL to the reference for each token | kl | actor/kl_loss actor/reward_kl_penalty
 old_kl | KL to the policy before the update | policy/approxkl_avg | actor/ppo_kl
-clipped | fraction of tokens whose ratio is clipped | \
-clip_ratio/region_mean policy/clipfrac_avg | actor/pg_clipfrac
+clipped | share of clipped tokens | clip_ratio/region_mean policy/clipfrac_avg | actor/pg_clipfrac
 length | tokens of a completion | completions/mean_length completion_length | response_length/mean
-truncated | fraction of truncated completions | \
-completions/clipped_ratio | response_length/clip_ratio
-prompts_cut | fraction of truncated prompts | | prompt_length/clip_ratio
-sampler_logp | mean difference of the log-probs of sampler and trainer | \
-sampling/sampling_logp_difference/mean |
-largest_logp | largest difference of the log-probs of sampler and trainer | \
-sampling/sampling_logp_difference/max |
-sampler_prob | mean difference of the probabilities of sampler and trainer | | \
-training/rollout_probs_diff_mean
-sampler_kl | KL between sampler and trainer | rollout_correction/k3_kl rollout_correction/kl | \
+truncated | share of cut completions | completions/clipped_ratio | response_length/clip_ratio
+prompts_cut | share of cut prompts | | prompt_length/clip_ratio
+sampler_logp | difference of log-probs to the sampler | sampling/sampling_logp_difference/mean |
+largest_logp | largest difference of log-probs | sampling/sampling_logp_difference/max |
+sampler_prob | difference of probabilities to the sampler | | training/rollout_probs_diff_mean
+sampler_kl | KL to the sampler | rollout_correction/k3_kl rollout_correction/kl | \
 rollout_corr/k3_kl rollout_corr/kl
 value_loss | loss of the critic | value_loss loss/value_avg | critic/vf_loss
 explained | explained variance of the critic | explained_variance | critic/vf_explained_var
 calls | tool calls of a completion | tools/call_frequency | tool_call_counts/mean
-failures | fraction of tool calls that fail | tools/failure_frequency |
+failures | share of tool calls that fail | tools/failure_frequency |
 filtered | a metric that is logged if equal groups are replaced | | num_gen_batches \
 training/filter_groups/evicted_samples
-order | fraction of DPO's pairs in the right order | rewards/accuracies |
+order | share of DPO's pairs in the right order | rewards/accuracies |
 margins | margin between DPO's chosen and rejected answers | rewards/margins |
 surprise | mean of -log pi of the sampled tokens | sampling/surprise |
 log_ratio | largest log-ratio after the updates | max_log_ratio |""".splitlines()}

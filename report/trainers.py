@@ -17,11 +17,6 @@ from report.logs import loads, records
 MOST_GROUPS = 4         # of a step that are shown, as of a run of ours
 
 
-def has_completions(folder):
-    """Whether a folder has completions of TRL or verl."""
-    return bool(files_of(folder))
-
-
 def files_of(folder):
     """Find the files of completions, in the order of their steps. -> {step: Path}"""
     found = {}
@@ -139,8 +134,8 @@ def read_completions(folder, most_samples):
     names = {match[1] for match in found if match}
     if len(names) > 1:
         notes.append("The reward of a sample is the plain sum of its rewards, without weights.")
-    rows = {step: readable(path, names, lost) for step, path in files.items()}
-    evaluations = {one["step"]: rows[one["step"]] for one in history if one["step"] in files
+    rows = lambda step: readable(files[step], names, lost)      # of a long run, not all at once
+    evaluations = {one["step"]: rows(one["step"]) for one in history if one["step"] in files
                    and any(re.fullmatch("eval_(.+_)?reward", name) for name in one)}
     if evaluations:
         notes.append(f"At {len(evaluations)} steps, TRL wrote the completions of an evaluation "
@@ -155,11 +150,11 @@ def read_completions(folder, most_samples):
     samples = []
     for step in sorted({*[*files][::stride], *[*files][-1:]}):
         if held_out or step not in evaluations:         # else nobody knows which rows are of it
-            samples += groups_of(step, [row for row in rows[step] if row["prompt"] not in held_out])
+            samples += groups_of(step, [row for row in rows(step) if row["prompt"] not in held_out])
     metrics = history
     if not history:
-        means = {step: [row["reward"] for row in some if row["reward"] is not None]
-                 for step, some in rows.items()}
+        means = {step: [row["reward"] for row in rows(step) if row["reward"] is not None]
+                 for step in files}
         metrics = [{"step": step, "reward": fmean(some)} for step, some in means.items() if some]
         notes.append("There is no log, so the " + (
             "curve is the mean reward of the completions." if metrics else
