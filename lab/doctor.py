@@ -5,7 +5,8 @@
   python -m lab.doctor --seed 7   with other seeds; the page has those from 100 on
   python -m lab.doctor --rl-doctor PATH        also counts what rl-doctor warns of (pip install
                                   rldoctor==0.2.0, in an environment of its own), and writes the
-                                  tables of docs/why.md (make doctor RL_DOCTOR=PATH)
+                                  tables of tests/logs/README.md (make doctor
+                                  RL_DOCTOR=PATH)
 
 Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
 broken run may share its base with a correct one. What counts as a right answer is written below,
@@ -215,7 +216,7 @@ def jobs_from(first):
 
 
 def page():
-    """Write the tables of docs/why.md from the stored numbers."""
+    """Write the tables of tests/logs/README.md from the stored numbers."""
     results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
     number = len(jobs_from(PUBLISHED))
     share = ""

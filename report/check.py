@@ -377,7 +377,7 @@ def schedule_ended(t, limit):
 def unused(t, limit):
     """The KL is 0 although the policy moves, so nothing holds it back"""
     values = column(t.live, "kl")               # other trainers log 0 if they have no reference
-    if len(values) >= WINDOW and max(map(abs, values)) < limit and t.run.trainer != "yours" and (
+    if len(values) >= WINDOW and max(map(abs, values)) < limit and t.run.trainer != "--map" and (
             "no_gradient" not in t.found):
         return (f"{t.name('kl')} is 0 in all steps; is the reference the policy itself, or is "
                 "the weight of the KL 0?")
@@ -555,11 +555,10 @@ def described(run):
     """Say what was read. -> str"""
     table = Table(run)
     steps = column(table.steps, "step") or [0]
-    used = [" = ".join(dict.fromkeys((ours, table.name(ours)))) for ours in run.names]
+    used = [f"{ours} = {table.name(ours)}" for ours in run.names]
     used += [f"held-out = {name}" for name in run.sets]
-    whose = "names of --map" if run.trainer == "yours" else f"names of {run.trainer}"
-    return (f"read {run.source}: {whose}, {len(table.steps)} steps from {steps[0]:g} to "
-            f"{steps[-1]:g}\n  {', '.join(used)}")
+    return (f"read {run.source}: names of {run.trainer}, {len(table.steps)} steps from "
+            f"{steps[0]:g} to {steps[-1]:g}\n  {', '.join(used)}")
 
 
 def decided(run):

@@ -19,7 +19,7 @@ from report.logs import opened, read_log, records
 
 
 class Run(NamedTuple):
-    trainer: str            # "ours", "TRL", "verl", or "yours", whose names --map gives
+    trainer: str            # "ours", "TRL", "verl", or "--map", which gives the names
     flags: SimpleNamespace  # of a run of ours, otherwise empty
     records: list           # a dict for each step, in order: quantity or evaluation -> number
     names: dict             # quantity -> its names in the log, which are added
@@ -84,7 +84,7 @@ def plain(name):
 def placed(names, mapped):
     """Decide what the names of a log are. They are TRL's if one of OWN is among them, or if they
     are all TRL's; names of --map come before these. -> trainer, {quantity: names}, sets"""
-    used, trainer, pattern = {}, "yours", "(?!)"
+    used, trainer, pattern = {}, "--map", "(?!)"
     for one, place in TRAINERS.items():
         found = {ours: [theirs] for ours, row in NAMES.items()
                  for theirs in reversed(row[place].split()) if theirs in names}
@@ -291,10 +291,8 @@ def read(path, run=None, mapped=None):
             zlib.error) as error:
         common.fail(f"{path}: is not a log that can be read: {str(error)[:100]!r}")
     if not runs:
-        common.fail(question(names, path, run) if names - {*STEP} else (
-            f"{path}: has no metrics.jsonl, logging.jsonl, trainer_state.json or event file with "
-            "numbers; name the file of the log" if path.is_dir() else
-            f"{path}: has no line with numbers"))
+        common.fail(question(names, path, run) if names - {*STEP} else
+                    f"{path}: has no log with numbers; docs/check.md lists what can be read")
     if run not in runs and (run is not None or len(runs) > 1):
         some = ", ".join([*runs][:9]) + (", ..." if len(runs) > 9 else "")
         common.fail(f"{path}: contains {len(runs)} runs; choose one with --run: {some}")

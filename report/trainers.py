@@ -46,7 +46,7 @@ def number(x):
 def rows_of(path, names):
     """Read the completions of a step. names: TRL's rewards. Without a log that names them, a single
     column of numbers is the reward, and of several, nobody knows which are. -> list of dicts:
-    prompt, text, reward, columns (all other numbers), advantage, answer"""
+    prompt, text, reward, remark (the columns, if there are several), advantage, answer"""
     if path.suffix == ".jsonl":
         found = records(path, "input", "output")
         prompt, text, *others = "input", "output", "step", "gts", "score"
@@ -60,7 +60,9 @@ def rows_of(path, names):
         columns = {name: columns[name] for name in row if columns.get(name) is not None}
         own = ["score"] if "score" in others else names or [*columns] * (len(columns) == 1)
         rewards = [x for x in (number(row.get(name)) for name in own) if x is not None]
-        rows.append({"prompt": text_of(row[prompt]), "text": text_of(row[text]), "columns": columns,
+        several = columns if len({*columns, *own}) > 1 else {}
+        rows.append({"prompt": text_of(row[prompt]), "text": text_of(row[text]),
+                     "remark": ", ".join(f"{name} {x:g}" for name, x in several.items()),
                      "reward": sum(rewards) if rewards else None,
                      "advantage": number(row.get("advantage")), "answer": row.get("gts")})
     return rows
@@ -85,16 +87,14 @@ def groups_of(step, rows):
     for row in rows:
         groups.setdefault(row["prompt"], []).append(row)
     return [{"step": step, "prompt": prompt, "answer": group[0]["answer"], "completions": [
-        {"text": row["text"], "reward": row["reward"], "advantage": row["advantage"],
-         "remark": ", ".join(f"{name} {x:g}" for name, x in row["columns"].items())}
-        for row in group]} for prompt, group in [*groups.items()][:MOST_GROUPS]]
+        {name: row[name] for name in ("text", "reward", "advantage", "remark")} for row in group]}
+        for prompt, group in [*groups.items()][:MOST_GROUPS]]
 
 
 # ---- a run -----------------------------------------------------------------------------------
 
 def history_of(folder):
-    """Read the newest trainer_state.json of TRL that is whole. -> list of dicts, one for each step,
-    empty without a state"""
+    """Read TRL's newest trainer_state.json that is whole. -> list of dicts, one for each step"""
     states = Path(folder).glob("**/trainer_state.json")
     for path in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
         steps = {}
@@ -127,8 +127,8 @@ def read_completions(folder, most_samples):
     trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
     logged = {one["step"] for one in history} if trainer == "TRL" else {}
     if number := len(logged and files.keys() - logged):
-        notes.append(f"The samples of {number} steps that the log lacks are left out: a run that "
-                     "was resumed may have written them before.")
+        notes.append(f"{number} of {len(files)} files of samples are left out, because the log "
+                     "lacks their steps: a run that was resumed may have written them before.")
         files = {step: path for step, path in files.items() if step in logged}
     found = [re.fullmatch("rewards/(.+)/mean", name) for one in history for name in one]
     names = {match[1] for match in found if match}
@@ -138,8 +138,8 @@ def read_completions(folder, most_samples):
     evaluations = {one["step"]: rows(one["step"]) for one in history if one["step"] in files
                    and any(re.fullmatch("eval_(.+_)?reward", name) for name in one)}
     if evaluations:
-        notes.append(f"At {len(evaluations)} steps, TRL wrote the completions of an evaluation "
-                     "over those of the step: evaluate less often to see more samples.")
+        notes.append(f"Evaluations have replaced the samples of {len(evaluations)} of {len(files)} "
+                     "logged steps, because TRL writes both to one file: evaluate less often.")
     held_out = set()                            # the prompts that all evaluations have, of several
     if len(evaluations) > 1:
         held_out = set.intersection(*({row["prompt"] for row in some}
