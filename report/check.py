@@ -184,16 +184,16 @@ def rule(needs, limit, incident, parts):
 def not_finite(t, limit):
     """Training continues after nan or inf, and learns nothing more"""
     found = []
-    for name in (*t.run.names, *t.scores):
-        known = [one for one in t.run.records if name in one]
-        bad = [not math.isfinite(one[name]) for one in known]
+    for name in [*t.run.names, *t.scores]:
+        known = [(i, one) for i, one in enumerate(t.run.records) if name in one]
+        bad = [not math.isfinite(one[name]) for _, one in known]
         if any(bad[len(bad) // 2:][-WINDOW:]) or sum(bad) > max(1, limit * len(bad)):
-            found.append((known[bad.index(True)].get("step", 0), name, sum(bad)))
-    found = [one for one in found if one[1] not in ("accuracy", "explained")]
+            place, first = known[bad.index(True)]
+            found.append((place, f"{t.name(name)} is not finite in {sum(bad)} steps, first in step "
+                          f"{first.get('step', place):g}", name))
+    found = [one for one in found if one[2] not in ("accuracy", "explained")]
     if found:
-        step, name, number = min(found, key=lambda one: one[0])
-        return (f"{t.name(name)} is not finite in {number} steps, first in step {step:g}; look for "
-                "a division by 0 or a logarithm of 0")
+        return f"{min(found)[1]}; look for a division by 0 or a logarithm of 0"
 
 
 @rule("samples", 0, "nanochat#810, verl#6719", "rounding turns")
