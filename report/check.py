@@ -505,11 +505,11 @@ def falls(t, limit):
 @rule("", RISE, "TRL#3857", "flat")
 def flat(t, limit):
     """The reward does not rise, and its noise is small enough to show a rise"""
-    now = t.trend
     if t.course == "stays" and (t.no_signal(t.last) or 0) < 1 and "no_gradient" not in t.found:
         why = "mend first what is named above" if t.found else (
             "the mask, the grouping or a sign is wrong, or the learning rate is too low")
-        return f"{t.name(t.goal)} is {now.first:.2g}, then {now.last:.2g} in {now.n} steps; {why}"
+        return (f"{t.name(t.goal)} is {t.trend.first:.2g}, then {t.trend.last:.2g} in "
+                f"{t.trend.n} steps; {why}")
 
 
 PARTS = sorted({part for one in RULES for part in one.parts})
@@ -568,8 +568,8 @@ def decided(run):
         return (f"too short to judge: a rise below {max(NOISE * now.noise, table.enough):.2g} "
                 f"would not show in {now.n} steps of this noise")
     course = "rises" if now.rises else "falls" if now.falls else "stays"
-    more = ", which it may" if table.may_stay else ""
-    return f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}{more}"
+    may = ", which it may" * table.may_stay
+    return f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}{may}"
 
 
 def not_looked_at(run):

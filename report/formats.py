@@ -5,6 +5,7 @@ ms-swift and verl are known. --map gives all others, because a name does not sho
 import csv
 import json
 import math
+import os
 import re
 import shlex
 import zlib
@@ -70,8 +71,7 @@ TRAINERS = {"TRL": 1, "verl": 2}        # the column of NAMES
 SETS = {"ours": r"eval/greedy(_return|_all_tests)?(/.*)?",      # evaluations
         "TRL": r"eval[_/]([^/]+_)?reward|eval[_/]rewards/accuracies",
         "verl": r"val-core/.+/mean@\d+|val/test_score/.+"}
-OTHERS = {"held-out": "score on held-out problems; several names may have this word",
-          "step": "training step"}      # words besides NAMES that --map takes
+OTHERS = {"held-out": "score on held-out problems", "step": "training step"}    # of --map
 OWN = {"reward_std", "frac_reward_zero_std", "num_tokens", "rewards/margins", "objective/scores"}
 STEP = ("step", "global_step", "global_step/max_steps", "training/global_step", "Step", "_step")
 
@@ -108,9 +108,8 @@ def question(names, path, run):
     pairs = [shlex.quote(f"{name}=?") for name in sorted(names - {*STEP})]
     words = {name: row[0] for name, row in NAMES.items()} | OTHERS
     return "\n".join([
-        f"{path}: these are not the names of TRL, ms-swift or verl. In the command, replace the "
-        "question mark of each name that you know by a word of the list, at least one by reward; "
-        "names that keep theirs are left out.",
+        f"{path}: these are not the names of TRL, ms-swift or verl. Below, replace the ? of a name "
+        "by a word of this list, if one fits; one name has to be the reward.",
         *(f"  {word:15} {what}" for word, what in words.items()),
         " \\\n    ".join([command("report.check", str(path), *which, "--map"), *pairs])])
 
@@ -270,7 +269,7 @@ def read(path, run=None, mapped=None):
     are not known, or several runs of which none was chosen"""
     path, runs, names = Path(path), {}, set()
     mapped = {plain(theirs): ours for theirs, ours in (mapped or {}).items()}
-    if not path.exists():
+    if not os.path.exists(path):
         common.fail(f"{path}: does not exist")
     is_log = path.is_dir() or path.name == "metrics.jsonl"
     if is_log and (ours := of_ours(path if path.is_dir() else path.parent, str(path), mapped)):
