@@ -456,7 +456,8 @@ def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
         ["held out"] * 2 if step in steps else ["1+1="] * 2))
     assert [group["step"] for group in run["samples"]] == shown
     assert f"Evaluations have replaced the samples of {len(steps)} of 3" in run["note"]
-    assert len(run["evaluation"]) == answers
+    assert [(one["base"]["text"], one["base"]["label"]) for one in run["evaluation"]] == [
+        ("3", f"evaluation at step {steps[0]}, reward 0.0")] * answers      # the first answers
     assert ("after a second evaluation" in run["note"]) == (not answers)
 
 
