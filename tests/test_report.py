@@ -442,9 +442,9 @@ def test_a_sample_of_trl_has_its_rewards_and_no_other_number_counts(
 
 
 def test_completions_after_the_log_of_a_resumed_run_are_left_out(tmp_path):
-    run = write_trl(tmp_path, log_of([2, 4, 6], "right"), [1, 2, 3, 4, 5, 6, 7, 8], **RIGHT)
-    assert [group["step"] for group in run["samples"]] == [2, 4, 6]
-    assert "5 of 8 files of samples are left out" in run["note"]
+    run = write_trl(tmp_path, log_of(range(2, 102, 2), "right"), range(1, 103), **RIGHT)
+    assert [group["step"] for group in run["samples"]] == [*range(2, 100, 6), 100]
+    assert "52 of 102 files of samples are left out" in run["note"]
 
 
 @pytest.mark.parametrize("steps, shown, answers", [

@@ -28,7 +28,7 @@ WINDOWS = FIRST, LAST = slice(5), slice(-5, None)       # the first and the last
 NAMED = 3                                       # number of metrics that a table names
 MOST = 0.8                                      # fraction of the seeds that counts as most seeds
 RISE = 0.05                                     # smallest rise of the reward that matters
-VAGUE = {"flat", "rate"}        # report.check names these if the reward falls; no rate is wrong here
+VAGUE = {"flat", "rate"}        # parts that name no cause of these bugs
 CORRECT, CONTROL = "no mistake", "no mistake, other seeds"
 MISTAKES = {mistake.name.split(": ")[0]: mistake
             for mistake in parse(Path(__file__).with_suffix(".txt").read_text("utf-8"))}
