@@ -23,6 +23,7 @@ import common
 import plumbing
 from lab import bench, docs, doctor, measure, names, r1, replicate
 from lab.conform import compare as conform
+from report.check import mapping
 from report.page import write_report
 from vectors.edits import patch
 
@@ -73,6 +74,8 @@ def test_a_command_can_be_given(command):
     if first == "-m":
         path = ROOT / words.pop(0).replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        if "--map" in words:                    # exits if a word is unknown
+            assert mapping(words[words.index("--map") + 1:])
         return
     name = first.removesuffix(".py").replace("/", ".")
     if name in ("nano", "real"):                # no flags: real.py takes a model, and a file
