@@ -3,6 +3,7 @@ reads it."""
 import dataclasses
 import io
 import json
+import os
 import re
 import shlex
 import sys
@@ -461,12 +462,14 @@ def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
     assert ("after a second evaluation" in run["note"]) == (not answers)
 
 
-def test_a_file_that_a_kill_has_cut_off_is_named_and_an_older_state_is_read(tmp_path):
+def test_a_file_that_a_kill_has_cut_off_is_named_and_the_newest_whole_state_is_read(tmp_path):
     history = log_of([1, 2], "right")
     run = write_trl(tmp_path, history, [1], **RIGHT)
     (tmp_path / "completions/completions_00002.parquet").write_bytes(b"PAR1")
-    (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2/trainer_state.json").write_text('{"log_hist')
+    for number, text in ((1, json.dumps({"log_history": log_of([1])})), (2, '{"log_hist')):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}/trainer_state.json").write_text(text)
+    os.utime(tmp_path / "checkpoint-1/trainer_state.json", (1, 1))
     assert run["metrics"] == history == read_run(tmp_path)["metrics"]
     assert read_run(tmp_path)["note"] == " These files cannot be read: completions_00002.parquet."
 
