@@ -311,15 +311,15 @@ def entropy_gone(t, limit):
 @rule("equal|signal", 0.65, "TRL#3857", "groups")
 def equal_rewards(t, limit):
     """In most groups, all rewards are equal, which gives no gradient"""
-    now = t.trend
     for when in (t.first, t.last):
         share = t.no_signal(when) or 0.0
-        is_better = now.rises and (now.last > 1.5 * now.first or share == 1)
-        is_low = share == 1 or when == t.last and now.n >= FEW and when(t.goal) < 0.5
+        is_better = t.trend.rises and (t.trend.last > 1.5 * t.trend.first or share == 1)
+        is_low = share == 1 or when == t.last and t.trend.n >= FEW and when(t.goal) < 0.5
         if share > limit and is_low and not is_better and not t.is_solved(when) and (
-                "teacher_kl" not in t and "destroyed" not in t.found):
-            return (f"{share:.0%} of the groups; does the reward find right answers, does the base "
-                    "ever give one, and is the group size too small?")
+                "teacher_kl" not in t):
+            why = "mend first what is named above" if "destroyed" in t.found else (
+                "is any answer right, does the reward find it, and is the group size too small?")
+            return f"{share:.0%} of the groups; {why}"
 
 
 @rule("lowest signal", 1e-7, "verl's default rollout.n=1", "groups")
@@ -338,7 +338,7 @@ def truncated(t, limit):
     first, last = t.first("truncated"), t.last("truncated")
     entropy = Trend([abs(x) for x in t["entropy"]])
     is_noise = first < 0.3 and entropy.last > 2 * entropy.first > 0     # nobody ends in noise
-    if last > limit and last > first - 0.1 and not is_noise and "destroyed" not in t.found:
+    if last > limit and last > first - 0.1 and not is_noise:
         grow = "they grow; is each loss divided by its own length (#average)? If not, " * (
             first < 0.1 and t.trend.falls)
         if last > 0.9 and 0 < t.last("grad_norm") < t.first("grad_norm") / 2:
