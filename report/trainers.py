@@ -108,8 +108,6 @@ def history_of(folder):
 def answers_of(evaluations, held_out):
     """Compare the first answers to the held-out prompts in the first and the last evaluation.
     evaluations: {step: rows}. -> records for the page"""
-    if not held_out:
-        return []
     ends = []
     for step in (min(evaluations), max(evaluations)):
         rows = {row["prompt"]: row for row in reversed(evaluations[step])}
@@ -135,8 +133,9 @@ def read_completions(folder, most_samples):
     if len(names) > 1:
         notes.append("The reward of a sample is the plain sum of its rewards, without weights.")
     rows = lambda step: readable(files[step], names, lost)      # of a long run, not all at once
-    evaluations = {one["step"]: rows(one["step"]) for one in history if one["step"] in files
-                   and any(re.fullmatch("eval_(.+_)?reward", name) for name in one)}
+    evaluated = [one["step"] for one in history if one["step"] in files
+                 and any(re.fullmatch("eval_(.+_)?reward", name) for name in one)]
+    evaluations = {step: some for step in evaluated if (some := rows(step))}
     if evaluations:
         notes.append(f"Evaluations have replaced the samples of {len(evaluations)} of {len(files)} "
                      "logged steps, because TRL writes both to one file: evaluate less often.")
@@ -172,4 +171,4 @@ def read_completions(folder, most_samples):
         "summary": seconds and {"base": {}, "trained": {}, "steps": history[-1]["step"],
                                 "seconds_total": seconds},
         "metrics": metrics, "samples": samples,
-        "evaluation": answers_of(evaluations, held_out)}
+        "evaluation": answers_of(evaluations, held_out) if held_out else []}
