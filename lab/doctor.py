@@ -164,6 +164,13 @@ def wilson(hits, runs):
     return f"{max(0, middle - half):.0%} to {min(1, middle + half):.0%}"
 
 
+def interval(kinds, runs, sums):
+    """Compute the intervals of sums over runs, whose kinds count, because the runs of a kind fare
+    alike. -> row of a table"""
+    return ["95% interval, by kind", "", *("" if hits == "" else wilson(hits / runs * kinds, kinds)
+                                           for hits in sums)]
+
+
 def found_in(results, case, tool):
     """List what a tool found in each run of a case."""
     return [result[tool] for (other, _), result in results.items() if other == case]
@@ -180,7 +187,7 @@ def of_correct(results):
                      sum(map(bool, theirs))])
     runs, alarms, warned = (sum(row[i] for row in rows) for i in (1, 2, 4))
     rows.append(["**all**", runs, alarms, "", warned])
-    rows.append(["95% interval", "", wilson(alarms, runs), "", wilson(warned, runs)])
+    rows.append(interval(len(CORRECT), runs, [alarms, "", warned]))
     return table(["correct runs", *OF_CORRECT], rows)
 
 
@@ -195,9 +202,7 @@ def of_broken(results):
                      *map(theirs.count, OF_BROKEN)])
     runs, *sums = map(sum, zip(*(row[1:] for row in rows)))
     rows.append(["**all**", runs, *sums])
-    kinds = len(BROKEN)         # the runs of a kind fare alike
-    rows.append(["95% interval, by kind", "", *(wilson(hits / runs * kinds, kinds)
-                                                for hits in sums)])
+    rows.append(interval(len(BROKEN), runs, sums))
     heads = [f"{tool}: {how}" for tool in (OURS, OTHER) for how in OF_BROKEN]
     return table(["broken runs", "runs", *heads], rows)
 
