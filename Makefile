@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds lines levers \
-        zoo doctor r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
+        zoo doctor names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
 ##@ To start
@@ -133,8 +133,11 @@ learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: y
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
 	$(PY) -m pytest -rfP tests/families.py
 
-doctor: $(READY)         ## count the errors of report.check on 60 runs: why.md (25 minutes)
+doctor: $(READY)         ## count the errors of report.check on 60 runs: tests/logs/README.md (25 minutes)
 	$(PY) -m lab.doctor $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
+
+names: $(READY)          ## list the names and the rules of report.check: check.md
+	$(PY) -m lab.names
 
 gpu: $(READY)            ## check that everything runs on your GPU: speed.md
 	$(PY) -m pytest -vv --noconftest tests/gpu.py

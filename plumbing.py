@@ -35,6 +35,8 @@ from common import fail
 def parse_flags(config_class, argv=None):
     """Read the flags of `argv`; the others come from the run that is resumed, or from the task, or
     from Config. Exits with one line if a flag is bad. -> Config"""
+    if common.TOKENIZER is None:
+        fail(f"No module named 'tiktoken'; type: {shlex.join(common.INSTALL)}", 1)
     parser = argparse.ArgumentParser(
         description=inspect.getmodule(config_class).__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)

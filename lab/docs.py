@@ -131,7 +131,7 @@ def put(name, text, target):
     ValueError unless each mark occurs exactly once, both on the same page."""
     start = f"<!-- made by make {target}: {name} -->\n"
     end = f"<!-- end of {name} -->"
-    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "tests/logs/README.md", *DOCS.rglob("*.md")]
     [page] = [page for page in pages if start in page.read_text("utf-8")]
     before, rest = page.read_text("utf-8").split(start)
     _, after = rest.split(end)

@@ -5,7 +5,8 @@
   python -m lab.doctor --seed 7   with other seeds; the page has those from 100 on
   python -m lab.doctor --rl-doctor PATH        also counts what rl-doctor warns of (pip install
                                   rldoctor==0.2.0, in an environment of its own), and writes the
-                                  tables of docs/why.md (make doctor RL_DOCTOR=PATH)
+                                  tables of tests/logs/README.md (make doctor
+                                  RL_DOCTOR=PATH)
 
 Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
 broken run may share its base with a correct one. What counts as a right answer is written below,
@@ -163,6 +164,13 @@ def wilson(hits, runs):
     return f"{max(0, middle - half):.0%} to {min(1, middle + half):.0%}"
 
 
+def interval(kinds, runs, sums):
+    """Compute the intervals of sums over runs, whose kinds count, because the runs of a kind fare
+    alike. -> row of a table"""
+    return ["95% interval, by kind", "", *("" if hits == "" else wilson(hits / runs * kinds, kinds)
+                                           for hits in sums)]
+
+
 def found_in(results, case, tool):
     """List what a tool found in each run of a case."""
     return [result[tool] for (other, _), result in results.items() if other == case]
@@ -179,7 +187,7 @@ def of_correct(results):
                      sum(map(bool, theirs))])
     runs, alarms, warned = (sum(row[i] for row in rows) for i in (1, 2, 4))
     rows.append(["**all**", runs, alarms, "", warned])
-    rows.append(["95% interval", "", wilson(alarms, runs), "", wilson(warned, runs)])
+    rows.append(interval(len(CORRECT), runs, [alarms, "", warned]))
     return table(["correct runs", *OF_CORRECT], rows)
 
 
@@ -194,9 +202,7 @@ def of_broken(results):
                      *map(theirs.count, OF_BROKEN)])
     runs, *sums = map(sum, zip(*(row[1:] for row in rows)))
     rows.append(["**all**", runs, *sums])
-    kinds = len(BROKEN)         # the runs of a kind fare alike
-    rows.append(["95% interval, by kind", "", *(wilson(hits / runs * kinds, kinds)
-                                                for hits in sums)])
+    rows.append(interval(len(BROKEN), runs, sums))
     heads = [f"{tool}: {how}" for tool in (OURS, OTHER) for how in OF_BROKEN]
     return table(["broken runs", "runs", *heads], rows)
 
@@ -215,7 +221,7 @@ def jobs_from(first):
 
 
 def page():
-    """Write the tables of docs/why.md from the stored numbers."""
+    """Write the tables of tests/logs/README.md from the stored numbers."""
     results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
     number = len(jobs_from(PUBLISHED))
     share = ""

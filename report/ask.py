@@ -9,7 +9,6 @@ import inspect
 from pathlib import Path
 
 import common
-
 import plumbing
 from report import escape, parser, replaced, start
 from report.page import import_script

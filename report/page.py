@@ -73,7 +73,7 @@ def command(name, flags):
 def read_run(folder):
     """Collect what the report shows of a run. Exits with one line if there is none. -> dict"""
     folder = Path(folder)
-    if trainers.has_completions(folder):
+    if trainers.files_of(folder):
         return trainers.read_completions(folder, MOST_SAMPLES)
     if trainers.history_of(folder):
         common.fail(f"{folder}: has no completions of TRL; train with --log_completions True, or "

@@ -2,8 +2,8 @@
 True, and the folder that verl calls trainer.rollout_data_dir.
 
 TRL logs the last completions before each line of its log, and the metrics in trainer_state.json.
-An evaluation has the same prompts each time, so what the files of all evaluations share is held
-out. verl logs all completions of a step with their scores, and no advantages.
+An evaluation has the same prompts each time, so the prompts in the files of all evaluations are
+held out. verl logs all completions of a step with their scores, and no advantages.
 """
 import contextlib
 import json
@@ -15,11 +15,6 @@ from statistics import fmean
 from report.logs import loads, records
 
 MOST_GROUPS = 4         # of a step that are shown, as of a run of ours
-
-
-def has_completions(folder):
-    """Whether a folder has completions of TRL or verl."""
-    return bool(files_of(folder))
 
 
 def files_of(folder):
@@ -35,10 +30,12 @@ def files_of(folder):
 # ---- completions -----------------------------------------------------------------------------
 
 def text_of(content):
-    """Write a prompt or a completion, a text or a list of messages, as a text. -> str"""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(message.get("content") or "") for message in content)
+    """Write a prompt or a completion as a text: a text, a message, or a list of them. -> str"""
+    if isinstance(content, dict):
+        content = content.get("content") or content.get("text")
+    if isinstance(content, list):
+        return "\n".join(map(text_of, content))
+    return "" if content is None else str(content)
 
 
 def number(x):
@@ -47,21 +44,27 @@ def number(x):
 
 
 def rows_of(path, names):
-    """Read the completions of a step. names: TRL's rewards; without them, all columns of numbers
-    between the completion and the advantage. -> list of dicts: prompt, text, reward, advantage,
-    answer"""
+    """Read the completions of a step. names: TRL's rewards. Without a log that names them, a single
+    column of numbers is the reward, and of several, nobody knows which are. -> list of dicts:
+    prompt, text, reward, remark (the columns, if there are several), advantage, answer"""
     if path.suffix == ".jsonl":
-        return [{"prompt": text_of(row["input"]), "text": text_of(row["output"]),
-                 "reward": number(row.get("score")), "advantage": None, "answer": row.get("gts")}
-                for row in records(path, "input", "output")]
-    import pyarrow.parquet
+        found = records(path, "input", "output")
+        prompt, text, *others = "input", "output", "step", "gts", "score"
+    else:
+        import pyarrow.parquet
+        found = pyarrow.parquet.read_table(path).to_pylist()
+        prompt, text, *others = "prompt", "completion", "step", "advantage"
     rows = []
-    for row in pyarrow.parquet.read_table(path).to_pylist():
-        own = names or [name for name in row if name not in ("step", "advantage")]
-        rewards = [x for x in map(number, map(row.get, own)) if x is not None]
-        rows.append({"prompt": text_of(row["prompt"]), "text": text_of(row["completion"]),
+    for row in found:
+        columns = {name: number(row[name]) for name in row.keys() - {prompt, text, *others}}
+        columns = {name: columns[name] for name in row if columns.get(name) is not None}
+        own = ["score"] if "score" in others else names or [*columns] * (len(columns) == 1)
+        rewards = [x for x in (number(row.get(name)) for name in own) if x is not None]
+        several = columns if len({*columns, *own}) > 1 else {}
+        rows.append({"prompt": text_of(row[prompt]), "text": text_of(row[text]),
+                     "remark": ", ".join(f"{name} {x:g}" for name, x in several.items()),
                      "reward": sum(rewards) if rewards else None,
-                     "advantage": number(row.get("advantage")), "answer": None})
+                     "advantage": number(row.get("advantage")), "answer": row.get("gts")})
     return rows
 
 
@@ -83,19 +86,15 @@ def groups_of(step, rows):
     groups = {}
     for row in rows:
         groups.setdefault(row["prompt"], []).append(row)
-    found = []
-    for prompt, group in groups.items():
-        found.append({"step": step, "prompt": prompt, "answer": group[0]["answer"], "completions": [
-            {"text": row["text"], "reward": row["reward"], "advantage": row["advantage"]}
-            for row in group]})
-    return found[:MOST_GROUPS]
+    return [{"step": step, "prompt": prompt, "answer": group[0]["answer"], "completions": [
+        {name: row[name] for name in ("text", "reward", "advantage", "remark")} for row in group]}
+        for prompt, group in [*groups.items()][:MOST_GROUPS]]
 
 
 # ---- a run -----------------------------------------------------------------------------------
 
 def history_of(folder):
-    """Read the newest trainer_state.json of TRL that is whole. -> list of dicts, one for each step,
-    empty without a state"""
+    """Read TRL's newest trainer_state.json that is whole. -> list of dicts, one for each step"""
     states = Path(folder).glob("**/trainer_state.json")
     for path in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
         steps = {}
@@ -106,17 +105,9 @@ def history_of(folder):
     return []
 
 
-def spaced(steps, most):
-    """Choose at most `most` of some steps, evenly, with the last one."""
-    stride = max(1, math.ceil(len(steps) / most))
-    return {*steps[::stride], *steps[-1:]}
-
-
 def answers_of(evaluations, held_out):
     """Compare the first answers to the held-out prompts in the first and the last evaluation.
     evaluations: {step: rows}. -> records for the page"""
-    if not held_out:
-        return []
     ends = []
     for step in (min(evaluations), max(evaluations)):
         rows = {row["prompt"]: row for row in reversed(evaluations[step])}
@@ -127,63 +118,57 @@ def answers_of(evaluations, held_out):
             for prompt in ends[0] if prompt in held_out]
 
 
-def shared_prompts(evaluations):
-    """Find the prompts that all evaluations have, of several. {step: rows} -> set"""
-    sets = [{row["prompt"] for row in rows} for rows in evaluations.values()]
-    return set.intersection(*sets) if len(sets) > 1 else set()
-
-
-def mean_rewards(files, lost):
-    """Average the rewards of each file, as the metrics of a run without a log. -> list of dicts"""
-    found = []
-    for step, path in files.items():
-        rewards = [row["reward"] for row in readable(path, (), lost) if row["reward"] is not None]
-        if rewards:
-            found.append({"step": step, "reward": fmean(rewards)})
-    return found
-
-
-def missing(metrics, names, evaluations, lost):
-    """Say what the page cannot show. -> str, which begins with a space, or is empty"""
-    texts = []
-    if not metrics:
-        texts.append(" There is no log, so the curve is the mean reward of the completions.")
-    if len(names) > 1:
-        texts.append(" A sample shows the plain sum of its rewards, without their weights.")
-    if len(evaluations) == 1:
-        texts.append(" Answers to held-out problems are shown after a second evaluation.")
-    if lost:
-        texts.append(f" These files cannot be read: {', '.join(lost)}.")
-    return "".join(texts)
-
-
 def read_completions(folder, most_samples):
     """Collect what the page shows of a run of TRL or verl. ValueError if a file cannot be read.
     -> dict, as of read_run of report/page.py"""
-    files = files_of(folder)
-    history = history_of(folder)
+    files, history, lost, notes = files_of(folder), history_of(folder), {}, []
+    trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
+    logged = {one["step"] for one in history} if trainer == "TRL" else {}
+    if number := len(logged and files.keys() - logged):
+        notes.append(f"{number} of {len(files)} files of samples are left out, because the log "
+                     "lacks their steps: a run that was resumed may have written them before.")
+        files = {step: path for step, path in files.items() if step in logged}
     found = [re.fullmatch("rewards/(.+)/mean", name) for one in history for name in one]
     names = {match[1] for match in found if match}
-    lost = {}
-    evaluations = {one["step"]: readable(files[one["step"]], names, lost) for one in history
-                   if "eval_reward" in one and one["step"] in files}
-    held_out = shared_prompts(evaluations)
+    if len(names) > 1:
+        notes.append("The reward of a sample is the plain sum of its rewards, without weights.")
+    rows = lambda step: readable(files[step], names, lost)      # of a long run, not all at once
+    evaluated = [one["step"] for one in history if one["step"] in files
+                 and any(re.fullmatch("eval_(.+_)?reward", name) for name in one)]
+    evaluations = {step: some for step in evaluated if (some := rows(step))}
+    if evaluations:
+        notes.append(f"Evaluations have replaced the samples of {len(evaluations)} of {len(files)} "
+                     "logged steps, because TRL writes both to one file: evaluate less often.")
+    held_out = set()                            # the prompts that all evaluations have, of several
+    if len(evaluations) > 1:
+        held_out = set.intersection(*({row["prompt"] for row in some}
+                                      for some in evaluations.values()))
+    elif evaluations:
+        notes.append("Answers to held-out problems are shown after a second evaluation.")
+    stride = max(1, math.ceil(len(files) / most_samples))
     samples = []
-    for step in sorted(spaced([*files], most_samples)):
-        rows = readable(files[step], names, lost)
-        samples += groups_of(step, [row for row in rows if row["prompt"] not in held_out])
-    metrics = history or mean_rewards(files, lost)
-    seconds = next((one["train_runtime"] for one in history if "train_runtime" in one), None)
-    record = Path(folder, "loss.json")                  # of engines.trl
+    for step in sorted({*[*files][::stride], *[*files][-1:]}):
+        if held_out or step not in evaluations:         # else nobody knows which rows are of it
+            samples += groups_of(step, [row for row in rows(step) if row["prompt"] not in held_out])
+    metrics = history
+    if not history:
+        means = {step: [row["reward"] for row in rows(step) if row["reward"] is not None]
+                 for step in files}
+        metrics = [{"step": step, "reward": fmean(some)} for step, some in means.items() if some]
+        notes.append("There is no log, so the " + (
+            "curve is the mean reward of the completions." if metrics else
+            "page does not know which columns are rewards."))
+    if lost:
+        notes.append(f"These files cannot be read: {', '.join(lost)}.")
     config = {}
     with contextlib.suppress(OSError, ValueError):
-        config = json.loads(record.read_text("utf-8"))
-    trainer = "verl" if files[max(files)].suffix == ".jsonl" else "TRL"
+        config = json.loads(Path(folder, "loss.json").read_text("utf-8"))      # of engines.trl
+    seconds = next((one["train_runtime"] for one in history if "train_runtime" in one), None)
     return {
         "name": Path(folder).resolve().name, "command": "",
         "config": {"script": trainer} | {name: str(value) for name, value in config.items()},
-        "note": missing(history, names, evaluations, lost),
+        "note": "".join(f" {note}" for note in notes),
         "summary": seconds and {"base": {}, "trained": {}, "steps": history[-1]["step"],
                                 "seconds_total": seconds},
         "metrics": metrics, "samples": samples,
-        "evaluation": answers_of(evaluations, held_out)}
+        "evaluation": answers_of(evaluations, held_out) if held_out else []}

@@ -677,7 +677,7 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
     monkeypatch.setattr(doctor, "BROKEN", {"greedy samples": doctor.BROKEN["greedy samples"]})
     assert doctor.of_correct(results).splitlines()[2:] == [
         "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |",
-        "| 95% interval |  | 9% to 91% |  | 9% to 91% |"]
+        "| 95% interval, by kind |  | 5% to 95% |  | 5% to 95% |"]
     assert doctor.of_broken(results).splitlines()[2:4] == [
         "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
         "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]

@@ -21,8 +21,9 @@ from small_runs import INSTANT, SMALL, arguments, steps
 
 import common
 import plumbing
-from lab import bench, docs, doctor, measure, r1, replicate
+from lab import bench, docs, doctor, measure, names, r1, replicate
 from lab.conform import compare as conform
+from report.check import mapping
 from report.page import write_report
 from vectors.edits import patch
 
@@ -73,6 +74,8 @@ def test_a_command_can_be_given(command):
     if first == "-m":
         path = ROOT / words.pop(0).replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        if "--map" in words:                    # exits if a word is unknown
+            assert mapping(words[words.index("--map") + 1:])
         return
     name = first.removesuffix(".py").replace("/", ".")
     if name in ("nano", "real"):                # no flags: real.py takes a model, and a file
@@ -172,7 +175,8 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
     tables = {f"conform: {name}": table for name, table in found.items()}
     tables |= {"bench: logits": measure.tables("bench"), "gpu: step": measure.tables("step"),
                "gpu: report": measure.tables("gpu"),
-               "r1: r1": r1.text(*docs.load("r1", ""))}
+               "r1: r1": r1.text(*docs.load("r1", "")), "names: names": names.names(),
+               "names: rules": names.rules()}
     tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
     tables |= {"replicate: replication": replicate.compared()}
     for module, page in ((measure, measure.main_page), (measure, measure.nano_page),
@@ -182,8 +186,9 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
         page()
     assert tables.keys() >= {"seeds: example", "seeds: table", "seeds: controls",
                              "nano-seeds: nano", "doctor: check"}
+    pages = [*PAGES.values(), (ROOT / "tests/logs/README.md").read_text("utf-8")]
     for name, table in tables.items():
-        [page] = [text for text in PAGES.values() if f"<!-- made by make {name} -->" in text]
+        [page] = [text for text in pages if f"<!-- made by make {name} -->" in text]
         assert f"{name} -->\n{table}<!-- end" in page, name
 
 

@@ -80,7 +80,8 @@ def test_completions_of_other_trainers_are_shown_without_a_log(kind, tmp_path):
     assert [one["step"] for one in data["samples"]] == ([1] * 4 + [2] * 4 + [10] * 4
                                                         if kind == "verl" else [1, 2, 10])
     [_, second] = data["samples"][0]["completions"]
-    assert second == {"text": "text 1", "reward": 1.0, "advantage": None if kind == "verl" else 0.5}
+    assert second == {"text": "text 1", "reward": 1.0, "remark": "",
+                      "advantage": None if kind == "verl" else 0.5}
 
 
 def test_a_run_of_trl_without_completions_names_the_flag(tmp_path, refused):
@@ -389,30 +390,88 @@ def test_the_curves_show_how_often_greedy_answers_think_and_how_many_of_these_ar
     assert panel.locator("circle").count() == 2 + 2
 
 
-def test_a_file_of_completions_that_a_kill_has_cut_off_is_named_and_the_others_are_shown(tmp_path):
-    """Also a state of TRL, of which an older one is whole. verl shuffles a batch, and a prompt may
-    be a list of messages."""
-    pytest.importorskip("pyarrow", reason="the completions of TRL are parquet files")
-    rows = [{"input": [{"role": "user", "content": prompt}], "output": prompt, "score": 1.0}
-            for prompt in "abab"]
-    (tmp_path / "1.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "2.jsonl").write_text('{"input": 5, "output": "b", "score": 1}')
+def test_a_prompt_of_verl_may_be_a_list_and_each_score_is_shown(tmp_path):
+    """verl also shuffles a batch."""
+    rows = [{"input": [{"role": "user", "content": [{"type": "text", "text": prompt}]}, "?", None],
+             "output": prompt, "score": 1.0, "acc": True, "note": "x"} for prompt in "abab"]
+    write_log(tmp_path, "1", *rows)
     run = read_run(tmp_path)
-    assert [[one["text"] for one in group["completions"]] for group in run["samples"]] == [
-        ["a", "a"], ["b", "b"]]
+    assert [(group["prompt"], [one["text"] for one in group["completions"]])
+            for group in run["samples"]] == [("a\n?\n", ["a", "a"]), ("b\n?\n", ["b", "b"])]
+    assert run["samples"][0]["completions"][0]["remark"] == "acc 1"
     assert [one["reward"] for one in run["metrics"]] == [1.0]
-    assert run["note"].endswith(" These files cannot be read: 2.jsonl.")
 
-    (tmp_path / "completions").mkdir()
-    (tmp_path / "completions/completions_00003.parquet").write_bytes(b"PAR1")
-    for number, text in ((1, '{"log_history": [{"step": 1, "reward": 0.5}]}'), (2, '{"log_hist')):
+
+def write_trl(folder, history, steps, **columns):
+    """Write the completions of TRL. history: its log; columns: of two rows, or functions of a step.
+    -> what the page shows"""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the completions of TRL are parquet")
+    (folder / "completions").mkdir()
+    if history:
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    for step in steps:
+        rows = {"step": [step] * 2, "prompt": ["1+1="] * 2, "completion": ["3", "2"], **{
+            name: some(step) if callable(some) else some for name, some in columns.items()}}
+        rows["advantage"] = [-1.0, 1.0]
+        parquet.write_table(sys.modules["pyarrow"].table(rows),
+                            folder / f"completions/completions_{step:05}.parquet")
+    return read_run(folder)
+
+
+def log_of(steps, *names, **more):
+    return [{"step": step, "reward": 0.5, **{f"rewards/{name}/mean": 0.5 for name in names}, **more}
+            for step in steps]
+
+
+RIGHT, PARSED = {"right": [0.0, 1.0]}, {"right": [0.0, 1.0], "parsed": [144.0, 145.0]}
+
+
+@pytest.mark.parametrize("history, columns, rewards, remark, note", [
+    (log_of([1, 2], "right"), RIGHT, [0.0, 1.0], "", ""),
+    (log_of([1, 2], "right"), PARSED, [0.0, 1.0], "right 0, parsed 144", ""),
+    ([], RIGHT, [0.0, 1.0], "", "so the curve is the mean reward"),
+    ([], PARSED, [None, None], "right 0, parsed 144", "does not know which columns are rewards"),
+    (log_of([1, 2], "right", "short"), RIGHT | {"short": [0.5, 0.5]}, [0.5, 1.5],
+     "right 0, short 0.5", "the plain sum of its rewards, without weights")])
+def test_a_sample_of_trl_has_its_rewards_and_no_other_number_counts(
+        history, columns, rewards, remark, note, tmp_path):
+    run = write_trl(tmp_path, history, [1, 2], **columns)
+    group = run["samples"][0]["completions"]
+    assert [one["reward"] for one in group] == rewards and group[0]["remark"] == remark
+    assert note in run["note"] and bool(note) == bool(run["note"])
+    assert [one.get("reward") for one in run["metrics"]] == [0.5] * 2 * (rewards != [None] * 2)
+
+
+def test_completions_after_the_log_of_a_resumed_run_are_left_out(tmp_path):
+    run = write_trl(tmp_path, log_of(range(2, 102, 2), "right"), range(1, 103), **RIGHT)
+    assert [group["step"] for group in run["samples"]] == [*range(2, 100, 6), 100]
+    assert "52 of 102 files of samples are left out" in run["note"]
+
+
+@pytest.mark.parametrize("steps, shown, answers", [
+    ([2], [1, 3], 0), ([2, 3], [1], 1), ([1, 2, 3], [], 1)])
+def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
+        steps, shown, answers, tmp_path):
+    history = log_of([1, 2, 3], "right") + [{"step": step, "eval_a_reward": 0.5} for step in steps]
+    run = write_trl(tmp_path, history, [1, 2, 3], **RIGHT, prompt=lambda step: (
+        ["held out"] * 2 if step in steps else ["1+1="] * 2))
+    assert [group["step"] for group in run["samples"]] == shown
+    assert f"Evaluations have replaced the samples of {len(steps)} of 3" in run["note"]
+    assert [(one["base"]["text"], one["base"]["label"]) for one in run["evaluation"]] == [
+        ("3", f"evaluation at step {steps[0]}, reward 0.0")] * answers      # the first answers
+    assert ("after a second evaluation" in run["note"]) == (not answers)
+
+
+def test_a_file_that_a_kill_has_cut_off_is_named_and_the_newest_whole_state_is_read(tmp_path):
+    history = log_of([1, 2], "right")
+    run = write_trl(tmp_path, history, [1], **RIGHT)
+    (tmp_path / "completions/completions_00002.parquet").write_bytes(b"PAR1")
+    for number, text in ((1, json.dumps({"log_history": log_of([1])})), (2, '{"log_hist')):
         (tmp_path / f"checkpoint-{number}").mkdir()
-        state = tmp_path / f"checkpoint-{number}/trainer_state.json"
-        state.write_text(text)
-        os.utime(state, (number, number))
-    run = read_run(tmp_path)
-    assert run["metrics"] == [{"step": 1, "reward": 0.5}]
-    assert run["note"] == " These files cannot be read: 2.jsonl, completions_00003.parquet."
+        (tmp_path / f"checkpoint-{number}/trainer_state.json").write_text(text)
+    os.utime(tmp_path / "checkpoint-1/trainer_state.json", (1, 1))
+    assert run["metrics"] == history == read_run(tmp_path)["metrics"]
+    assert read_run(tmp_path)["note"] == " These files cannot be read: completions_00002.parquet."
 
 
 def test_ctrl_c_ends_a_command_with_one_line(stops, monkeypatch):

@@ -28,6 +28,7 @@ WINDOWS = FIRST, LAST = slice(5), slice(-5, None)       # the first and the last
 NAMED = 3                                       # number of metrics that a table names
 MOST = 0.8                                      # fraction of the seeds that counts as most seeds
 RISE = 0.05                                     # smallest rise of the reward that matters
+VAGUE = {"flat", "rate"}        # parts that name no cause of these bugs
 CORRECT, CONTROL = "no mistake", "no mistake, other seeds"
 MISTAKES = {mistake.name.split(": ")[0]: mistake
             for mistake in parse(Path(__file__).with_suffix(".txt").read_text("utf-8"))}
@@ -84,8 +85,8 @@ def page(x):
             for name, columns in x.items()}
     learning = sum(student(rise[name])[0] > RISE for name in MISTAKES)
     unseen = [name for name in MISTAKES if not shows[name]]
-    found = [name for name in MISTAKES if {*named(x[name])} - {"flat"}]
-    flat = [name for name in MISTAKES if named(x[name]) == ["flat"]]
+    found = [name for name in MISTAKES if {*named(x[name])} - VAGUE]
+    flat = [name for name in MISTAKES if "flat" in named(x[name]) and name not in found]
     alarms = sum(values.sum() for name in (CORRECT, CONTROL) for column, values in x[name].items()
                  if column.startswith("check "))
     yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
