@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed equations sync diff sums seeds lines levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff sums seeds lines levers \
         zoo doctor names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
@@ -51,7 +51,7 @@ help:                    ## this list
 ##@ To check your changes
 
 # the tests read and write UTF-8 in any locale
-test quick mutants changed equations: export PYTHONUTF8 = 1
+test quick mutants changed: export PYTHONUTF8 = 1
 
 test: $(READY)           ## run all tests on all cores
 	$(PY) $(PYTEST) $(A)
@@ -67,9 +67,6 @@ mutants: $(READY)        ## plant mistakes that a program makes: what share do t
 
 changed: $(READY)        ## plant mistakes in changed functions for 3 minutes; BASE=main: since main
 	$(PY) tests/mutants.py --changed --show
-
-equations: $(READY)      ## make equations A=grpo: which tests catch how many mistakes in each equation?
-	$(PY) tests/equations.py $(A)
 
 ##@ To keep the scripts in step
 

@@ -3,8 +3,9 @@ runs: pytest -p contexts, with PYTHONPATH=tests. tests/mutants.py chooses tests 
 
 Lines are counted from the first line of their function, so that a change above it does not move
 them; line 0, with the defaults, counts if a test reads the signature. What a fixture runs that
-several tests share counts for each of these tests, and what a helper of the tests keeps in a cache
-is computed again in each test. Lines that only processes started by a test run are not recorded.
+several tests share, and what the import of a file of tests runs, counts for each of these tests,
+and what a helper of the tests keeps in a cache is computed again in each test. Lines that only
+processes started by a test run are not recorded.
 """
 import ast
 import functools
@@ -88,7 +89,10 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_make_collect_report(self, collector):
         start = seconds()
+        if isinstance(collector, pytest.Module):
+            self.coverage.switch_context(f"import {collector.nodeid}")
         yield
+        self.coverage.switch_context("")
         if isinstance(collector, pytest.Module):
             self.imports[collector.nodeid] = round(seconds() - start, 3)
 
@@ -103,7 +107,8 @@ class Recorder:
         start = seconds()
         shared = [self.context(one) for defs in item._fixtureinfo.name2fixturedefs.values()
                   for one in defs if one.scope != "function"]
-        self.tests[item.nodeid] = [0.0, [item.nodeid, *shared], False]
+        imported = f"import {item.nodeid.partition('::')[0]}"
+        self.tests[item.nodeid] = [0.0, [item.nodeid, imported, *shared], False]
         yield
         self.tests[item.nodeid][0] = seconds() - start
         self.coverage.switch_context("")

@@ -3,8 +3,10 @@
   make mutants                      all of them, for hours: the share that is killed in each folder
   make mutants A=common.py          those with this word in their file, function or kind
   make mutants A="--sample 400"     some of them, drawn by the date, or as --seed WORD tells
-  make changed BASE=main            those in functions that changed since a commit, for 3 minutes
-  make mutants A=--practice         only the mistakes of learn/practice/mistakes.txt
+  make changed BASE=main            those in functions that changed since a commit, for 3 minutes,
+                                    with the tests that name most of these functions
+  make mutants A=--practice         only the mistakes of learn/practice/mistakes.txt; with --changed,
+                                    only those in files that changed since BASE
 
 mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
 the changed text when it imports the file, in a process of its own, while the file stays as it is.
@@ -51,6 +53,8 @@ BUDGET = 15                             # seconds of tests for a mistake, as rec
 FIRST = 4                               # tests that run before the files of the others are imported
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 CHANGED = 180                           # seconds of make changed
+NAMING = 6                              # files of tests whose lines make changed records
+GOAL = 0.85                             # share that should be killed in each folder
 PRACTICE = "learn/practice/mistakes.txt"
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
@@ -161,10 +165,16 @@ def record(files):
                        env=env | {"TRITON_INTERPRET": "1"})
 
 
-def contexts():
-    """Read what was recorded, after recording the files of tests that are new or changed."""
+def contexts(changed=None):
+    """Read what was recorded, after recording the files of tests that are new or changed; of
+    `changed` functions, {(file, name)}, only those files that name most of them."""
     found = Contexts()
     files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/test_*.py")}
+    if changed:
+        words = {name.rpartition(".")[2].lstrip("=") for _, name in changed}
+        named = {file: len(words & {*re.findall(r"\w+", (ROOT / file).read_text("utf-8"))})
+                 for file in sorted(files)}
+        files = {*sorted(named, key=named.get)[-NAMING:]}
     if files - found.files:
         record(sorted(files - found.files))
         found = Contexts()
@@ -377,7 +387,7 @@ def report(results, folders):
     """Print the share killed in each folder. -> whether each folder may reach its goal, if those
     planted are a sample: whether no fewer than 1.96 standard deviations below it were killed."""
     is_reached = True
-    for folder, (_, goal) in mutations.FOLDERS.items():
+    for folder in mutations.FOLDERS:
         words = [word for name, (word, _) in results.items() if folders.get(name) == folder
                  and word != "skipped"]
         if not words:
@@ -386,8 +396,8 @@ def report(results, folders):
         share = killed / len(words)
         margin = 1.96 * math.sqrt(share * (1 - share) / len(words))
         print(f"{folder:9} {killed:5} of {len(words):5} killed: {share:6.1%} +- {margin:.1%}")
-        deviation = math.sqrt(goal * (1 - goal) * len(words))
-        is_reached &= killed + 0.5 >= goal * len(words) - 1.96 * deviation
+        deviation = math.sqrt(GOAL * (1 - GOAL) * len(words))
+        is_reached &= killed + 0.5 >= GOAL * len(words) - 1.96 * deviation
     broken = [name for name, (word, _) in results.items()
               if word == "BROKEN" or (name.startswith("practice") and word == "SURVIVED")]
     return is_reached and not broken
@@ -413,15 +423,20 @@ def main(argv):
     base = os.environ.get("BASE", "HEAD")
     if args.changed:
         changed = changed_since(base, texts)
+        if not changed:
+            print(f"no function has changed since {base}")
+            return 0
         made = [(folder, one) for folder, one in made
                 if any((file, one.function) in changed for file, *_ in one.edits)]
     made.sort(key=lambda pair: pair[1].order(args.seed))
     made = made[:args.sample]
-    found = None if args.changed and not made else contexts()
+    found = contexts(changed) if args.changed else contexts()
     mistakes = [mistake_of(one, found, texts) for _, one in made]
-    if not args.changed and not args.sample:
+    if args.practice or not (args.changed or args.sample):
+        edited = (git("diff", "--name-only", base) or "").split() if args.changed else None
         mistakes += [one for one, _ in of_practice(found)
-                     if all(word in one.name for word in args.words)]
+                     if all(word in one.name for word in args.words)
+                     and (edited is None or not one.texts.keys().isdisjoint(edited))]
     left = CHANGED - (time.monotonic() - clock) if args.changed else math.inf
     results = run(mistakes, args.processes, left)
     for _, one in made:

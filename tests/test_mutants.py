@@ -220,8 +220,8 @@ print(word, failed.rpartition("::")[2])
 
 
 @pytest.mark.parametrize("killed, survived, is_reached", [
-    (92, 8, True), (87, 13, True), (86, 14, False), (1, 1, True), (0, 2, False),
-    (914, 86, True), (890, 110, False)])
+    (85, 15, True), (78, 22, True), (77, 23, False), (1, 1, True), (0, 2, False),
+    (840, 160, True), (820, 180, False)])
 def test_a_folder_has_its_goal_within_the_noise_of_a_sample(killed, survived, is_reached, capsys):
     words = ["killed"] * killed + ["SURVIVED"] * survived
     results = {f"grpo.py {i}": (word, "") for i, word in enumerate([*words, "skipped"])}
