@@ -24,7 +24,7 @@ NAMES = {
     "rejected": "rejected_logps policy_rejected_logps",
     "ref_chosen": "ref_chosen_logps reference_chosen_logps",
     "ref_rejected": "ref_rejected_logps reference_rejected_logps",
-    "values": "vpred vpreds", "cliprange": "cliprange_value"}
+    "rewards": "token_level_rewards", "values": "vpred vpreds", "cliprange": "cliprange_value"}
 ALIASES = {}                            # a name of theirs -> ours, of which a file has one
 for ours, theirs in NAMES.items():
     for one in theirs.split():
