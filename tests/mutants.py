@@ -5,8 +5,8 @@
   make mutants A="--sample 400"     some of them, drawn by the date, or as --seed WORD tells
   make changed BASE=main            those in functions that changed since a commit, for 3 minutes,
                                     with the tests that name most of these functions
-  make mutants A=--practice         only the mistakes of learn/practice/mistakes.txt; with --changed,
-                                    only those in files that changed since BASE
+  make mutants A=--practice         only the mistakes of learn/practice/mistakes.txt; with
+                                    --changed, only those in files that changed since BASE
 
 mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
 the changed text when it imports the file, in a process of its own, while the file stays as it is.
