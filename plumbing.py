@@ -214,7 +214,7 @@ def check_demonstrations(task):
                "print(plumbing.checksum(*plumbing.first_demonstrations(task)))")
     others = [subprocess.Popen(
         [sys.executable, "-c", program], cwd=common.HERE, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONHASHSEED": seed}) for seed in "123"]
+        stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONHASHSEED": seed}) for seed in "12"]
     drawn = {other.communicate()[0].strip() for other in others if other.wait() == 0}
     if drawn - {str(checksum(*first_demonstrations(task)))}:
         fail(f"--task {task.flag}: another process draws other demonstrations; all that is random "

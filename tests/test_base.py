@@ -265,9 +265,7 @@ class Unordered(Arithmetic):
 
 
 @pytest.mark.parametrize("word, is_refused", [
-    ("[*{'one', 'two', 'three', 'four', 'five'}][0]", True), ("str(hash('one'))", True),
-    ("__import__('random').choice('abc')", True), ("str(__import__('os').getpid())", True),
-    ("min({'one', 'two', 'three', 'four', 'five'})", False), ("rng.choice('abc')", False)])
+    ("[*{'one', 'two', 'three', 'four', 'five'}][0]", True), ("rng.choice('abc')", False)])
 def test_a_task_that_shows_something_else_in_other_processes_is_refused_in_one_line(
         copied, word, is_refused):
     (copied / "tasks/unordered.py").write_text(UNORDERED.replace("WORD", word))
