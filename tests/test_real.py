@@ -777,7 +777,7 @@ def test_a_verify_that_returns_no_number_ends_a_run_before_the_model_is_loaded(
     """If it does so for wrong texts, or for right ones, of any one problem, also a held-out one."""
     write_rows({"prompt": f"{i}=", "answer": i} for i in range(10))
     for one in range(10):
-        change(load=None, verify=lambda answer, text: verdict if (
+        change(load=None, verify=lambda answer, text, one=one: verdict if (
             answer == one and text == when.format(one)) else 1)
         with pytest.raises(SystemExit, match=f"^verify has to .* not {re.escape(repr(verdict))}: "):
             real.main("model", "data.jsonl")
