@@ -11,38 +11,30 @@ Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat th
   L     = 1/B sum_i 1/|o_i| sum_t L_t                                                (5)
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
-of rows in a shape, and pi_old sampled the outputs. The training step is nano.py's, line by line.
-The model is saved in `trained`, or trained-2 ...; until it is trained, in `trained-unfinished`,
-which you can train further as MODEL. For an adapter (LoRA), RATE = 3e-5; after load
-    from peft import LoraConfig, get_peft_model
-    policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-engines/ takes a loss of yours to TRL and verl, which have flags, vLLM, tools and many GPUs.
+of rows in a shape, and pi_old sampled the outputs. The model is saved in `trained`, or trained-2
+...; until it is trained, in `trained-unfinished`, which you can train further as MODEL. Settings
+for adapters (LoRA), and other changes, are in docs/real-models.md.
 """
 import copy
-import importlib.util
-import inspect
 import json
+import math
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
 import sys
-import time
 from decimal import Decimal
 
 if __name__ == "__main__" and os.path.isdir(os.path.join(sys.path[0], "kernels")):
     sys.path.pop(0)             # transformers would take this folder for a package of that name
-if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
-    sys.exit('real.py needs two packages: pip install torch "transformers<6"')
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
-from transformers.generation import GenerationMixin
-from transformers.utils.hub import has_file
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 P = 32              # questions in a step
@@ -64,9 +56,8 @@ torch.backends.cuda.enable_cudnn_sdp(False)     # which would plan again for eac
 SIGNALS = {getattr(signal, "SIG" + x, 2) for x in ("INT", "TERM", "HUP", "USR1", "XCPU")}
 PROBLEMS = []                           # to train on
 UNUSED = []                             # those of PROBLEMS that are left over in this pass
-IS_FIXED = True                         # the cache has a fixed size, which some models break
-PARAMETERS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-CACHE = "cache" if "cache" in PARAMETERS else "past_key_values"     # before transformers 5.24
+METRICS = {}                            # of the last samples and update, in TRL's names
+DRAWS = torch.Generator()               # of its own, because your verify may seed torch's
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
 def make_up_problem(rng):
@@ -77,18 +68,20 @@ def make_up_problem(rng):
 
 def read_problems(file):
     """Yield the prompts in a file of JSON lines, and their answers."""
-    line = ""
+    n, line = 0, b""
     try:
-        with open(file, encoding="utf-8-sig") as lines:
-            for line in lines:
-                if line.strip():
-                    row = json.loads(line, parse_float=Decimal)         # with all digits
+        with open(file, "rb") as lines:
+            for n, line in enumerate(lines, start=1):       # noqa: B007 (the message needs n)
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    row = json.loads(line.decode("utf-8-sig"), parse_float=Decimal)     # all digits
                     if not isinstance(row["prompt"], str):
                         raise TypeError("the prompt has to be a text")
                     row["prompt"].encode()          # JSON can hold half of a character
                     yield row["prompt"], row["answer"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        sys.exit(f'{file}: {error}: {line[:60]!r}; write {{"prompt": "...", "answer": "..."}}')
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        why = f"the key {error} is missing" if isinstance(error, KeyError) else error
+        sys.exit(f'{file}, line {n}: {why}: {line.decode(errors="replace")[:60]!r}; '
+                 'write {"prompt": "...", "answer": "..."}')
 
 def sample_problem(rng):
     """The next problem to train on; each comes once before one comes again. -> question, answer"""
@@ -113,19 +106,21 @@ def verify(answer, text):
 
 def encode(questions, L):
     """The tokens of each question, in the model's chat template, after PAD. -> (B, L)"""
+    control = {i for i, token in TOKENIZER.added_tokens_decoder.items() if token.special}
+    rows = TOKENIZER(list(questions), add_special_tokens=False).input_ids
+    for question, row in zip(questions, rows):
+        for token in TOKENIZER.convert_ids_to_tokens([*control.intersection(row)]):
+            if token in question:       # an unknown word is also a token, but is not written so
+                sys.exit(f"{token!r} is a control token: remove it from {question[:200]!r}")
     if TOKENIZER.chat_template:         # it also writes BOS; for Qwen3, add enable_thinking=False
         chats = [[{"role": "user", "content": question}] for question in questions]
         questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
-    for row in rows:                    # some tokenizers append an end, or repeat a BOS of the text
-        if row[-1:] == [TOKENIZER.eos_token_id]:                # a row may be empty
+    for question, row in zip(questions, rows):
+        if row[-1:] == [TOKENIZER.eos_token_id]:                # some tokenizers append an end
             row.pop()
-        if row[:2] == [TOKENIZER.bos_token_id] * 2:
-            row.pop(0)
-    if min(map(len, rows)) == 0:
-        sys.exit("a prompt has no tokens")
-    if max(map(len, rows)) > L:
-        sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
+        if not 0 < len(row) <= L:
+            sys.exit(f"a prompt of {len(row)} tokens, not 1 to W = {L}: {question[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
 
 def decode(tokens):
@@ -136,11 +131,12 @@ def decode(tokens):
 # ---- the policy: a causal language model of transformers -------------------------------------
 def load(model):
     """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
-    global TOKENIZER
+    global TOKENIZER, STORED
     try:
-        is_absent = not has_file(model, "config.json")      # asks once, not for half a minute
-        TOKENIZER = AutoTokenizer.from_pretrained(model, local_files_only=is_absent)
+        TOKENIZER = AutoTokenizer.from_pretrained(model)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
+        STORED = type(policy.config).from_pretrained(model).dtype or (      # of few, config.json
+            AutoModelForCausalLM.from_pretrained(model, dtype="auto").dtype)        # lacks it
     except Exception as error:                  # of the network, or of a package
         sys.exit(f"{model}: cannot be loaded: {str(error).strip().splitlines()[0]}")
     if getattr(policy, "_hf_peft_config_loaded", False):
@@ -162,19 +158,10 @@ def logits_after(policy, tokens, n, cache=None, at=slice(None)):
     return policy(                              # earlier columns are in the cache
         input_ids=tokens[:, at].clamp(min=0), position_ids=positions[:, at],
         attention_mask=is_token.long(), use_cache=cache is not None,
-        logits_to_keep=n, **{CACHE: cache}).logits
+        logits_to_keep=n, cache=cache).logits
 
-def load_kernel():
-    """Load kernels/logprob.py by its path. -> module; None if it is not there or cannot run"""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels", "logprob.py")
-    if not os.path.exists(path):
-        return None
-    spec = importlib.util.spec_from_file_location("real_logprob", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module if module.can_run(DEVICE) else None
-
-KERNEL = load_kernel()      # reads the logits once, and makes no copy of them in float32
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernels", "logprob.py")
+KERNEL = runpy.run_path(PATH) if os.path.exists(PATH) else None     # does not copy the logits
 
 @torch.autocast(DEVICE, DTYPE, enabled=DEVICE == "cuda")
 def logprobs_of_few(policy, tokens):
@@ -183,8 +170,8 @@ def logprobs_of_few(policy, tokens):
     tokens = tokens[:, (tokens != PAD).any(0)]                  # without empty columns
     logits = logits_after(policy, tokens[:, :-1], n).flatten(0, 1)          # (M * n, V)
     outputs = tokens[:, -n:].flatten()                                      # (M * n,)
-    if KERNEL:
-        logps, *_ = KERNEL.logprob(logits, outputs, temperature=TEMPERATURE)
+    if KERNEL and KERNEL["can_run"](DEVICE):
+        logps, *_ = KERNEL["logprob"](logits, outputs, temperature=TEMPERATURE)
     else:
         y = logits.float() / TEMPERATURE
         logps = -F.cross_entropy(y, outputs, reduction="none", ignore_index=PAD)
@@ -192,13 +179,9 @@ def logprobs_of_few(policy, tokens):
 
 def logprobs(policy, tokens):
     """log pi(o_t | q, o_<t), and a mask: 1.0 up to the end, else 0.0. (B, W + T) -> 2 x (B, T)"""
-    parts = []
     order = (tokens != PAD).sum(1).argsort(descending=True)     # a part's rows are about as long
-    for few in tokens[order].to(DEVICE).split(M):
-        if len(tokens) > M:             # the backward pass computes the activations of a part again
-            parts.append(checkpoint(logprobs_of_few, policy, few, use_reentrant=False))
-        else:
-            parts.append(logprobs_of_few(policy, few))
+    parts = tokens[order].to(DEVICE).split(M)           # the backward pass computes a part again
+    parts = [checkpoint(logprobs_of_few, policy, few, use_reentrant=False) for few in parts]
     return torch.cat(parts).cpu()[order.argsort()], (tokens[:, W:] != PAD).float()
 
 def sample_few(policy, questions, uniforms, greedy):
@@ -209,7 +192,7 @@ def sample_few(policy, questions, uniforms, greedy):
     ends = torch.tensor(policy.generation_config.eos_token_id, device=DEVICE)
     layers = DynamicCache(config=policy.config).layers
     kinds = (DynamicLayer, DynamicSlidingWindowLayer)           # others cannot have a fixed size
-    is_fixed = IS_FIXED and all(type(layer) in kinds for layer in layers)
+    is_fixed = all(type(layer) in kinds for layer in layers)
     cache = Cache(layers=[StaticLayer(W + T - first) for _ in layers] if is_fixed else layers)
     at = torch.arange(W - first, device=DEVICE)     # columns to read after `first`: the questions
 
@@ -242,25 +225,27 @@ def sample_few(policy, questions, uniforms, greedy):
             break
     return tokens.cpu(), logps.cpu()
 
+def rounded(policy, dtype):
+    """Copy a policy, but round its weights, not its buffers. deepcopy looks them up in a dict."""
+    return copy.deepcopy(policy, {id(weight): weight.to(dtype) for weight in policy.parameters()})
+
 @torch.no_grad()
 def sample(policy, questions, greedy=False):
     """Write an output after each question. PAD follows its end. (B, W) -> (B, W + T)"""
-    global IS_FIXED
-    # a copy with rounded weights, but not buffers: deepcopy finds the weights in this dict
-    model = copy.deepcopy(policy, {id(weight): weight.to(DTYPE) for weight in policy.parameters()})
-    uniforms = 1 - torch.rand(len(questions), T)    # for all rows, so that samples do not need N
+    model = rounded(policy, DTYPE)
+    uniforms = 1 - torch.rand(len(questions), T, generator=DRAWS)       # the same ones for any N
     rows = zip(questions.to(DEVICE).split(N), uniforms.to(DEVICE).split(N))
     parts = [sample_few(model, *few, greedy) for few in rows]
     tokens, sampled_logps = map(torch.cat, zip(*parts))         # (B, W + T), (B, T)
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
     gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
     if greedy and not gap <= GAP:                   # in the evaluation before the first step
-        if not IS_FIXED:
-            sys.exit(f"gap {gap:.1e}: this model samples from other probabilities than it computes")
-        IS_FIXED = False
-        return sample(policy, questions, greedy)    # once again, with a cache that grows
+        sys.exit(f"gap {gap:.1e}: this model samples from other probabilities than it computes")
     cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
-    print(f"{time.strftime('%X')}, cut {cut:.3f}, gap {gap:.1e}, ", end="", flush=True)
+    METRICS.update({"completions/mean_length": (tokens[:, W:] != PAD).sum().item() / len(tokens),
+                    "completions/clipped_ratio": cut.item(),
+                    "sampling/sampling_logp_difference/mean": gap.item()})
+    print(f"cut {cut:.3f}, gap {gap:.1e}, ", end="", flush=True)
     return tokens
 
 # ---- training --------------------------------------------------------------------------------
@@ -281,32 +266,36 @@ def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
 def descend(policy, optimizer, loss, learning_rate):
     optimizer.zero_grad()
     loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), 1.0, error_if_nonfinite=True)
+    norm = nn.utils.clip_grad_norm_(policy.parameters(), 1.0, error_if_nonfinite=True)
     optimizer.param_groups[0]["lr"] = learning_rate
     optimizer.step()
+    METRICS.update(loss=loss.item(), grad_norm=norm.item(), learning_rate=learning_rate)
 
-def evaluate(policy, problems):
-    """The mean reward for problems, and one greedy output. -> str"""
+def evaluate(policy, problems, folder, step):
+    """Log the mean reward for problems. -> str, with one greedy output"""
     questions, answers = zip(*problems)
     texts = decode(sample(policy, encode(questions, W), greedy=True))
-    return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
+    reward = sum(map(verify, answers, texts)) / len(texts)
+    log(folder, step, eval_reward=reward)
+    return f"{reward:.3f}, {questions[0]!r} {texts[0]!r}"
 
+def log(folder, step, **metrics):
+    """Append a line to the metrics in a folder, which `python -m report.check FOLDER` reads."""
+    with open(f"{folder}/metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step} | metrics) + "\n")
+
+@torch.no_grad()
 def save(policy, folder):
-    """Replace a folder by the model: all of it or, on a full disk, nothing."""
-    new, old = folder + ".new", folder + ".old"
+    """Replace the model in a folder or, on a full disk, nothing. A kill leaves a whole file."""
+    new = f"{folder}.new"
     try:
-        policy.save_pretrained(new)             # weights that only you may read
+        rounded(policy, STORED).save_pretrained(new)
         TOKENIZER.save_pretrained(new)
-        for name in os.listdir(new):
-            os.chmod(f"{new}/{name}", os.stat(f"{new}/tokenizer_config.json").st_mode)
-        shutil.rmtree(old, ignore_errors=True)      # a signal may have ended an earlier save
-        os.makedirs(folder, exist_ok=True)          # after any of these lines
-        os.rename(folder, old)
-        os.rename(new, folder)
+        shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)
     except Exception as error:                  # OSError, or what safetensors makes of it
-        shutil.rmtree(new, ignore_errors=True)
         sys.exit(f"{folder}: the model cannot be saved: {error}")
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 def train(policy, rng, steps):
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
@@ -319,28 +308,36 @@ def train(policy, rng, steps):
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)
-        for rows in torch.randperm(P * G).chunk(2):                         # two updates
+        for rows in torch.randperm(P * G, generator=DRAWS).chunk(2):        # two updates
             logps, _ = logprobs(policy, tokens[rows])
             loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
             descend(policy, optimizer, loss, RATE * (1 - step / steps))
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
-        yield step + 1
+        yield step + 1, rewards.view(P, -1)
 
 def main(model, file=None, seed=SEED, steps=STEPS):
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)             # of an adapter's weights
+    DRAWS.manual_seed(seed)
     rng = random.Random(seed)
     fixed = random.Random("held out")                           # all seeds hold out the same
     problems = read_problems(file) if file else [make_up_problem(fixed) for _ in range(10_000)]
-    problems = [*{problem[0].strip(): problem for problem in problems}.values()]    # each once
-    problems = fixed.sample(problems, len(problems))                        # shuffled
+    once = {}
+    for question, answer in problems:
+        _, other = once.setdefault(question.strip(), (question, answer))
+        if answer != other:
+            sys.exit(f"{file}: {question[:200]!r} has two answers, {other!r} and {answer!r}")
+    problems = fixed.sample([*once.values()], len(once))                    # shuffled
     if len(problems) < 10:
         sys.exit(f"{file}: fewer than 10 different prompts")
     n = min(max(1, HELD_OUT), len(problems) // 10)
     held_out = problems[:n]
     PROBLEMS[:] = problems[n:]
     UNUSED.clear()
-    for _, answer in problems:
-        verify(answer, "")                  # an answer that it cannot read ends the run now
+    for _, answer in problems:              # an answer that verify cannot read ends the run now
+        for text in ("", str(answer)):
+            reward = verify(answer, text)
+            if not hasattr(reward, "__float__") or not math.isfinite(reward):
+                sys.exit(f"verify has to return a number, not {reward!r}: {answer!r}, {text!r}")
     if not os.access(".", os.W_OK):
         sys.exit(f"{os.getcwd()}: nothing can be saved in this folder")
     policy = load(model)
@@ -351,15 +348,19 @@ def main(model, file=None, seed=SEED, steps=STEPS):
     names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
     taken = {name.partition("-unfinished")[0] for name in os.listdir()}
     folder = os.path.abspath(next(name for name in names if name not in taken))
-    unfinished = f"{folder}-unfinished"
-    os.mkdir(unfinished)                    # now, so that no other run takes it
+    place = f"{folder}-unfinished"
+    os.mkdir(place)                         # now, so that no other run takes it
     done = 0
     try:
-        save(policy, unfinished)            # before the first step, because it may fail
-        print("held-out questions, before:", evaluate(policy, held_out), flush=True)
-        for done in train(policy, rng, steps):
+        save(policy, place)                 # before the first step, because it may fail
+        print("held-out questions, before:", evaluate(policy, held_out, place, 0), flush=True)
+        for done, groups in train(policy, rng, steps):
+            if groups.shape[1] > 1:
+                METRICS.update(reward_std=groups.std(1).mean().item(), frac_reward_zero_std=(
+                    groups.amax(1) == groups.amin(1)).float().mean().item())
+            log(place, done, reward=groups.mean().item(), **METRICS)
             if done % SAVE_STEPS == 0 or done == steps:
-                save(policy, unfinished)
+                save(policy, place)
     except torch.OutOfMemoryError:
         sys.exit(f"step {done}: out of memory: lower N = {N} or M = {M}, or train an adapter")
     except RuntimeError as error:
@@ -367,11 +368,11 @@ def main(model, file=None, seed=SEED, steps=STEPS):
             raise
         sys.exit(f"step {done}: the gradient is not finite")
     finally:                # after Ctrl-C, SIGTERM or an error; again, if one has ended a save
-        save(policy, unfinished)
+        save(policy, place)
         if done > 0:
-            os.rename(unfinished, folder)
-        print(f"after {done} steps, the model is in {folder if done else unfinished}", flush=True)
-    print("held-out questions, after: ", evaluate(policy, held_out))
+            place = shutil.move(place, folder)
+        print(f"after {done} steps, the model is in {place}", flush=True)
+    print("held-out questions, after: ", evaluate(policy, held_out, place, done))
 
 def stop(number, _):
     """Handle the SIGNALS: end the training, and save. A second one has no effect."""

@@ -249,11 +249,13 @@ class Tracker:
             self.writer = self.module.SummaryWriter(run.folder / "tensorboard", purge_step=first)
             self.writer.add_text("config", "".join(f"    {key}: {x}\n" for key, x in flags.items()))
             return
-        options = {"name": run.folder.name, "config": flags, "resume": "allow"}
-        if self.module.__name__ == "wandb":     # wandb finds a run by its id, not by its name
-            options["id"] = run.state.setdefault("wandb_id", uuid.uuid4().hex)
-            options["dir"] = str(run.folder)
-        self.module.init(project=run.script.stem, **options)
+        name, key = run.folder.name, run.state.setdefault("wandb_id", uuid.uuid4().hex)
+        options = {"name": f"{name}-{key[:8]}"}         # by which trackio finds a run again
+        if self.module.__name__ == "wandb":             # finds it by its id
+            options = {"name": name, "id": key, "dir": str(run.folder)}
+        begun = self.module.init(project=run.script.stem, config=flags, resume="allow", **options)
+        # trackio has steps after the checkpoint of a run that was killed; wandb ignores them itself
+        self.first = getattr(begun, "_next_step", 0) if run.resumed else 0
 
     def evaluate(self, run, scores):
         self.send(run.step, plumbing.logged(scores))
@@ -264,9 +266,10 @@ class Tracker:
 
     def send(self, step, values, rows=()):
         """Send metrics, and samples with these COLUMNS."""
-        if not self.is_board:
+        if not self.is_board and step >= self.first:
             table = {"samples": self.module.Table(columns=COLUMNS, data=rows)} if rows else {}
             self.module.log(values | table, step=step)
+        if not self.is_board:
             return
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)

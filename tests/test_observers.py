@@ -2,6 +2,7 @@
 what happens to both when the run is resumed."""
 import json
 import math
+import shutil
 import sys
 import types
 
@@ -157,11 +158,24 @@ def test_tensorboard_has_every_metric_of_every_step_once(empty_folder):
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_service_is_told_of_flags_metrics_and_samples_and_goes_on_with_a_resumed_run(
         name, empty_folder, monkeypatch):
+    """And of each step once, also if a run is killed and repeats steps; other folders of the same
+    name are other runs, and no service writes into the current folder."""
     begun = []
     logged = {}
     fake = types.ModuleType(name)
-    fake.init = lambda **options: begun.append(options)
-    fake.log = lambda values, step: logged.setdefault(step, {}).update(values)
+
+    def init(**options):
+        begun.append(options)
+        found = types.SimpleNamespace()
+        if name == "trackio":
+            found._next_step = max(logged, default=-1) + 1
+        return found
+
+    def log(values, step):
+        before = logged.setdefault(step, {})
+        assert name == "wandb" or not {"reward"} & before.keys() & values.keys()
+        before.update(values)
+    fake.init, fake.log = init, log
     fake.finish = lambda: None
     fake.Table = lambda columns, data: [dict(zip(columns, row)) for row in data]
     monkeypatch.setitem(sys.modules, name, fake)
@@ -170,9 +184,19 @@ def test_a_service_is_told_of_flags_metrics_and_samples_and_goes_on_with_a_resum
     assert first["config"]["loss_type"] == "grpo" and first["resume"] == "allow"
     assert (first["name"], first.get("id")) == (again["name"], again.get("id"))
     assert ("id" in first) == (name == "wandb")
+    assert first.get("dir") == (str(empty_folder / "run") if name == "wandb" else None)
     assert sorted(logged) == [0, 1, 2, 3]
     assert math.isfinite(logged[0]["eval/greedy"]) and "reward" in logged[3]
     assert logged[1]["samples"][0].keys() == set(observers.COLUMNS)
+    killed = shutil.copytree("run", "other/run")
+    grpo.main(["--resume_from_checkpoint", "run", "--max_steps", "4"])
+    shutil.rmtree("run")
+    shutil.copytree(killed, "run")                      # step 4 has been sent, but was not saved
+    grpo.main(["--resume_from_checkpoint", "run", "--max_steps", "5"])
+    assert sorted(logged) == [0, 1, 2, 3, 4, 5] and len({one["name"] for one in begun}) == 1
+    logged.clear()
+    grpo.main(arguments(INSTANT | {"max_steps": 0, "output_dir": "b/run", "report_to": name}))
+    assert sorted(logged) == [0] and len({one.get("id", one["name"]) for one in begun}) == 2
 
 
 def test_a_missing_package_is_one_line_before_anything_is_made(refused, empty_folder, monkeypatch):

@@ -99,13 +99,17 @@ def training(source):
 @pytest.mark.parametrize("name", ["nano", *rungs.REAL_RUNGS])
 def test_the_training_step_is_that_of_nano_word_for_word(name):
     source = rungs.REAL if name == "nano" else rungs.real_script(name)
-    plain = source.replace(f",\n{rungs.FUSED}", ")").replace("\n        yield step + 1\n", "\n")
-    assert training(plain) == training(rungs.script(name)) and "\ndef descend(" in source
+    """But for a fused optimizer, a generator, and the metrics of a step. Spaces do not count."""
+    plain = source.replace(f",\n{rungs.FUSED}", ")").replace(", generator=DRAWS", "")
+    plain = re.sub(r"\n {8}yield step.*|(?<=    )norm = |\n    METRICS.*(?=\n\n)", "", plain)
+    ours, theirs = ([re.sub(" {2,}#", "  #", part) for part in training(text)]
+                    for text in (plain, rungs.script(name)))
+    assert ours == theirs and "\ndef descend(" in source
 
 
 def test_a_model_teaches_itself_with_another_right_output_of_the_group(monkeypatch, watch):
     """The rung `self`: the base, which reads a hint before the question, grades each token."""
-    monkeypatch.setattr(torch, "randperm", torch.arange)
+    monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
     script = module(rungs.real_script("self"), W=300, K=300,
                     verify=lambda answer, text: len(text) % 2.0)
     hinted, has_hint = script.add_hints([*"aaaabbbb"], [*"12345678"],
@@ -184,8 +188,8 @@ torch.manual_seed(0)
 tokens = torch.randint(321, (5, real.W + real.T))
 tokens[0, :2] = tokens[0, -2:] = tokens[1, real.W:] = tokens[3, -4:] = real.PAD
 kernel, found, used = real.KERNEL, [], []
-logprob = kernel.logprob
-kernel.logprob = lambda logits, *rest, **more: used.append(1) or logprob(logits, *rest, **more)
+logprob = kernel["logprob"]
+kernel["logprob"] = lambda logits, *rest, **more: used.append(1) or logprob(logits, *rest, **more)
 for real.KERNEL in (kernel, None):
     policy.zero_grad()
     logps, mask = real.logprobs(policy, tokens)
@@ -193,8 +197,7 @@ for real.KERNEL in (kernel, None):
     found.append([logps.detach(), *(weight.grad for weight in policy.parameters())])
 same(*found, rtol=1e-4, atol=1e-5)
 assert found[0][0][0, 0] < -1 and (logps[mask == 0] == 0).all()
-print(kernel.__name__, isinstance(kernel.forward_kernel, kernel.triton.JITFunction),
-      len(used))
+print(isinstance(kernel["forward_kernel"], kernel["triton"].JITFunction), len(used))
 """
 
 
@@ -205,7 +208,7 @@ def test_the_kernel_and_torch_compute_the_same_log_probabilities_and_gradients()
     found = subprocess.run([sys.executable, "-c", KERNEL_OR_TORCH, rungs.ROOT], text=True,
                            env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True)
     assert (found.stdout.split(), found.returncode) == (
-        ["real_logprob", "False", "4"], 0), found.stderr
+        ["False", "4"], 0), found.stderr
 
 
 def test_it_runs_in_a_checkout_without_the_packages_of_the_scripts():
@@ -215,7 +218,8 @@ def test_it_runs_in_a_checkout_without_the_packages_of_the_scripts():
     write_rows([{"prompt": f"{n}" * (1000 if n == 9 else 1), "answer": n} for n in range(20)])
     found = subprocess.run([sys.executable, real.__file__, random_model(), "data.jsonl"], text=True,
                            env=os.environ | {"PYTHONPATH": "site"}, capture_output=True)
-    assert found.stderr.splitlines()[-1].startswith("over W = 512 tokens: '999"), found.stderr
+    assert found.stderr.splitlines()[-1].startswith(
+        "a prompt of 1000 tokens, not 1 to W = 512: '999"), found.stderr
 
 
 def test_a_copy_of_the_file_alone_computes_with_torch():
@@ -301,7 +305,7 @@ def test_the_gap_is_a_mean_over_tokens(change, capsys):
 @pytest.mark.parametrize("gap, is_refused", [(0.0009, False), (0.0011, True)])
 def test_before_the_first_step_a_gap_of_a_thousandth_is_too_large(gap, is_refused, change, capsys):
     policy, tokens, logps = batch_of(random_model())
-    change(N=len(tokens), sample_few=lambda *_: (tokens, logps + gap), IS_FIXED=False)
+    change(N=len(tokens), sample_few=lambda *_: (tokens, logps + gap))
     with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
         real.sample(policy, tokens[:, :real.W], greedy=True)
     assert ("gap" in capsys.readouterr().out) != is_refused
@@ -349,11 +353,11 @@ def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(change):
     policy, found = real.load(random_model()), []
     for N in (3, 20):
         change(N=N)
-        torch.manual_seed(0)
+        real.DRAWS.manual_seed(0)
         found.append(real.sample(policy, real.encode(QUESTIONS * 4, real.W)))
     assert torch.equal(*found)
     problems = [(question, "7") for question in QUESTIONS]
-    assert real.evaluate(policy, problems) == real.evaluate(policy, problems)
+    assert real.evaluate(policy, problems, ".", 0) == real.evaluate(policy, problems, ".", 0)
 
 
 def test_weights_are_trained_in_float32_and_the_copy_that_samples_is_rounded_but_for_its_angles(
@@ -381,8 +385,7 @@ def test_a_prompt_has_no_end_and_its_beginning_once_and_a_chat_its_generation_pr
     bos, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
         single="<|bos|> $A <|eos|>", special_tokens=[("<|bos|>", bos), ("<|eos|>", end)])
-    for text in ("345", "<|bos|>345"):
-        assert real.encode(["12", text], 4).tolist() == [[-1, bos, 49, 50], [bos, 51, 52, 53]]
+    assert real.encode(["12", "345"], 4).tolist() == [[-1, bos, 49, 50], [bos, 51, 52, 53]]
     assert policy.generation_config.eos_token_id == [end]
     tokenizer.chat_template = ("{{ bos_token }}{% for m in messages %}U:{{ m['content'] }}."
                                "{% endfor %}{% if add_generation_prompt %}A:{% endif %}")
@@ -445,8 +448,7 @@ def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(monkeypa
         exec(source, {"__name__": "__main__", "__file__": real.__file__})
     assert b" \\u2212 1 =" in console.buffer.getvalue()
     assert [path.name for path in Path().glob("trained*/mine")] == ["mine"] * 2
-    modes = {path.stat().st_mode for path in Path("trained-3").iterdir()}
-    assert Path("trained-3/model.safetensors").exists() and len(modes) == 1
+    assert Path("trained-3/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit(143), MemoryError])
@@ -483,7 +485,7 @@ def test_a_signal_at_any_moment_of_a_save_leaves_a_folder_that_the_next_save_com
                 raise KeyboardInterrupt
             return done
         return call
-    for place, name in ((os, "rename"), (os, "makedirs"), (os, "chmod"), (shutil, "rmtree"),
+    for place, name in ((os, "replace"), (shutil, "copytree"), (shutil, "rmtree"),
                         (type(policy), "save_pretrained")):
         monkeypatch.setattr(place, name, interrupted(place, name))
     at, total = 0, 10
@@ -504,7 +506,7 @@ def test_a_signal_at_any_moment_of_a_save_leaves_a_folder_that_the_next_save_com
         assert real.load("model").lm_head.weight[0, 0] == at
         if total < at:                          # no call was left to interrupt
             break
-    assert total > 8
+    assert total > 5
 
 
 def test_a_signal_in_the_last_save_or_in_the_first_step_leaves_a_model_with_its_right_name(
@@ -528,21 +530,6 @@ def test_a_signal_in_the_last_save_or_in_the_first_step_leaves_a_model_with_its_
         assert capsys.readouterr().out.endswith(
             f"after {steps} steps, the model is in {Path(name).absolute()}\n")
         real.load(name)
-
-
-def test_a_name_that_is_no_folder_is_asked_for_once(monkeypatch):
-    """transformers itself asks the Hub for half a minute, unless it has to look here alone."""
-    asked = []
-    monkeypatch.setattr(real, "has_file", lambda *words: asked.append(words))
-    load = real.AutoTokenizer.from_pretrained
-
-    def here(name, local_files_only):
-        asked.append(local_files_only)
-        return load(name, local_files_only=True)
-    monkeypatch.setattr(real.AutoTokenizer, "from_pretrained", here)
-    with pytest.raises(SystemExit, match="^lama: cannot be loaded: .{9}"):
-        real.load("lama")
-    assert asked == [("lama", "config.json"), True]
 
 
 def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(change, capsys):
@@ -618,7 +605,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(change, monkeypatch):
 def test_a_gradient_that_is_not_finite_ends_a_run_in_one_line_with_a_good_model(change):
     verdicts = iter([1.0, 0.0] * 16 + [float("nan")] * 99)      # two steps of P * G = 16
     change(T=3, evaluate=lambda *_: "",
-           verify=lambda answer, text: next(verdicts) if text else 0.0,
+           verify=lambda answer, text: next(verdicts) if text == "text" else 0.0,
            decode=lambda tokens: ["text"] * len(tokens))
     write_rows({"prompt": f"{i}+1=", "answer": i + 1} for i in range(20))
     with pytest.raises(SystemExit, match="^step 2: the gradient is not finite$"):
@@ -644,20 +631,6 @@ def test_a_folder_that_cannot_be_written_ends_a_run_before_a_model_is_loaded(cha
         patch.setattr("os.access", lambda *_: False)
         with pytest.raises(SystemExit, match="nothing can be saved in this folder"):
             real.main(random_model())
-
-
-def test_the_cache_has_the_name_that_this_version_of_transformers_gives_it(watch):
-    """Before 5.24 it is past_key_values, which goes in 5.40."""
-    from transformers.utils import deprecation
-    policy = real.load(random_model())
-    before = watch(deprecation.warnings, "warn", lambda *_, **__: None)
-    questions = real.encode(QUESTIONS, real.W)
-    with torch.no_grad():
-        real.sample_few(policy, questions, torch.ones(5, real.T), True)
-    assert not before
-    source = inspect.getsource(real)
-    old = module(source.replace('"cache" in PARAMETERS', "False"))
-    assert old.CACHE == "past_key_values" and real.CACHE == "cache"
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
@@ -696,22 +669,19 @@ def test_an_adapter_is_refused_because_its_model_would_be_trained():
         real.load("adapter")
 
 
-def test_a_window_that_a_fixed_cache_breaks_is_sampled_without_it_and_wrong_samples_end_a_run(
-        change):
-    change(W=60, T=30, IS_FIXED=True)
-    questions = ["((((3+4)-5)*4)-2)=" * 2, "3>"]
-    for family, changes, is_fixed in (("llama", {}, True), ("gpt_neo", {"window_size": 16}, False)):
+def test_wrong_samples_end_a_run_before_its_first_step(change):
+    """GPT-Neo's window expects a cache that grows, and Mamba's state knows no positions."""
+    change(W=60, T=30)
+    for family, changes in (("gpt_neo", {"window_size": 16}), ("mamba", {})):
         policy = real.load(random_model(family, **changes))
-        real.sample(policy, real.encode(questions, real.W), greedy=True)
-        assert is_fixed == real.IS_FIXED
-    policy = real.load(random_model("mamba"))
-    with pytest.raises(SystemExit, match="samples from other probabilities"):
-        real.sample(policy, real.encode(questions, real.W), greedy=True)
+        with pytest.raises(SystemExit, match="samples from other probabilities"):
+            real.sample(policy, real.encode(["((((3+4)-5)*4)-2)=" * 2, "3>"], 60), greedy=True)
 
 
-def test_the_lines_of_the_docstring_train_an_adapter(change):
+def test_the_lines_of_the_page_train_an_adapter(change):
     pytest.importorskip("peft")
-    lines = re.findall(r"^    (from peft.*|policy = get_peft.*)\n", real.__doc__, re.M)
+    page = Path(rungs.ROOT, "docs/real-models.md").read_text("utf-8")
+    lines = re.findall(r"^ *(from peft.*|policy = get_peft.*)\n", page, re.M)
     space, load = {}, real.load
 
     def with_adapter(model):
@@ -726,30 +696,127 @@ def test_the_lines_of_the_docstring_train_an_adapter(change):
     assert moved and all("lora_" in name for name in moved)
 
 
-def test_a_run_depends_on_its_seed_alone(change):
+@pytest.mark.parametrize("seeded", [torch.manual_seed, random.seed])
+def test_a_run_depends_on_its_seed_alone_and_not_on_what_verify_seeds(seeded, change, watch):
     folder = random_model()
-    change(P=2, RATE=1e-2, verify=lambda answer, text: len(text))       # an int
-    for other_seed in (1, 2):
-        torch.manual_seed(other_seed)
-        real.main(folder, steps=1)
-    weights = [path.read_bytes() for path in Path().glob("trained*/model.safetensors")]
+    draws = watch(torch, "rand", lambda *_, **__: 0)
+    for judge in (len, lambda text: seeded(0) and None or len(text)):
+        change(P=2, RATE=1e-2, verify=lambda answer, text, judge=judge: judge(text))    # an int
+        seeded(len(draws))
+        real.main(folder, steps=3)
+    logs, weights = ([path.read_bytes() for path in sorted(Path().glob(f"trained*/{name}"))]
+                     for name in ("metrics.jsonl", "model.safetensors"))
     start = (folder / "model.safetensors").read_bytes()
-    assert len(weights) == 2 and weights[0] == weights[1] != start
+    assert weights[0] == weights[1] != start and logs[0] == logs[1]
+
+
+def test_each_step_and_evaluation_is_a_line_that_report_check_reads(change, watch):
+    """Also if a run is stopped and its folder has been replaced; what it says is so."""
+    rewards = watch(real, "advantages", lambda rewards: rewards)
+    lengths = watch(real, "decode", lambda tokens: (tokens[:, real.W:] != real.PAD).sum(1).float())
+    descend, calls, norms = real.descend, [], []
+
+    def stopped(*args):
+        calls.append(args[2:])
+        if len(calls) == 8:                                     # in the fourth step
+            raise SystemExit(130)
+        descend(*args)
+        norms.append(torch.cat([w.grad.flatten() for w in args[0].parameters()]).norm().item())
+    change(P=2, G=4, SAVE_STEPS=2, RATE=1e-3, descend=stopped,
+           verify=lambda answer, text: float("7" in text))
+    with pytest.raises(SystemExit):
+        real.main(random_model(), steps=4)
+    lines = list(map(json.loads, Path("trained/metrics.jsonl").read_text().splitlines()))
+    assert [line["step"] for line in lines] == [0, 1, 2, 3] and lines[0].keys() == {
+        "step", "eval_reward"}
+    for step, line in enumerate(lines[1:]):
+        groups = rewards[step]
+        assert line["reward"] == pytest.approx(groups.mean().item())
+        assert line["reward_std"] == pytest.approx(groups.std(1).mean().item())
+        assert line["frac_reward_zero_std"] == sum(len({*row}) == 1 for row in groups.tolist()) / 2
+        loss, rate = calls[2 * step + 1]
+        assert (line["loss"], line["learning_rate"]) == (loss.item(), rate)
+        assert min(line["grad_norm"], 1) == pytest.approx(norms[2 * step + 1], rel=1e-4)
+        assert line["completions/mean_length"] == pytest.approx(lengths[step + 1].mean().item())
+        assert line["completions/clipped_ratio"] == (lengths[step + 1] == 24).float().mean()
+        assert 0 <= line["sampling/sampling_logp_difference/mean"] < 1e-5
+    found = subprocess.run([sys.executable, "-m", "report.check", Path("trained").absolute()],
+                           cwd=rungs.ROOT, text=True, capture_output=True)
+    assert found.returncode == 0 and "3 steps" in found.stdout, found.stdout + found.stderr
+    script = module(rungs.real_script("reinforce"), P=8, N=8, T=3)          # has no groups
+    script.main("llama", steps=1)
+    line = json.loads(Path("trained-2/metrics.jsonl").read_text().splitlines()[1])
+    assert "reward" in line and not {"reward_std", "frac_reward_zero_std"} & line.keys()
+
+
+@pytest.mark.parametrize("dtype, in_config", [
+    ("bfloat16", True), ("float16", True), ("float32", True), ("bfloat16", False)])
+def test_a_model_is_saved_in_the_dtype_that_it_had_and_trained_in_float32(
+        dtype, in_config, change, watch):
+    folder = random_model()
+    real.load(folder).to(getattr(torch, dtype)).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    if not in_config:                                           # then the weights have it
+        (folder / "config.json").write_text(json.dumps(
+            {name: x for name, x in config.items() if "dtype" not in name}))
+    size = (folder / "model.safetensors").stat().st_size
+    sizes = watch(real, "evaluate", lambda *_: [
+        path.stat().st_size for path in Path().glob("trained*/model.safetensors")])
+    trained = watch(real, "descend", lambda policy, *_: {w.dtype for w in policy.parameters()})
+    change(P=2, T=3)
+    real.main(folder, steps=1)
+    assert all(abs(one / size - 1) < 0.01 for some in sizes for one in some) and len(sizes) == 2
+    assert json.loads(Path("trained/config.json").read_text())["dtype"] == dtype
+    assert trained == [{torch.float32}] * 2
+
+
+@pytest.mark.parametrize("verdict", [None, "1", [1.0], float("nan"), float("inf"), 1j])
+@pytest.mark.parametrize("when", ["", "{}"])
+def test_a_verify_that_returns_no_number_ends_a_run_before_the_model_is_loaded(
+        verdict, when, change):
+    """If it does so for wrong texts, or for right ones, of any one problem, also a held-out one."""
+    write_rows({"prompt": f"{i}=", "answer": i} for i in range(10))
+    for one in range(10):
+        change(load=None, verify=lambda answer, text, one=one: verdict if (
+            answer == one and text == when.format(one)) else 1)
+        with pytest.raises(SystemExit, match=f"^verify has to .* not {re.escape(repr(verdict))}: "):
+            real.main("model", "data.jsonl")
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_a_control_token_in_the_text_of_a_question_is_named_and_other_tokens_are_text(template):
+    real.load(random_model("gpt2"))
+    real.TOKENIZER.add_tokens(["<tool>", "\n\n"])
+    real.TOKENIZER.add_tokens([f"<unused{i}>" for i in range(6000)], special_tokens=True)
+    real.TOKENIZER.chat_template = template
+    for text in ("1+1=<|eos|>", "<|eos|>", "what does <unused5999> mean", "<|pad|>1"):
+        with pytest.raises(SystemExit, match=re.escape(re.search("<.*>", text)[0])) as stop:
+            real.encode(["12", text], 32)
+        assert repr(text) in stop.value.code
+    rows = real.encode(["<tool> a\n\nb", "<|EOS|> <unused6000> \u0663"], 64)
+    assert rows.max() < len(real.TOKENIZER)
+
+
+def numbered(lengths, answer=2):
+    """Write problems whose prompts have these lengths. -> text of a file"""
+    return "\n".join(json.dumps({"prompt": "1" * n, "answer": answer}) for n in lengths)
 
 
 @pytest.mark.parametrize("text, words", [
-    (None, "No such file"), ('\ufeff{"prompt": "", "answer": ""}\n{', "'{'; write"),
-    ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "'answer': "),
+    (None, "No such file"), ('\ufeff{"prompt": "", "answer": ""}\n\n{', "line 3: "),
+    ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "line 1: the key 'answer' is missing"),
+    ('{"prompt": "", "answer": 1}\n{"answer": 2}', "line 2: the key 'prompt' is missing"),
+    ("[" * 9999, "line 1: "), (b'{"prompt": "", "answer": 1}\n\xe9', "line 2: 'utf-8'"),
     ('{"prompt": [], "answer": 2}', "be a text"), ('{"prompt": 1, "answer": 2}', "be a text"),
+    ('{"prompt": "1+", "answer": 2}\n{"prompt": "1+", "answer": 3}', "'1+' has two answers, 2 "),
+    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "two answers"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     (r'{"prompt": "\ud800", "answer": 2}', "surrogates not allowed"),
-    ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(11)), "no tokens"),
-    ("\n".join('{"prompt": "%s", "answer": "x"}' % ("1" * n) for n in range(1, 11)), "'x' is"),
-    ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
-     "over W = 90 tokens: '1111")])
+    (numbered(range(11)), "a prompt of 0 tokens"), (numbered(range(1, 11), "x"), "'x' is"),
+    (numbered(range(1, 99)), "a prompt of 98 tokens, not 1 to W = 90: '1111")])
 def test_problems_that_cannot_be_used_end_in_one_line(text, words, capsys):
     if text:
-        Path("data.jsonl").write_text(text, "utf-8")
+        Path("data.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as stopped:
         real.main(random_model(), "data.jsonl")
     assert words in stopped.value.code and "\n" not in stopped.value.code

@@ -7,7 +7,8 @@ SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 8)
 LEVEL = 0.75                                    # a base that always thinks answers 69%
 WINDOW = 5                                      # number of batches that accuracy is averaged over
 STEPS, SAMPLES_A_STEP = 40, 32 * 8
-EQUAL = "base, problems and other flags"
+EQUAL = ("base, problems and other flags (but the upper clip range is 0.28 in grpo.py, 0.2 in "
+         "ppo.py)")
 TUNED = ("the learning rate of each script, on three other seeds; the critic of ppo.py keeps its "
          "rate of 2e-3")
 TIMES = 1.2                                     # as many samples as the other script, at most

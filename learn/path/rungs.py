@@ -21,6 +21,7 @@ from vectors.edits import patch
 ROOT = Path(__file__).resolve().parents[2]
 NANO, REAL = ((ROOT / name).read_text(encoding="utf-8") for name in ("nano.py", "real.py"))
 FUSED = f'{" " * 34}fused=DEVICE == "cuda")'
+OWN = r"(torch\.randperm\((?:P \* G|len\(pairs\)))(\S*)( {17})?"
 USAGE = "\nTo run it, see real.py: python THIS_FILE MODEL [FILE.jsonl]\n"
 
 
@@ -84,8 +85,8 @@ def script(name, setting=""):
 
 def real_script(name):
     """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
-    are taken back to reach the rungs before that one. Only the call of AdamW differs: there, a GPU
-    has a fused kernel. -> str"""
+    are taken back to reach the rungs before that one. Two calls differ: for AdamW, a GPU has a
+    fused kernel, and torch.randperm has a generator of its own. -> str"""
     before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
     while CHAPTERS[before[-1]].on != BASE:
         before.append(CHAPTERS[before[-1]].on)
@@ -95,6 +96,7 @@ def real_script(name):
     patched = before[before.index(name) - 1] if is_before else name
     hunks = re.sub(r"^(..)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
                    CHAPTERS[patched].fields["patch"], flags=re.M)
+    hunks = re.sub(OWN, r"\1, generator=DRAWS\2", hunks)
     if is_before:
         taken_back = re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+", hunks, flags=re.M)
         source = patch(real_script(patched), taken_back)
