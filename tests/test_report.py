@@ -448,14 +448,14 @@ def test_completions_after_the_log_of_a_resumed_run_are_left_out(tmp_path):
     assert "52 of 102 files of samples are left out" in run["note"]
 
 
-@pytest.mark.parametrize("steps, shown, answers", [
-    ([2], [1, 3], 0), ([2, 3], [1], 1), ([1, 2, 3], [], 1)])
+@pytest.mark.parametrize("steps, shown, answers", [([2], [1, 3], 0), ([2, 3], [1, 2, 3], 1)])
 def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
         steps, shown, answers, tmp_path):
-    history = log_of([1, 2, 3], "right") + [{"step": step, "eval_a_reward": 0.5} for step in steps]
-    run = write_trl(tmp_path, history, [1, 2, 3], **RIGHT, prompt=lambda step: (
-        ["held out"] * 2 if step in steps else ["1+1="] * 2))
-    assert [group["step"] for group in run["samples"]] == shown
+    found = [{"step": step, "eval_a_reward": 0.5} for step in (0, *steps)]      # step 0: no file
+    run = write_trl(
+        tmp_path, found[:1] + log_of([1, 2, 3], train_runtime=7.0) + found[1:], [1, 2, 3], **RIGHT,
+        prompt=lambda step: ["held out" if step in steps else "1+1=", f"{step}+1="])
+    assert sorted({one["step"] for one in run["samples"]}) == shown and run["summary"]["steps"] == 3
     assert f"Evaluations have replaced the samples of {len(steps)} of 3" in run["note"]
     assert [(one["base"]["text"], one["base"]["label"]) for one in run["evaluation"]] == [
         ("3", f"evaluation at step {steps[0]}, reward 0.0")] * answers      # the first answers
@@ -463,15 +463,15 @@ def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
 
 
 def test_a_file_that_a_kill_has_cut_off_is_named_and_the_newest_whole_state_is_read(tmp_path):
-    history = log_of([1, 2], "right")
-    run = write_trl(tmp_path, history, [1], **RIGHT)
+    run = write_trl(tmp_path, log_of([1, 2], "right"), [1], **RIGHT)
     (tmp_path / "completions/completions_00002.parquet").write_bytes(b"PAR1")
-    for number, text in ((1, json.dumps({"log_history": log_of([1])})), (2, '{"log_hist')):
-        (tmp_path / f"checkpoint-{number}").mkdir()
-        (tmp_path / f"checkpoint-{number}/trainer_state.json").write_text(text)
-    os.utime(tmp_path / "checkpoint-1/trainer_state.json", (1, 1))
-    assert run["metrics"] == history == read_run(tmp_path)["metrics"]
-    assert read_run(tmp_path)["note"] == " These files cannot be read: completions_00002.parquet."
+    for name, text in (("1", json.dumps({"log_history": log_of([1, 2])})), ("2", '{"log_hist')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(text)
+    os.utime(tmp_path / "trainer_state.json", (1, 1))
+    again = read_run(tmp_path)
+    assert (run["metrics"], again["metrics"]) == (log_of([1, 2], "right"), log_of([1, 2]))
+    assert again["note"] == " These files cannot be read: completions_00002.parquet."
 
 
 def test_ctrl_c_ends_a_command_with_one_line(stops, monkeypatch):
