@@ -478,6 +478,36 @@ def test_answers_are_the_texts_of_the_file(name, folder):
         assert first == rows[0]
 
 
+RECIPE, ON_PAGE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/engines.md").read_text(),
+                             re.S | re.M)
+
+
+def test_the_recipe_of_the_page_has_the_engines_numbers_also_after_a_resume(small_llama, folder):
+    flags = {"num_iterations": 2, "save_strategy": "steps", "save_steps": 2, "output_dir": "recipe"}
+    Path("page.py").write_text(ON_PAGE)
+    Path("recipe.py").write_text(RECIPE.replace("[right]", "[digits]").replace(
+        "\n\nclass Trainer", f"\n\n{inspect.getsource(digits)}\n\nclass Trainer"))
+    words = words_of(small_llama, **flags)
+    at = words.index("--reward_funcs")
+    for most in (2, 4):
+        subprocess.run([sys.executable, "recipe.py", *words[:at], *words[at + 2:], "--max_steps",
+                        str(most)], check=True, capture_output=True)
+    found = json.loads(Path("recipe/trainer_state.json").read_text())["log_history"]
+    trainer = ours.main(words_of(small_llama, "page.py:my_loss", "slope=0.1", num_iterations=2))
+    lines = [line for line in trainer.state.log_history if "grad_norm" in line]
+    assert len(lines) == 4 and all(line["grad_norm"] > 1e-3 for line in lines)
+    for line, other in zip(lines, (line for line in found if "grad_norm" in line)):
+        for name in line.keys() & {"loss", "grad_norm", "reward", "rewards/digits/mean"}:
+            assert line[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
+
+
+def test_the_recipe_refuses_a_loss_with_the_wrong_sign(folder):
+    Path("recipe.py").write_text(RECIPE.replace("return -torch.min", "return torch.min"))
+    done = subprocess.run([sys.executable, "recipe.py"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.endswith(
+        "the loss makes outputs with A = -1 more likely\n")
+
+
 # ---- what is left of a run -------------------------------------------------------------------
 
 FEW = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}

@@ -106,6 +106,8 @@ def test_a_loss_or_a_setting_that_is_missing_elsewhere_is_not_translated():
     cispo = names.find(method="cispo")
     assert names.translate(cispo, {"epsilon_low": 1.0, "epsilon_high": 0.5}, "trl") == {
         "loss_type": "cispo", "epsilon_high": 1.5}
+    assert names.translate(names.LOSSES["gspo_cispo"], {"epsilon_high": 0.25}, "trl") == {
+        "loss_type": "cispo", "importance_sampling_level": "sequence", "epsilon_high": 1.25}
     for loss, values in ((cispo, {"epsilon_low": 0.5}), (names.LOSSES["dro"], {"beta": 1.0}),
                          (names.find(method="clip", how="sequence_sum"), {})):
         with pytest.raises(NotImplementedError):
