@@ -228,6 +228,7 @@ def is_users(file):
 
 
 def is_ours(file):
+    file = Path(file).resolve()
     return file.is_relative_to(HERE) and (
         file.relative_to(HERE).parts[0].removesuffix(".py") in OURS)
 
@@ -236,8 +237,11 @@ def is_ours(file):
 def restored():
     """Give back what a user's code changes of torch and the current folder."""
     import torch  # here, because an engine first moves this checkout in the import path
+
+    def set_device(device):             # a device that is set, even cpu, slows all operations
+        torch.set_default_device(None if device.type == "cpu" else device)
     kept = [(torch.set_default_dtype, torch.get_default_dtype),
-            (torch.set_default_device, torch.get_default_device),
+            (set_device, torch.get_default_device),
             (torch.set_grad_enabled, torch.is_grad_enabled),
             (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision),
             (torch.set_num_threads, torch.get_num_threads), (os.chdir, os.getcwd)]
@@ -246,7 +250,7 @@ def restored():
         yield
     finally:
         for (change, get), value in zip(kept, before):
-            if get() != value:          # to set a device, even the same, slows all operations
+            if get() != value:
                 change(value)
 
 
@@ -279,7 +283,8 @@ def place_of(error):
               for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         places.append((error.filename or "", error.lineno))
-    found = [f"{os.path.relpath(file)}:{line}" for file, line in places if is_users(file)]
+    found = [f"{os.path.relpath(file)}:{line}" for file, line in places
+             if file and is_users(file)]
     return found[-1] if found else ""
 
 

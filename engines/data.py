@@ -39,9 +39,11 @@ def rows_of(file):
     return rows
 
 
-def load(path, name=None, streaming=False):
+def load(path, name=None, streaming=False, **more):
     """Load a data set as `datasets` does. A file is the split train, and JSON and CSV on this
     machine keep their texts. -> {split: data set}"""
+    if more:                                            # a part of a mixture of data sets
+        return load_dataset(path, name, streaming=streaming, **more)
     place = Path(path)
     if place.is_dir():
         files = datasets.load_dataset_builder(path, name).config.data_files or {}

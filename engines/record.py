@@ -61,7 +61,8 @@ def files_of(named):
         places = [getattr(sys.modules.get(name), "__file__", None), spec and spec.origin,
                   *(spec and spec.submodule_search_locations or ())]
         file = next((Path(one) for one in places if one and Path(one).exists()), None)
-        if file is None or not (engines.is_users(file) or name in named):
+        is_known = file and (engines.is_users(file) or name in named and engines.is_ours(file))
+        if not is_known:
             continue
         seen.add(name)
         if file.is_dir():
@@ -76,15 +77,12 @@ def files_of(named):
 
 
 def name_of(reward):
-    """Name a reward: a function is FILE.py:FUNCTION, and a model is called like its folder. -> str,
-    its file or None"""
+    """Name a reward: a function is FILE.py:FUNCTION, and a model is called like its folder."""
     if inspect.isfunction(reward):
-        file = Path(inspect.getsourcefile(reward) or "")
-        is_known = engines.is_users(file) or engines.is_ours(file)
-        return f"{file.name}:{reward.__qualname__}", file if file.is_file() and is_known else None
+        return f"{Path(inspect.getsourcefile(reward) or '').name}:{reward.__qualname__}"
     if isinstance(reward, str):
-        return reward, None
-    return getattr(getattr(reward, "config", None), "_name_or_path", type(reward).__name__), None
+        return reward
+    return getattr(getattr(reward, "config", None), "_name_or_path", type(reward).__name__)
 
 
 def of_run(text, loss, how, rewards=()):
@@ -92,24 +90,18 @@ def of_run(text, loss, how, rewards=()):
     from `files_of`"""
     name, function, settings = engines.parts_of(text)
     settings = [word for word in settings if not word.startswith("how=")]
-    named = dict(map(name_of, rewards))
-    modules = [loss.module, *(one.__module__ for one in rewards if named.get(name_of(one)[0]))]
-    files = files_of(modules)
+    files = files_of([loss.module, *(
+        one.__module__ for one in rewards if inspect.isfunction(one))])
     return {"loss": " ".join([f"{name}:{function}", *settings, f"how={how}"]),
-            "sha256": checksum(sys.modules[loss.module].__file__),
-            "rewards": {one: path and checksum(path) for one, path in named.items()},
+            "rewards": [*map(name_of, rewards)],
             "files": {place: checksum(path) for place, path in files.items()}}, files
 
 
 def line(record):
     """Write a record on one line. -> str"""
-    rewards = [f"{name} ({sha[:8]})" if sha else name for name, sha in record["rewards"].items()]
-    text = f"loss {record['loss']} ({record['sha256'][:8]})"
-    shown = {record["sha256"], *record["rewards"].values()}
-    others = [f"{name} ({sha[:8]})" for name, sha in record.get("files", {}).items()
-              if sha not in shown]
-    return "; ".join([text, *[f"rewards {', '.join(rewards)}"] * bool(rewards),
-                      *[f"with {', '.join(others)}"] * bool(others)])
+    parts = {"loss": [record["loss"]], "rewards": record["rewards"],
+             "files": [f"{name} ({sha[:8]})" for name, sha in record.get("files", {}).items()]}
+    return "; ".join(f"{name} {', '.join(words)}" for name, words in parts.items() if words)
 
 
 def write(folder, record, files=()):
@@ -130,10 +122,8 @@ def write(folder, record, files=()):
 def what_counts(record):
     """Leave the names of files out of a record, because a copy may have another name. -> tuple"""
     _, function, settings = engines.parts_of(record["loss"])
-    rewards = [(engines.split_name(name)[1] or name, sha)
-               for name, sha in record["rewards"].items()]
-    return (function, sorted(settings), record["sha256"], sorted(rewards, key=str),
-            sorted(record.get("files", {}).values()))
+    rewards = [engines.split_name(name)[1] or name for name in record["rewards"]]
+    return function, sorted(settings), sorted(rewards), sorted(record.get("files", {}).values())
 
 
 def refuse_other(folder, record):
@@ -143,8 +133,8 @@ def refuse_other(folder, record):
     if not path.is_file():
         return
     before = json.loads(path.read_text("utf-8"))
-    if "files" not in before:                           # of a version that did not hash them all
-        record = {key: record[key] for key in before}
+    if "files" not in before:               # of an older version, which hashed fewer files
+        record = record | {"files": {}}
     if what_counts(before) != what_counts(record):
         raise ValueError(f"--resume_from_checkpoint {folder}: was trained on {line(before)}, but "
                          f"now you ask for {line(record)}; the folder source of the run has copies "

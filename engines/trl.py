@@ -349,7 +349,10 @@ def made(stop, text, flags, model, reward_funcs, train_dataset, eval_dataset, **
     """Make the trainer that TRL's script asks for, after a look at its data."""
     if flags.try_rewards:
         data.try_rewards(reward_funcs, train_dataset)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    datasets.load_dataset = data.load_dataset           # which a reward may call
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, **{
+        name: value for name, value in named["args"].model_init_kwargs.items()
+        if name in ("revision", "trust_remote_code")})
     for problems in filter(None, (train_dataset, eval_dataset)):
         data.refuse_special(problems, tokenizer)
     stop.trainer = Trainer(model, reward_funcs, train_dataset=train_dataset, loss=text,
@@ -391,7 +394,8 @@ def run(text, words, stop):
         trainer, is_known = stop.trainer, isinstance(error, FloatingPointError)
         step = trainer.state.global_step
         # an error of one process must not save, because the others do not
-        if step > 0 and (trainer.accelerator.num_processes == 1 or is_known):
+        if step > 0 and (trainer.accelerator.num_processes == 1 or is_known) and (
+                not trainer.is_deepspeed_enabled):
             trainer._save_checkpoint(trainer.model, trial=None)
         kept = f"the last checkpoint is {record.last(trainer.args.output_dir)}"
         if is_known or engines.place_of(error):

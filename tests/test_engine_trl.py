@@ -517,8 +517,8 @@ def test_the_record_has_all_files_of_the_user_and_a_resume_with_others_is_refuse
         small_llama, folder, refused, capsys):
     trainer = ours.main(words_of(small_llama, "mine.py:my_loss", "how=token_mean", **FEW))
     [line, *_] = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"loss mine.py:my_loss how=token_mean \(\w{8}\); rewards mine.py:digits "
-                        r"\(\w{8}\); with bound.py \(\w{8}\)", line)
+    assert re.fullmatch(r"loss mine.py:my_loss how=token_mean; rewards mine.py:digits; files "
+                        r"mine.py \(\w{8}\), bound.py \(\w{8}\)", line)
     shown = json.loads(trainer.args.to_json_string())           # what trackers get
     assert shown["loss_type"] == line and shown["epsilon"] is None
     checkpoint = Path("out/checkpoint-2")

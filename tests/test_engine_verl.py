@@ -159,4 +159,4 @@ def test_verl_itself_imports_it():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
                           check=True, env=os.environ | variables)
     assert done.stdout.endswith("engines.verl engines.verl\n")
-    assert f"loss {text} how=sequence_mean (" in done.stdout
+    assert f"loss {text} how=sequence_mean; files gspo.py (" in done.stdout

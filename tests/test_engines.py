@@ -348,13 +348,13 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
         assert one.keys() - other.keys() == {"clip_ratio/region_mean"}      # of grpo.py's own loss
     assert sums[0]["grad_norm"] > 2 * own[0]["grad_norm"]       # the mean has 1/|o|
     printed = capsys.readouterr().out
-    assert "report.ask" in printed and "\nloss mine.py:my_loss how=sequence_sum (" in printed
+    assert "report.ask" in printed and "\nloss mine.py:my_loss how=sequence_sum; files " in printed
     found = json.loads(Path("sums/loss.json").read_text())
-    assert found["loss"] == "mine.py:my_loss how=sequence_sum" and found["rewards"] == {}
+    assert found["loss"] == "mine.py:my_loss how=sequence_sum" and found["rewards"] == []
     assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
     Path("mine.py").write_text(MINE + "\n# changed\n")
     refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
-            "on loss mine.py:my_loss how=sequence_sum (", here.main,
+            "on loss mine.py:my_loss how=sequence_sum; files", here.main,
             ["--resume_from_checkpoint", "sums"])
     ask.main(["here", "(3+4)="])
 
