@@ -7,54 +7,48 @@ A loss is described by a text: its function, its settings, and the average of it
   mine.py:my_loss bound=2 how=token_mean                of a file of yours
 
 The function gets log pi, log pi_old, A and mask, (B, T) each, by the names of its parameters, such
-as logps or log_prob, which are those of vectors/contract.py. It returns the loss L_t (B, T) of each
-token. `how` is the average over the tokens of an optimizer step: sequence_mean (the default),
-token_mean, sequence_sum or constant, as in `aggregate` of the scripts.
+as logps or log_prob, which are those of vectors/contract.py; a function with other names needs an
+adapter, which `python -m vectors` writes. It returns the loss L_t (B, T) of each token. `how` is
+the average over the tokens of an optimizer step: sequence_mean (the default), token_mean,
+sequence_sum or constant, as in `aggregate` of the scripts.
 """
+import contextlib
+import hashlib
 import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
+OURS = ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "nano", "real", "tasks",
+        "kernels", "examples", "vectors", "report", "engines", "learn", "lab")
 SCRIPTS = ("grpo", "gspo", "ppo")
 REASONS = {"reinforce": "its loss has no old log-probabilities",
            "dpo": "its loss compares pairs of outputs; TRL has a DPOTrainer"}
 LEVELS = ("sequence", "sequence_token")         # of the ratio of gspo.policy_loss
-INPUTS = {"logps": "log pi", "old_logps": "log pi_old", "advantages": "A", "mask": "mask"}
+INPUTS = ("logps", "old_logps", "advantages", "mask")
 
+
+# ---- 1. the text of a loss -------------------------------------------------------------------
 
 def load(text=None):
     """Read a loss from a text, or from the environment variable LOSS. ValueError, with one line, if
     there is no such loss. -> function of log pi, log pi_old (B, T), A (B,) or (B, T), and mask
-    (B, T), which returns L_t (B, T), and whose text `arguments` says which parameter gets what;
-    name of the average"""
+    (B, T), which returns L_t (B, T); name of the average"""
     from engines.names import AVERAGES  # here, because an engine first moves this checkout
     text = os.environ.get("LOSS", "") if text is None else text
     name, function_name, words = parts_of(text)
     settings = dict(map(read_setting, words))
     how = settings.pop("how", None)
-    binding, settings, average = of_module(name, function_name, settings)
-    how = how or average
-    refuse_other("how", how, AVERAGES)
+    module = import_module(name)
+    binding, settings, average = of_module(module, name, function_name, settings)
+    refuse_other("how", how or average, AVERAGES)
     loss = tried(binding, settings, text.split()[0])
-    loss.arguments = arguments_of(binding)
-    return loss, how
-
-
-def required(*averages):
-    """Load the loss that the variable LOSS names. Exits with one line if there is no such loss, or
-    if the trainer cannot take its average. -> loss and average, as from `load`"""
-    import common
-    try:
-        loss, how = load()
-    except ValueError as error:
-        common.fail(error)
-    if how not in averages:
-        common.fail(f"LOSS: this trainer cannot take the average {how}; it takes "
-                    f"{', '.join(averages)}: add how={averages[0]}")
-    return loss, how
+    loss.module = module.__name__
+    return loss, how or average
 
 
 def parts_of(text):
@@ -64,13 +58,6 @@ def parts_of(text):
         raise ValueError('LOSS: is empty; write, for example, LOSS="grpo:policy_loss"')
     name, function_name = split_name(words[0])
     return name, function_name or "policy_loss", words[1:]
-
-
-def file_of(name):
-    """Find the file of a loss. -> Path"""
-    if name == "zoo":
-        return HERE / "examples/zoo.py"
-    return Path(name) if name.endswith(".py") else HERE / f"{name}.py"
 
 
 def split_name(word):
@@ -101,22 +88,33 @@ def import_module(name):
     return importlib.import_module(name)
 
 
-def of_module(name, function_name, settings):
+def of_module(module, name, function_name, settings):
     """Find a loss of a script, of the zoo or of a Python file. ValueError if it needs more than a
     trainer gives. -> Binding of its parameters, settings, name of its average"""
-    from vectors.contract import bind  # here, because an engine first moves this checkout
-    module = import_module(name)
+    from vectors.adapter import gaps_of  # here, because an engine first moves this checkout
+    from vectors.contract import STARS, bind, is_adapter
     loss = getattr(module, function_name, None)
     if not callable(loss):
         raise ValueError(f"{name}: has no function {function_name}")
+    if gaps := gaps_of(loss):
+        raise ValueError(f"{name}: fill the gaps (...) of {', '.join(gaps)}")
+    remedy = "write a setting"
+    if not is_adapter(loss):
+        remedy += (", or an adapter, which begins with: python -m vectors "
+                   f"{name}:{function_name} --recipe grpo --advantages BT")
+    try:
+        binding = bind(loss, INPUTS, ())
+    except ValueError as error:
+        raise ValueError(f"{name}: {function_name}: {error}; {remedy}") from None
     known, average = parameters_of(module, function_name, settings.get("loss_type"))
     settings = read_settings(settings, known, name)
     if "level" in settings and name in SCRIPTS:
         refuse_other("level", settings["level"], LEVELS)
-    binding = bind(loss, INPUTS, ())
-    if missing := [one for one in binding.unknown if one not in settings]:
+    missing = [key for key, one in known.items() if one.default is one.empty
+               and one.kind not in STARS and key not in settings]
+    if missing:
         raise ValueError(f"{name}: {function_name} needs {', '.join(missing)}, but a trainer gives "
-                         f"it {', '.join(INPUTS)}; rename its parameters, or write a setting")
+                         f"it {', '.join(INPUTS)}; {remedy}")
     return binding, settings, "token_mean" if name == "ppo" else average
 
 
@@ -125,11 +123,14 @@ def parameters_of(module, function_name, loss_type=None):
     average.
     loss_type: a row of the module's LOSS_TYPES; by default the loss's own. ValueError if there is
     no such row. -> {name: inspect.Parameter}, name of the average"""
-    from vectors.contract import bind  # here, because an engine first moves this checkout
+    from vectors.contract import bind, is_adapter  # here, as in `load`
 
     def settings(function):
         binding = bind(function, INPUTS, ())
-        return {key: one for key, one in binding.parameters.items() if key not in binding.names}
+        used = bind(function, binding.parameters, ()).names if is_adapter(function) else (
+            binding.parameters)
+        return {key: one for key, one in binding.parameters.items()
+                if key in used and key not in binding.names}
 
     table = getattr(module, "LOSS_TYPES", {})
     known = settings(getattr(module, function_name))
@@ -162,13 +163,6 @@ def refuse_other(name, value, choices):
         raise ValueError(f"{name}={value}: must be one of {', '.join(choices)}")
 
 
-def arguments_of(binding):
-    """Say which parameter of a loss gets what. -> str"""
-    found = {ours: its for its, ours in binding.names.items()}
-    found = ", ".join(f"{found[name]} = {what}" for name, what in INPUTS.items() if name in found)
-    return f"its parameters: {found}"
-
-
 def tried(binding, settings, name):
     """Try a loss on three outputs with A = 1, -1 and 0, of which the last is shorter. ValueError if
     it does not return a finite L_t of each token with finite gradients, if it changes its inputs,
@@ -192,10 +186,11 @@ def tried(binding, settings, name):
     mask[2, 2:] = 0
     given = logps.detach().clone(), A.clone(), mask.clone()
     try:
-        found = token_loss(logps, *given)
+        with restored():
+            found = token_loss(logps, *given)
     except (Exception, SystemExit) as error:            # the function may be anybody's
         raise ValueError(f"{name}: {one_line(error)}") from error
-    for what, before, after in zip(list(INPUTS)[1:], (logps, A, mask), given):
+    for what, before, after in zip(INPUTS[1:], (logps, A, mask), given):
         if not torch.equal(before, after):
             raise ValueError(f"{name}: changes {what} in place, which the trainer still needs")
     slope = None
@@ -220,26 +215,80 @@ def tried(binding, settings, name):
     return token_loss
 
 
+# ---- 2. a user's files -----------------------------------------------------------------------
+
+def is_users(file):
+    """Whether a file is neither ours nor of an installed package or of Python."""
+    file = Path(file).resolve()
+    folders = {Path(sysconfig.get_path(name)).resolve()
+               for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    is_installed = {"site-packages", "dist-packages"} & {*file.parts} or any(
+        map(file.is_relative_to, folders))
+    return file.exists() and not is_installed and not is_ours(file)
+
+
+def is_ours(file):
+    file = Path(file).resolve()
+    return file.is_relative_to(HERE) and (
+        file.relative_to(HERE).parts[0].removesuffix(".py") in OURS)
+
+
+@contextlib.contextmanager
+def restored():
+    """Give back what a user's code changes of torch and the current folder."""
+    import torch  # here, because an engine first moves this checkout in the import path
+
+    def set_device(device):             # a device that is set, even cpu, slows all operations
+        torch.set_default_device(None if device.type == "cpu" else device)
+    kept = [(torch.set_default_dtype, torch.get_default_dtype),
+            (set_device, torch.get_default_device),
+            (torch.set_grad_enabled, torch.is_grad_enabled),
+            (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision),
+            (torch.set_num_threads, torch.get_num_threads), (os.chdir, os.getcwd)]
+    before = [get() for _, get in kept]
+    try:
+        yield
+    finally:
+        for (change, get), value in zip(kept, before):
+            if get() != value:
+                change(value)
+
+
 def read_file(path):
-    """Import a Python file by its path; it can import its neighbors. -> module"""
+    """Import a Python file by its path; it can import its neighbors. What it changes of torch is
+    given back. -> module"""
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"{path}: there is no such file")
-    if str(file.parent) not in sys.path and not file.is_relative_to(HERE):
-        sys.path.append(str(file.parent))
-    spec = importlib.util.spec_from_file_location(f"engines.file.{file.stem}", file)
+    own = hashlib.sha256(os.fsencode(file)).hexdigest()[:8]     # files may have equal names
+    spec = importlib.util.spec_from_file_location(f"engines.file.{file.stem}_{own}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    folders = [] if is_ours(file) or file.parent == HERE else [str(file.parent)]
+    sys.path[:0] = folders              # here, its neighbors come first; later, packages do
     try:
-        spec.loader.exec_module(module)
+        with restored():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: cannot be imported: {one_line(error)}") from error
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+            sys.path.extend({folder} - {*sys.path})
     return module
 
 
-def message_of(error):
-    """Write the message of an error on one line. -> str"""
-    return " ".join(str(error).split())[:500]
+def place_of(error):
+    """Find the last line of a user's file in the traceback of an error. -> FILE:LINE, or "" """
+    places = [(frame.filename, frame.lineno)
+              for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    found = [f"{os.path.relpath(file)}:{line}" for file, line in places
+             if file and is_users(file)]
+    return found[-1] if found else ""
 
 
-def one_line(error):
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+def one_line(error, has_type=True):
+    """Write an error on one line, with its place in a user's file. -> str"""
+    words = [place_of(error), type(error).__name__ * has_type, str(error)]
+    return " ".join(": ".join(filter(None, words)).split())[:500]

@@ -1,191 +1,83 @@
-"""Read the problems and the rewards of a run in another trainer.
+"""Read the problems and the rewards of a run in another trainer, which then reads all else.
 
-Data are what the file says: an answer stays the text that the file has, so 007, None or a date do
-not become 7, nothing or a time. A reward is tried on each problem before a model is loaded.
+Lines of JSON keep their numbers and dates as texts, because `datasets` would turn them into other
+values: 1e5 into 100000.0, a date into a time. So an answer is what the file says.
 """
-import ast
 import csv
 import inspect
 import itertools
 import json
 import math
 import re
-import textwrap
 from pathlib import Path
 
 import datasets
-import huggingface_hub
-import numpy
-import pyarrow.parquet
 import torch
 import transformers
 
 import engines
 
-KINDS = ("jsonl", "json", "csv", "parquet")
-MOST_TRIED = 10_000     # problems on which the rewards are tried, at most
-CALL = 64               # problems in a call of a reward that is tried
+load_dataset = datasets.load_dataset
+TRIED = 100             # problems on which rewards are tried, at most
 
 
 # ---- 1. problems -----------------------------------------------------------------------------
 
-def as_text(answer, kind):
-    """Write an answer of a column of this kind, such as numbers, dates or classes, as a text. None
-    stays None."""
-    if answer is None:
-        return None
-    if isinstance(kind, datasets.ClassLabel):
-        return kind.int2str(answer)
-    if isinstance(answer, bytes):
-        return answer.decode()
-    if kind.dtype in ("float16", "float32"):                # 0.1, not 0.10000000149011612
-        answer = numpy.dtype(kind.dtype).type(answer)
-    return str(answer)
-
-
-def json_rows(text):
-    """Read a JSON object, or a list of objects. An answer that is a number, true or false becomes
-    the text that the file has. -> list of dicts"""
-    rows, texts = json.loads(text), json.loads(text, parse_float=str, parse_int=str,
-                                               parse_constant=str)
-    if not isinstance(rows, list):
-        rows, texts = [rows], [texts]
-    for row, exact in zip(rows, texts):
-        if not isinstance(row, dict):
-            raise ValueError("is not an object, {...}")
-        answer = exact.get("answer")
-        if answer is not None and not isinstance(answer, (list, dict)):
-            row["answer"] = answer if isinstance(answer, str) else json.dumps(answer)
-    return rows
-
-
-def csv_rows(lines):
-    """Read CSV. ValueError if a line has more or fewer fields than the first one. -> list of dicts
-    """
-    rows = []
-    reader = csv.DictReader(lines, strict=True)
-    for row in reader:
-        if None in row or None in row.values():
-            raise ValueError(f"line {reader.line_num}: has not as many fields as the first line")
-        rows.append(row)
-    return rows
-
-
 def rows_of(file):
-    """Read the rows of a file of JSON lines or CSV, or of a JSON file with one list. -> list of
-    dicts. ValueError, with the number of the line, if one cannot be read"""
-    with open(file, encoding="utf-8-sig", newline="") as lines:
-        if file.suffix == ".csv":
-            return csv_rows(lines)
-        text = lines.read()
-    if file.suffix == ".json" and text.lstrip().startswith("["):
-        return json_rows(text)
+    """Read lines of JSON, or a JSON file with one list. -> list of dicts. ValueError, with the
+    place, if a line is not JSON"""
+    text = Path(file).read_text("utf-8-sig")
+    is_list = text.lstrip().startswith("[")
     rows = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate([text] if is_list else text.split("\n"), 1):
         if line.strip():
             try:
-                rows += json_rows(line)
+                found = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
             except ValueError as error:
-                raise ValueError(f"line {number}: {error}: {line[:60]!r}") from None
+                raise ValueError(f"{file}:{number}: {error}") from None
+            rows += found if is_list else [found]
     return rows
 
 
-def read_file(file):
-    """Read a file of problems. -> Dataset"""
-    if file.suffix == ".parquet":
-        return datasets.Dataset(pyarrow.parquet.read_table(file))
-    rows = rows_of(file)
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {}
-    for name in names:
-        try:
-            columns[name] = pyarrow.array([row.get(name) for row in rows])
-        except pyarrow.ArrowException as error:
-            raise ValueError(f"the column {name} has values of several kinds: {error}") from None
-    return datasets.Dataset.from_dict(columns)
+def load(path, name=None, streaming=False, **more):
+    """Load a data set as `datasets` does. A file is the split train, and JSON and CSV on this
+    machine keep their texts. -> {split: data set}"""
+    if more:                                            # a part of a mixture of data sets
+        return load_dataset(path, name, streaming=streaming, **more)
+    place = Path(path)
+    if place.is_dir():
+        files = datasets.load_dataset_builder(path, name).config.data_files or {}
+    else:
+        files = {"train": [path]} if place.is_file() else {}
+    kinds = {Path(file).suffix[1:] for some in files.values() for file in some}
+    if files and kinds <= {"json", "jsonl"}:
+        found = {}
+        for split, some in files.items():
+            rows = [row for file in some for row in rows_of(file)]
+            names = dict.fromkeys(key for row in rows for key in row)
+            found[str(split)] = datasets.Dataset.from_dict(
+                {key: [row.get(key) for row in rows] for key in names})
+        return {split: one.to_iterable_dataset() if streaming else one
+                for split, one in found.items()}
+    if not place.is_file():
+        return load_dataset(path, name, streaming=streaming)
+    more = {}
+    if kinds == {"csv"}:
+        with open(path, encoding="utf-8-sig", newline="") as lines:
+            texts = dict.fromkeys(next(csv.reader(lines)), datasets.Value("string"))
+        more = {"features": datasets.Features(texts), "keep_default_na": False}
+    return load_dataset(*kinds, data_files=path, streaming=streaming, **more)
 
 
-def read_local(path, split):
-    """Read a file, or the files of a folder that are called like a split. -> Dataset, or None if
-    there is none"""
-    if path.is_file():
-        return read_file(path)
-    name = rf"{re.escape(split)}([-._].*)?\.({'|'.join(KINDS)})"
-    files = [file for file in sorted(path.rglob("*")) if re.fullmatch(name, file.name)]
-    return datasets.concatenate_datasets([*map(read_file, files)]) if files else None
-
-
-def ask_hub(flag, name, file, revision=None, kind="model"):
-    """Raise a ValueError if neither this machine nor the Hub has a model or a data set with a file.
-    It asks once; the packages themselves would try to reach the Hub for half a minute."""
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(
-            name, file, revision=revision, repo_type=kind)
-        if cached is None:
-            huggingface_hub.repo_info(name, revision=revision, repo_type=kind, timeout=10)
-    except Exception as error:              # of the network, or for a name that cannot be one
-        raise ValueError(f"{flag} {name}: there is no such file or folder here, and the Hub does "
-                         f"not have it: {engines.one_line(error)}") from None
-
-
-def read(flags, has_eval):
-    """Read a file, a folder of files, or a data set of the Hub. ValueError, with one line, if it
-    has no problems. -> list: the data to train on and, with has_eval, the data to evaluate on"""
-    datasets.disable_progress_bars()
-    name = flags.dataset_name or ""
-    path = Path(name)
-    splits = [flags.dataset_train_split, *[flags.dataset_test_split] * has_eval]
-    if not name:
-        raise ValueError("--dataset_name: is missing; name a file, a folder or a data set")
-    is_local = path.exists() or path.suffix[1:] in KINDS
-    *owner, own = name.split("/")
-    prepared = "___".join([*owner, datasets.naming.camelcase_to_snakecase(own)])    # in its cache
-    if not is_local and not Path(datasets.config.HF_DATASETS_CACHE, prepared).exists():
-        ask_hub("--dataset_name", name, "README.md", kind="dataset")
-    try:
-        if is_local:
-            path.stat()                         # FileNotFoundError
-            is_file = not path.is_dir()
-            found = {split: read_local(path, split) for split in splits[:1 if is_file else 2]}
-        else:
-            found = datasets.load_dataset(
-                name, name=flags.dataset_config, streaming=flags.dataset_streaming)
-    except Exception as error:              # the packages raise nearly anything
-        cause = engines.one_line(error.__cause__ or error)
-        raise ValueError(f"--dataset_name {name}: cannot be read: {cause}") from None
-    for split in splits:
-        if split not in found or found[split] is None:
-            raise ValueError(f"--dataset_name {name}: has no split {split}; to evaluate on files, "
-                             "name a folder with train.jsonl and test.jsonl")
-    return [checked(found[split], f"--dataset_name {name}") for split in splits]
-
-
-def is_prompt(prompt):
-    """Whether a prompt is a text or a conversation."""
-    if isinstance(prompt, list):
-        return prompt != [] and all(
-            isinstance(one, dict) and one.get("role") and one.get("content") is not None
-            for one in prompt)
-    return isinstance(prompt, str)
-
-
-def checked(data, name):
-    """Write the answers as texts. ValueError if there are no rows, or no prompts. -> the data"""
-    columns = data.column_names or []
-    if isinstance(data, datasets.Dataset) and len(data) == 0:
-        raise ValueError(f"{name}: has no rows")
-    if columns and "prompt" not in columns:
-        raise ValueError(f"{name}: has no column prompt, but {', '.join(columns)}")
+def refuse_special(data, tokenizer):
+    """Raise a ValueError if a conversation contains the text of a special token, which a tokenizer
+    reads as this token, such as the end of a text. A prompt that is a text may contain them."""
+    tokens = [str(one) for one in tokenizer.added_tokens_decoder.values() if one.special]
     for row, prompt in enumerate(data["prompt"] if isinstance(data, datasets.Dataset) else (), 1):
-        if not is_prompt(prompt):
-            raise ValueError(f"{name}, row {row}: the prompt must be a text, or a list of messages "
-                             f"with role and content, but it is {prompt!r:.60}")
-    kind = (data.features or {}).get("answer")
-    is_one = isinstance(kind, (datasets.Value, datasets.ClassLabel))        # no list, no dict
-    if is_one and kind.dtype not in ("string", "large_string", "null"):
-        features = datasets.Features({**data.features, "answer": datasets.Value("string")})
-        data = data.map(lambda row: {"answer": as_text(row["answer"], kind)}, features=features)
-    return data
+        found = [one for one in tokens if not isinstance(prompt, str) and one in str(prompt)]
+        if found:
+            raise ValueError(f"row {row}: the prompt contains {found[0]}, which this tokenizer "
+                             f"reads as a special token, not as text: {prompt!r:.80}")
 
 
 # ---- 2. rewards ------------------------------------------------------------------------------
@@ -197,40 +89,36 @@ def is_reward(function):
     return takes_all and not parameters.keys().isdisjoint(("completions", "completion_ids"))
 
 
-def called_by(function):
-    """Collect the names that a function's text uses, but not those of its own variables. -> set"""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return {node.id for node in names} - own
-
-
 def rewards_of(word):
     """Find the rewards that a word of --reward_funcs names: FILE.py:a,b, or FILE.py for all public
-    functions that have the signature of a reward, and that no other function of the file calls.
-    ValueError if there is none. -> list of functions"""
+    functions of the file that have the signature of a reward. ValueError if there is none.
+    -> list of functions"""
     file, wanted = engines.split_name(word)
-    if not file.endswith(".py"):
-        raise ValueError(f"--reward_funcs {word}: must be a Python file, such as rewards.py")
     module = engines.read_file(file)
     own = {name: value for name, value in vars(module).items()
-           if inspect.isfunction(value) and value.__module__ == module.__name__}
-    if wanted:
-        names = wanted.split(",")
-    else:
-        names = [name for name, value in own.items() if name[0] != "_" and is_reward(value)
-                 and not any(name in called_by(other) for other in own.values()
-                             if other is not value)]
+           if inspect.isfunction(value) and (wanted or value.__module__ == module.__name__)}
+    names = wanted.split(",") if wanted else [
+        name for name, value in own.items() if name[0] != "_" and is_reward(value)]
     for name in names:
-        if name not in own:
-            raise ValueError(f"--reward_funcs {word}: has no function {name}")
-        if not is_reward(own[name]):
-            raise ValueError(f"--reward_funcs {word}: {name} must take completions and **columns, "
-                             "because TRL calls it with all columns of the data")
+        if name not in own or not is_reward(own[name]):
+            raise ValueError(f"--reward_funcs {word}: {name} must be a function that takes "
+                             "completions and **columns, because TRL calls it with all columns")
     if not names:
         raise ValueError(f"--reward_funcs {word}: has no reward, which is a function such as "
                          "right(completions, answer, **columns)")
     return [own[name] for name in names]
+
+
+def read_rewards(words):
+    """Find all rewards that --reward_funcs names: in a user's files, or those that TRL's script
+    finds. Without names, it is real.py's `verify`. -> list of functions and names"""
+    found = [one for word in words or [] for one in (
+        rewards_of(word) if re.search(r"\.py(:|$)", word) else [word])]
+    names = [getattr(one, "__name__", one) for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--reward_funcs: has two rewards that are called {name}")
+    return found or [last_number]
 
 
 def last_number(completions, answer, **columns):
@@ -241,68 +129,47 @@ def last_number(completions, answer, **columns):
     return [real.verify(right, text) for right, text in zip(answer, texts)]
 
 
-def read_rewards(words):
-    """Find all rewards that --reward_funcs names; without names, it is real.py's `verify`. -> list
-    of functions"""
-    found = [one for word in words or [] for one in rewards_of(word)]
-    names = [one.__name__ for one in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"--reward_funcs: has two rewards that are called {name}")
-    return found or [last_number]
-
-
 def call(reward, rows):
     """Call a reward as TRL does, with the answer of each row as its completion. ValueError if it
     does not return a number, or None, for each. -> (N,), nan for None"""
     texts = [str(row.get("answer", 0)) for row in rows]
-    are_chats = not isinstance(rows[0]["prompt"], str)
     columns = {name: [row[name] for row in rows] for name in rows[0]
                if name not in ("prompt", "completion")}
-    rewards = reward(
-        prompts=[row["prompt"] for row in rows], completion_ids=[[0] for _ in rows],
-        completions=[[{"role": "assistant", "content": text}] if are_chats else text
-                     for text in texts],
-        trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
-        log_metric=lambda *_: None, **columns)
-    is_list = isinstance(rewards, (list, tuple)) or hasattr(rewards, "tolist")
-    if not is_list or len(rewards) != len(rows):
-        raise ValueError(f"returned {rewards!r:.60} for {len(rows)} completions; it must return a "
-                         "list with a number for each")
+    with engines.restored():
+        rewards = reward(
+            prompts=[row["prompt"] for row in rows], completion_ids=[[0] for _ in rows],
+            completions=texts if isinstance(rows[0]["prompt"], str) else [
+                [{"role": "assistant", "content": text}] for text in texts],
+            trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
+            log_metric=lambda *_: None, **columns)
     numbers = torch.tensor([math.nan if one is None else one for one in rewards],
                            dtype=torch.float32)                             # as TRL reads them
-    if numbers.dim() != 1 or numbers.isinf().any():
-        raise ValueError(f"returned {rewards!r:.60}; each reward must be a finite number, or None")
+    if numbers.shape != (len(rows),):
+        raise ValueError(f"returned {rewards!r:.60} for {len(rows)} completions")
     return numbers
 
 
 def failure(reward, rows):
-    """Call a reward. -> what is wrong, on one line, or None"""
+    """Call a reward. -> its error, or None"""
     try:
-        call(reward, rows)
+        if not (call(reward, rows) > 0).any() and len(rows) > 1:
+            print(f"note: the reward {reward.__name__} is not above 0 for any answer alone; it "
+                  f"gets answers such as {rows[0].get('answer')!r:.60}")
     except (Exception, SystemExit) as error:            # the function may be anybody's
-        return engines.one_line(error)
+        return error
     return None
 
 
-def try_rewards(rewards, data, name):
-    """Call each reward for each problem, at most MOST_TRIED, or CALL of a stream. Without this, an
-    answer that cannot be judged would end the training in some step. ValueError, with one line that
-    names the row. Rewards that are models or async functions are not tried."""
-    most = MOST_TRIED if isinstance(data, datasets.Dataset) else CALL
-    rows = [*itertools.islice(data, most)]
-    plain = [one for one in rewards if inspect.isfunction(one)
-             and not inspect.iscoroutinefunction(one)]
-    for reward in plain:
-        for start in range(0, len(rows), CALL):
-            part = rows[start:start + CALL]
-            if failure(reward, part) is None:
-                continue
-            for number, row in enumerate(part, start + 1):
-                if why := failure(reward, [row]):
-                    raise ValueError(f"{name}, row {number}: the reward {reward.__name__} fails "
-                                     f"for the answer {row.get('answer')!r:.60}: {why}")
-            raise ValueError(f"the reward {reward.__name__} fails: {failure(reward, part)}")
-        if rows and (call(reward, rows[:CALL]) <= 0).all():
-            print(f"note: the reward {reward.__name__} is not above 0 for any answer alone; it "
-                  f"gets answers as texts, such as {rows[0].get('answer')!r:.60}")
+def try_rewards(rewards, data):
+    """Call each reward for the first problems, so that an answer that cannot be judged does not end
+    the training in some step. ValueError, with one line that names the row. Rewards that are
+    models or async functions are not tried."""
+    rows = [*itertools.islice(data, TRIED)]
+    for reward in rewards:
+        is_plain = inspect.isfunction(reward) and not inspect.iscoroutinefunction(reward)
+        error = failure(reward, rows) if is_plain and rows else None
+        if error:
+            found = (one for one in enumerate(rows, 1) if failure(reward, [one[1]]))
+            number, row = next(found, (1, rows[0]))
+            raise ValueError(f"row {number}: the reward {reward.__name__} fails for the answer "
+                             f"{row.get('answer')!r:.60}: {engines.one_line(error)}") from error

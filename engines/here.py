@@ -35,12 +35,12 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     try:
         loss, how = engines.load(cfg.loss)
-        ran, files = record.of_run(cfg.loss, how)
+        ran, files = record.of_run(cfg.loss, loss, how)
         if cfg.resume_from_checkpoint:
             record.refuse_other(cfg.resume_from_checkpoint, ran)
     except ValueError as error:
         common.fail(f"--loss {cfg.loss}: {error}")
-    print(record.line(ran), loss.arguments, sep="\n")
+    print(record.line(ran))
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
     with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:

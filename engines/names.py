@@ -81,15 +81,6 @@ OF_ALL = {"max_length": (None, "max_completion_length", "loss_scale_factor"),
 PLACES = ("here", "trl", "verl")
 
 
-def method_of(name):
-    """Find the method that others call by a name: a loss, a loss_type or a loss_mode.
-    -> text, or None"""
-    if name in ("ppo_clip", "dual_clip", "clip_higher"):
-        return "clip"
-    return next((loss.method for own, loss in LOSSES.items()
-                 if name and name in (own, loss.here, loss.trl, loss.verl)), None)
-
-
 def find(**names):
     """Find the first loss with some of the names of Loss, such as method="clip". -> Loss, or None
     """

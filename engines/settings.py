@@ -19,9 +19,13 @@ from report.page import import_script
 OF_THE_RUN = {*common.Base.__annotations__, "task", "device", "kernel", "output_dir",
               "resume_from_checkpoint", "eval_steps", "report_to", "num_eval_problems",
               "num_eval_samples", "micro_batch_size"}
-# Flags that TRL has, too, and those from which its numbers of steps and of outputs follow
-SAME = ("learning_rate", "seed", "beta", "num_iterations", "num_generations", "temperature",
-        "max_completion_length", "scale_rewards", "entropy_coef", "mask_truncated_completions")
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
+# Flags that TRL calls the same -> verl's key, if it has one for the value
+SAME = {"learning_rate": f"{ACTOR}optim.lr", "seed": "data.seed", "beta": f"{ACTOR}kl_loss_coef",
+        "num_iterations": f"{ACTOR}ppo_epochs", "entropy_coef": f"{ACTOR}entropy_coeff",
+        "num_generations": f"{ROLLOUT}n", "temperature": f"{ROLLOUT}temperature",
+        "max_completion_length": "data.max_response_length", "scale_rewards": "",
+        "mask_truncated_completions": ""}
 OF_STEPS = ("max_steps", "save_steps", "num_prompts", "num_mini_batches", "max_grad_norm")
 SAME_IN_DPO = ("learning_rate", "seed", "beta", "loss_type", "label_smoothing")
 # Values that are missing there, or that mean something else
@@ -83,20 +87,20 @@ def of_verl(c, how, text):
         "policy_loss.loss_mode": f"'{text}'", "loss_agg_mode": names.AVERAGES[how],
         "loss_scale_factor": c["max_completion_length"] if how == "constant" else "null",
         "ppo_mini_batch_size": c["num_prompts"] // parts, "ppo_micro_batch_size_per_gpu": size,
-        "ppo_epochs": c["num_iterations"], "optim.lr": c["learning_rate"],
         "optim.clip_grad": c["max_grad_norm"] or 1e9, "optim.weight_decay": 0.0,
-        "entropy_coeff": c["entropy_coef"], "use_kl_loss": c["beta"] > 0,
-        "kl_loss_coef": c["beta"],
+        "use_kl_loss": c["beta"] > 0,
         "kl_loss_type": names.KL_TYPES[c["kl_estimator"].removesuffix("_ratio")]}
     return {
         "algorithm.adv_estimator": "ours",
         "algorithm.norm_adv_by_std_in_grpo": c["scale_rewards"] != "none",
-        "data.train_batch_size": c["num_prompts"], "data.seed": c["seed"],
-        "data.max_response_length": c["max_completion_length"],
-        "actor_rollout_ref.rollout.n": c["num_generations"],
-        "actor_rollout_ref.rollout.temperature": c["temperature"],
+        "data.train_batch_size": c["num_prompts"],
         "trainer.total_training_steps": c["max_steps"], "trainer.save_freq": c["save_steps"],
-        } | {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
+        "reward.custom_reward_function.path": "pkg://engines.task",
+        "reward.custom_reward_function.name": "score", f"{ROLLOUT}name": "vllm",
+        f"{ROLLOUT}log_prob_micro_batch_size_per_gpu": size, "trainer.n_gpus_per_node": 1,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": size,
+        } | {key: c[name] for name, key in SAME.items() if key} | {
+            f"{ACTOR}{key}": value for key, value in actor.items()}
 
 
 def of_dpo(c):
@@ -153,6 +157,9 @@ def report(name, script, c, folder):
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
     lost = differences(script, c, used, NOT_IN_VERL) + batch
     yield f"\n# in verl; differences: {', '.join(lost) or 'none'}"
+    write = f"python -m engines.task {shlex.quote(c['task'])}"
+    yield f"{write} 2000 --parquet train.parquet"
+    yield f"{write} 200 --split test --parquet test.parquet"
     keys = shlex.join(f"{key}={value}" for key, value in of_verl(c, how, text).items())
     yield (f"VERL_USE_EXTERNAL_MODULES=engines.verl LOSS={shlex.quote(text)} "
            f"python -m verl.trainer.main_ppo {keys} actor_rollout_ref.model.path=MODEL "

@@ -1,14 +1,17 @@
 """Write problems of a task as a file for other trainers, and judge the completions there.
 
-  python -m engines.task countdown 2000 > train.jsonl
+  python -m engines.task countdown 2000 > train.jsonl                       # for TRL
   python -m engines.trl grpo --dataset_name train.jsonl --reward_funcs engines/task.py:right ...
+  python -m engines.task countdown 2000 --parquet train.parquet             # for verl
+  python -m verl.trainer.main_ppo reward.custom_reward_function.path=pkg://engines.task \\
+      reward.custom_reward_function.name=score data.train_files=train.parquet ...
 
-A line is {"prompt": [{"role": "user", "content": "2 3 8>18:"}], "answer": ..., "problem": ...,
-"task": ...}: prompts are conversations, because the chat template of an exported policy pads them
-to the width of its task. `right` judges by the columns `problem`, `answer` and `task`. A model that
+Prompts are conversations, because the chat template of an exported policy pads them to the width of
+its task. `right` judges by the columns of a line, `score` by those that verl reads. A model that
 others have pretrained needs an --instruction, which comes before each prompt.
 """
 import functools
+import importlib
 import json
 
 import common  # isort: split
@@ -30,11 +33,18 @@ def load(name):
     return task
 
 
-def line(problem, name, instruction=""):
-    """Write a problem of the task `name` as a line of JSON. -> str"""
+def row_of(problem, name, instruction=""):
+    """Describe a problem of the task `name` by TRL's columns. -> dict"""
     chat = [{"role": "user", "content": instruction + problem.prompt}]
-    return json.dumps({"prompt": chat, "answer": problem.answer, "problem": problem.prompt,
-                       "task": name, "part": problem.task})
+    return {"prompt": chat, "answer": problem.answer, "problem": problem.prompt, "task": name,
+            "part": problem.task}
+
+
+def row_of_verl(row):
+    """Name the columns of a row as verl does. -> dict"""
+    return {"data_source": row["task"], "prompt": row["prompt"],
+            "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+            "extra_info": {"problem": row["problem"], "part": row["part"]}}
 
 
 def right(completions, problem, answer, task, part, **columns):
@@ -49,6 +59,13 @@ def right(completions, problem, answer, task, part, **columns):
     return rewards
 
 
+def score(data_source, solution_str, ground_truth, extra_info, **columns):
+    """Reward a completion in verl's form, as `right` does. -> float"""
+    [reward] = right([solution_str], [extra_info["problem"]], [ground_truth], [data_source],
+                     [extra_info["part"]])
+    return reward
+
+
 def main(argv=None):
     arguments = parser(__doc__)
     arguments.add_argument("task", metavar="TASK", help="a task, with its level: arithmetic:3-5")
@@ -56,13 +73,18 @@ def main(argv=None):
     arguments.add_argument("--split", default="train", choices=["train", "test"],
                            help="test: problems that the scripts hold out for evaluation")
     arguments.add_argument("--seed", type=int, default=0, help="seed of the problems")
+    arguments.add_argument("--parquet", metavar="FILE", help="file to write for verl")
     arguments.add_argument("--instruction", default="", help="text before each prompt")
     args = arguments.parse_args(argv)
     if args.n < 1:
         common.fail(f"N {args.n}: must be at least 1")
     problems = common.sample_problems(load(args.task), args.n, ("engines", args.seed), args.split)
-    for problem in problems:
-        print(line(problem, args.task, args.instruction))
+    rows = [row_of(problem, args.task, args.instruction) for problem in problems]
+    if args.parquet:
+        datasets = importlib.import_module("datasets")
+        datasets.Dataset.from_list([*map(row_of_verl, rows)]).to_parquet(args.parquet)
+    else:
+        print(*map(json.dumps, rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
-"""Train with TRL's GRPOTrainer on a loss of ours, or on your own.
+"""Train with TRL's own script for GRPO on a loss of ours, or on your own.
 
   python -m engines.trl grpo:policy_loss epsilon_high=0.28 --model_name_or_path MODEL \\
       --dataset_name train.jsonl --max_steps 100 --output_dir out
   accelerate launch -m engines.trl mine.py:my_loss --model_name_or_path MODEL ...
 
-First comes the loss with its settings, then TRL's own flags: those of GRPOConfig and ModelConfig,
-and --dataset_name, a file of lines or a name on the Hub. So vLLM, adapters, quantization, FSDP,
-DeepSpeed and several machines work as in TRL. --reward_funcs names files with functions in TRL's
-form, rewards.py or rewards.py:two,of_them; without it, real.py's `verify` compares the last number
-of a completion with the column `answer`.
+First comes the loss with its settings, then the flags of `trl grpo`, which does all the rest: data,
+samples, rewards, advantages, the KL, the entropy bonus, adapters, vLLM, trackers. --dataset_name
+may also be a file, and --reward_funcs may name functions of a file, rewards.py:two,of_them; without
+it, real.py's `verify` compares the last number of a completion with the column `answer`.
 
 The first line that is printed names the loss and the rewards, and so do loss.json in the output
-folder, each checkpoint and the trackers' config, under loss_type. Ctrl-C, SIGTERM and SIGHUP save a
-checkpoint after the current step, and print the command that continues the run.
-
-TRL computes everything but the policy's loss: samples, rewards, advantages, the KL, the entropy
-bonus, the weights for vLLM. Flags that choose or change TRL's own loss are refused.
+folder, each checkpoint and the trackers' config, under loss_type. Ctrl-C, SIGTERM and the signals
+of schedulers save a checkpoint after the current step, and print the command that continues the
+run. Flags that choose or change TRL's own loss are refused.
 """
 if __package__ != "engines":
     raise SystemExit("error: start it in the checkout as a module: python -m engines.trl")
@@ -26,13 +23,13 @@ import signal  # isort: split
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.SIG_DFL)    # while packages load, Ctrl-C is no traceback
 
-import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import math
+import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -41,6 +38,8 @@ import safetensors
 import torch
 import transformers
 import trl
+import yaml
+from trl.scripts import grpo as script
 
 import common
 import grpo
@@ -68,18 +67,16 @@ class Trainer(trl.GRPOTrainer):
         refuse_replaced(args)
         self.token_loss, self.how = engines.load(loss)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        self.record, files = record.of_run(loss, self.how, rewards)
-        if args.resume_from_checkpoint:
-            record.refuse_incomplete(args.resume_from_checkpoint, args.output_dir)
-            record.refuse_other(args.resume_from_checkpoint, self.record)
-        if args.should_save:                        # one process; before a model is loaded
-            with plumbing.writing(args.output_dir):
-                record.write(args.output_dir, self.record, files)
-            print(record.line(self.record), self.token_loss.arguments, sep="\n", flush=True)
+        self.record, files = record.of_run(loss, self.token_loss, self.how, rewards)
         args = copy.copy(args)
+        args.output_dir = os.path.abspath(args.output_dir)      # a user's code may leave the folder
+        if args.resume_from_checkpoint:
+            record.checkpoint_of(args.resume_from_checkpoint, args.output_dir, self.record)
+        if args.should_save:                        # one process; before a model is loaded
+            record.write(args.output_dir, self.record, files)
+            print(record.line(self.record), flush=True)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
         self.is_checked = False
-        self.saved = args.resume_from_checkpoint    # the last checkpoint of this run
         self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
         self.token_counts = torch.zeros(2, device=self.accelerator.device)      # see log_tokens
@@ -88,11 +85,27 @@ class Trainer(trl.GRPOTrainer):
         self.args.epsilon = self.args.epsilon_high = None
 
     def train(self, resume_from_checkpoint=None, **named):
-        """Train as TRL does. ValueError if a checkpoint was trained on something else."""
-        if isinstance(resume_from_checkpoint, (str, Path)):
-            record.refuse_other(resume_from_checkpoint, self.record)
-            self.saved = resume_from_checkpoint
+        """Train as TRL does. ValueError if a checkpoint is not complete, or was trained on
+        something else."""
+        if resume_from_checkpoint:
+            resume_from_checkpoint = record.checkpoint_of(
+                resume_from_checkpoint, self.args.output_dir, self.record)
         return super().train(resume_from_checkpoint, **named)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Load them as TRL does. ValueError if the checkpoint has another learning rate, weight
+        decay or other number of the optimizer, which would replace that of the user."""
+        def numbers():          # the rate itself follows from the first one and the schedule
+            return [(name, x) for group in self.optimizer.param_groups for name, x in group.items()
+                    if name not in ("params", "lr") and isinstance(x, (int, float, tuple))]
+        asked = checkpoint and numbers()
+        super()._load_optimizer_and_scheduler(checkpoint)
+        for (name, x), (_, found) in zip(asked or (), numbers()):
+            if x != found:
+                raise ValueError(
+                    f"--resume_from_checkpoint {plumbing.short(checkpoint)}: has {name} {found}, "
+                    f"but now you ask for {x}; give the same number, or start a new run with "
+                    "--model_name_or_path and this checkpoint")
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
         """Keep the log-probabilities that TRL's loss is computed from. It gets no infinities of
@@ -177,7 +190,6 @@ class Trainer(trl.GRPOTrainer):
                         f"differ by {mean:.2g} nats per token, rounding by less than {ROUNDING}; "
                         "try --use_vllm False", code=1)
 
-
     # ---- what ends a run ----
 
     def _get_grad_norm(self, *args, **named):
@@ -186,72 +198,37 @@ class Trainer(trl.GRPOTrainer):
         norm = super()._get_grad_norm(*args, **named)
         if norm is not None and not math.isfinite(norm) and not self.args.fp16:
             largest = max(self._metrics["train"]["max_log_ratio"], default=0.0)
-            self.end(f"the gradient is not finite: {float(norm)}; the largest |log rho_t| is "
-                     f"{largest:.3g}", is_saved=not self.is_deepspeed_enabled)
+            raise FloatingPointError(f"the gradient is {float(norm)}; the largest |log rho_t| is "
+                                     f"{largest:.3g}")
         return norm
 
     def _calculate_rewards(self, *args):
-        """Compute the rewards as TRL does. One that fails, is infinite, or rewards nothing at all
-        ends the run."""
-        try:
+        """Compute the rewards as TRL does. An infinite one, or a batch without any, ends the run.
+        """
+        with engines.restored():
             rewards = super()._calculate_rewards(*args)                 # (B, functions)
-        except (Exception, SystemExit) as error:                        # of a user's function
-            is_alone = self.accelerator.num_processes == 1      # others wait for their rewards
-            self.end(f"a reward fails: {engines.one_line(error)}", is_saved=is_alone)
-        if rewards.isinf().any():
-            self.end(f"a reward is infinite, of {', '.join(self.reward_func_names)}")
-        if rewards.isnan().all():
-            self.end(f"all rewards are None or nan: {', '.join(self.reward_func_names)}")
+        if rewards.isinf().any() or rewards.isnan().all():
+            raise FloatingPointError("a reward is infinite, or all are None: "
+                                     f"{', '.join(self.reward_func_names)}")
         return rewards
 
-    def end(self, message, is_saved=True):
-        """Save a checkpoint after the last step, print one line, and exit with 1."""
-        if is_saved:
-            self.save_last()
-        if self.accelerator.is_main_process or not is_saved:
-            common.fail(f"step {self.state.global_step + 1}: {message}; {self.kept()}", code=1)
-        raise SystemExit(1)
-
-    def save_last(self):
-        """Save a checkpoint after the last step, unless there is one."""
-        folder = self.checkpoint()
-        if self.state.global_step > 0 and Path(self.saved or "").resolve() != folder.resolve():
-            self._save_checkpoint(self.model, trial=None)
-
-    def checkpoint(self):
-        return Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-
-    def kept(self):
-        """Name the last checkpoint of this run. -> str"""
-        if self.saved:
-            return f"the last checkpoint is {self.saved}"
-        return "there is no checkpoint yet"
-
     def _save_checkpoint(self, model, trial):
-        """Save a checkpoint as TRL does, with the record."""
-        folder = self.checkpoint()
-        with self.saving(folder):
-            if self.args.should_save:
-                record.write(folder, self.record)
-                record.call_incomplete(folder)
-            super()._save_checkpoint(model, trial)
-        self.saved = folder
-
-    @contextlib.contextmanager
-    def saving(self, folder):
-        """Exit with one line if a checkpoint cannot be saved, and remove its half."""
-        try:
-            yield
-        except Exception as error:          # OSError, or what torch and safetensors make of it
-            if not record.is_complete(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-            common.fail(f"{folder}: cannot be saved: {engines.one_line(error)}; {self.kept()}", 1)
+        """Save a checkpoint as TRL does, with the record. It is complete when TRL has written its
+        end."""
+        if self.args.should_save:
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+            record.write(folder, self.record)
+            (folder / record.STATE).unlink(missing_ok=True)
+        super()._save_checkpoint(model, trial)
 
 
 def refuse_replaced(args, words=()):
-    """Raise a ValueError if a flag that our loss replaces is in `words`, or is not its default."""
+    """Raise a ValueError if a flag that our loss replaces is in `words`, or in the --config that
+    they name, or is not its default."""
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words
              if word.startswith("--")}
+    if "--config" in words:
+        given |= {*yaml.safe_load(Path(words[words.index("--config") + 1]).read_text("utf-8"))}
     defaults = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
     for name in REPLACED:
         if name in given or getattr(args, name) != defaults[name]:
@@ -262,29 +239,51 @@ def refuse_replaced(args, words=()):
 # ---- 2. signals ------------------------------------------------------------------------------
 
 class Stop(transformers.TrainerCallback):
-    """After Ctrl-C, SIGTERM or SIGHUP in any process, ends the training of all processes when the
+    """After one of plumbing.SIGNALS in any process, ends the training of all processes when the
     current step or checkpoint is done, with a checkpoint. TRL's own --enable_jit_checkpoint hears
     only SIGTERM, and each process decides alone at which step. Before the training, a signal ends
     the process at once."""
 
-    def __init__(self):
-        self.accelerator = None                         # until the training begins
+    def __init__(self, words):
+        self.words = words
+        self.trainer = None                             # until the model is loaded
+        self.is_training = False
         self.heard = 0                                  # number of a signal that came here
         self.number = 0                                 # number on which all processes agree
-        numbers = {getattr(signal, name, signal.SIGINT) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
-        self.handlers = plumbing.handle({               # nohup ignores SIGHUP
-            number: self.hear for number in numbers if signal.getsignal(number) != signal.SIG_IGN})
+        numbers = {getattr(signal, name, signal.SIGINT) for name in plumbing.SIGNALS}
+        ignored = (signal.SIG_IGN, None)                # by nohup; None: C code handles it
+        self.handlers = plumbing.handle({
+            number: self.hear for number in numbers if signal.getsignal(number) not in ignored})
+        if hasattr(os, "register_at_fork"):             # not on Windows
+            os.register_at_fork(before=self.block, after_in_parent=self.unblock,
+                                after_in_child=lambda: self.give_back() or self.unblock())
+
+    def block(self):
+        """Let signals wait while a reward forks a process: Python would drop those that come before
+        the child has its own handlers, and `terminate(); join()` would hang."""
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.handlers)
+
+    def unblock(self):
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    def give_back(self):
+        plumbing.handle(self.handlers)
+        self.handlers = {}
 
     def hear(self, number, _):
         self.heard = number
-        if self.accelerator is None:
+        if self.trainer is None:
             raise KeyboardInterrupt                     # which no reward and no package catches
 
     def agree(self):
         """Exchange what the processes heard. -> whether the training ends"""
-        heard = torch.tensor([self.heard], device=self.accelerator.device)
-        self.number = self.accelerator.gather(heard).max().item()
+        accelerator = self.trainer.accelerator
+        heard = torch.tensor([self.heard], device=accelerator.device)
+        self.number = accelerator.gather(heard).max().item()
         return self.number > 0
+
+    def on_train_begin(self, *_, **__):
+        self.is_training = True
 
     def on_step_end(self, args, state, control, **_):
         if state.global_step < state.max_steps and self.agree():
@@ -294,102 +293,71 @@ class Stop(transformers.TrainerCallback):
         if state.global_step < state.max_steps and self.agree():
             control.should_training_stop = True
 
+    def on_train_end(self, args, state, control, **_):
+        """Print the command that continues a run that a signal has stopped, and exit with 128 + n.
+        """
+        self.is_training = False
+        if not self.number:
+            self.trainer.save_state()       # the log, for report.check and report.page
+            return
+        accelerator = self.trainer.accelerator
+        words = command(self.words, f"{args.output_dir}/checkpoint-{state.global_step}",
+                        accelerator.num_processes)
+        accelerator.print(f"stopped by {signal.Signals(self.number).name}; to continue: {words}")
+        accelerator.end_training()
+        raise SystemExit(128 + self.number)
+
+
+def command(words, checkpoint, num_processes):
+    """Write the command that continues a run. -> str"""
+    start = ["python", "-m"]
+    if num_processes > 1:
+        start = ["accelerate", "launch", "--num_processes", str(num_processes), "-m"]
+    return shlex.join([*start, "engines.trl", *words,                   # the last flag counts
+                       "--resume_from_checkpoint", plumbing.short(checkpoint)])
+
 
 # ---- 3. the command --------------------------------------------------------------------------
 
 @dataclasses.dataclass
-class Flags(trl.ScriptArguments):
-    reward_funcs: list[str] = dataclasses.field(default=None, metadata={
-        "help": "Python files with rewards in TRL's form, FILE.py or FILE.py:a,b; without it, "
-                "verify of real.py"})
+class Flags(script.GRPOScriptArguments):
     try_rewards: bool = dataclasses.field(default=True, metadata={
-        "help": "call each reward for each problem before the training, to find bad answers"})
+        "help": f"call each reward for the first {data.TRIED} problems before the training, to "
+                "find bad answers"})
 
 
-def check_model(name, revision):
-    """Raise a ValueError if no model is named, or one that neither this machine nor the Hub has."""
-    if not name:
-        raise ValueError("--model_name_or_path: is missing; name a folder, or a model of the Hub")
-    path = Path(name)
-    if path.is_dir():
-        return
-    is_of_hub = len(path.parts) == 1 or len(path.parts) == 2 and not path.parent.exists()
-    if not is_of_hub or name.startswith((".", "~")) or "\\" in name:
-        raise ValueError(f"--model_name_or_path {name}: there is no such folder")
-    data.ask_hub("--model_name_or_path", name, "config.json", revision)
-
-
-def check_numbers(args):
-    """Raise a ValueError for a number with which no training is possible."""
-    for name in ("temperature", "gradient_accumulation_steps", "max_completion_length"):
-        if not 0 < getattr(args, name) < math.inf:
-            raise ValueError(f"--{name} {getattr(args, name)}: must be finite and above 0")
-    if not 0 <= args.learning_rate < math.inf:
-        raise ValueError(f"--learning_rate {args.learning_rate}: must be finite and at least 0")
-
-
-def check_prompts(model, problems, most_tokens, name):
-    """Raise a ValueError if a prompt has no tokens, or if a long one leaves no room for a
-    completion in the model's context. The 20 problems with most characters are measured, and the
-    one with fewest; of a stream none. OSError if there is no such model."""
-    config = transformers.AutoConfig.from_pretrained(
-        model.model_name_or_path, revision=model.model_revision)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
-    if not isinstance(problems, datasets.Dataset):
-        return
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        model.model_name_or_path, revision=model.model_revision)
-    prompts = problems["prompt"]
-    order = sorted(range(len(prompts)), key=lambda row: -len(str(prompts[row])))
-    for row in [*order[:20], order[-1]]:
-        if isinstance(prompts[row], str):
-            ids = tokenizer(prompts[row])["input_ids"]
-        else:
-            ids = tokenizer.apply_chat_template(
-                prompts[row], add_generation_prompt=True, return_dict=False)
-        if len(ids) == 0:
-            raise ValueError(f"{name}, row {row + 1}: the prompt has no tokens")
-        if len(ids) + most_tokens > context:
-            raise ValueError(f"{name}, row {row + 1}: the prompt has {len(ids)} tokens, and with "
-                             f"--max_completion_length {most_tokens} it does not fit in the "
-                             f"model's context of {context}")
-
-
-def prepare(text, words):
-    """Read the flags, the rewards and the data, and load the model. ValueError or OSError, with one
-    line, if something does not fit. -> trainer"""
-    parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig), allow_abbrev=False)
+def parsed(text, words):
+    """Read the flags as TRL's script does. ValueError or OSError if something does not fit.
+    -> arguments of its main()"""
+    parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig, trl.DatasetMixtureConfig),
+                           allow_abbrev=False)
     parser.error = common.fail                  # without a list of all flags
-    flags, args, model = parser.parse_args_and_config(words)
+    flags, args, *more = parser.parse_args_and_config(words)
     refuse_replaced(args, words)
-    check_numbers(args)
     engines.load(text)                          # before anything is loaded
     if not args.resume_from_checkpoint:
         record.refuse_taken(args.output_dir)
-    check_model(model.model_name_or_path, model.model_revision)
-    rewards = data.read_rewards(flags.reward_funcs)
-    splits = data.read(flags, has_eval=args.eval_strategy != "no")
-    name = f"--dataset_name {flags.dataset_name}"
-    for problems in splits:
-        if flags.try_rewards:
-            data.try_rewards(rewards, problems, name)
-        check_prompts(model, problems, args.max_completion_length, name)
-    args.model_init_kwargs = {
-        "revision": model.model_revision, "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype} | (args.model_init_kwargs or {})
-    return Trainer(
-        model.model_name_or_path, rewards, args, *splits, loss=text,
-        quantization_config=trl.get_quantization_config(model),
-        peft_config=trl.get_peft_config(model))
+    args.output_dir = os.path.abspath(args.output_dir)
+    rewards = [] if flags.reward_model_name_or_path and not flags.reward_funcs else (
+        data.read_rewards(flags.reward_funcs))
+    flags.reward_funcs = [one if isinstance(one, str) else f"{one.__module__}.{one.__name__}"
+                          for one in rewards]
+    return flags, args, *more
 
 
-def command(text, words, checkpoint, num_processes):
-    """Write the command that continues a run. -> str"""
-    words = [*words, "--resume_from_checkpoint", str(checkpoint)]       # the last one counts
-    start = ["python", "-m"]
-    if num_processes > 1:
-        start = ["accelerate", "launch", "--num_processes", str(num_processes), "-m"]
-    return shlex.join([*start, "engines.trl", *text.split(), *words])
+def made(stop, text, flags, model, reward_funcs, train_dataset, eval_dataset, **named):
+    """Make the trainer that TRL's script asks for, after a look at its data."""
+    if flags.try_rewards:
+        data.try_rewards(reward_funcs, train_dataset)
+    datasets.load_dataset = data.load_dataset           # which a reward may call
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, **{
+        name: value for name, value in named["args"].model_init_kwargs.items()
+        if name in ("revision", "trust_remote_code")})
+    for problems in filter(None, (train_dataset, eval_dataset)):
+        data.refuse_special(problems, tokenizer)
+    stop.trainer = Trainer(model, reward_funcs, train_dataset=train_dataset, loss=text,
+                           eval_dataset=eval_dataset, callbacks=[stop], **named)
+    return stop.trainer
 
 
 def main(argv=None):
@@ -398,47 +366,43 @@ def main(argv=None):
     if not text:
         print(__doc__)
         return None
-    words = words[len(text.split()):]
-    stop = Stop()
+    stop = Stop(words)
+    before = trl.GRPOTrainer, datasets.load_dataset
     try:
-        return run(text, words, stop)
+        return run(text, words[len(text.split()):], stop)
     finally:
-        plumbing.handle(stop.handlers)
+        trl.GRPOTrainer, datasets.load_dataset = before
+        stop.give_back()
 
 
 def run(text, words, stop):
-    """Train. Exits with 128 + n after a signal. -> trainer"""
+    """Let TRL's script train, with our trainer and data. Exits with 128 + n after a signal, and
+    with one line if the user's input or code fails. -> trainer"""
     try:
-        trainer = prepare(text, words)
-        accelerator = stop.accelerator = trainer.accelerator
-    except (ValueError, OSError, ImportError, safetensors.SafetensorError) as error:
-        common.fail(engines.message_of(error))
+        flags = parsed(text, words)
+        trl.GRPOTrainer = functools.partial(made, stop, text, flags[0])
+        datasets.load_dataset = data.load
+        script.main(*flags)
     except KeyboardInterrupt:
         number = signal.Signals(stop.heard or signal.SIGINT)
         common.fail(f"stopped by {number.name} before the training", code=128 + number)
-    trainer.add_callback(stop)
-    try:
-        trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-    except Exception as error:              # of a user's loss, or of a full disk or memory
-        if accelerator.num_processes == 1:                  # others would wait for each other
-            trainer.save_last()
-        if isinstance(error, OSError):
-            trainer.end(engines.one_line(error), is_saved=False)
-        print(f"step {trainer.state.global_step + 1} fails; {trainer.kept()}", file=sys.stderr)
+    except Exception as error:              # of a user's code, or of a full disk or memory
+        if not stop.is_training:
+            if isinstance(error, (ValueError, OSError, ImportError, safetensors.SafetensorError)):
+                common.fail(engines.one_line(error, has_type=False))
+            raise
+        trainer, is_known = stop.trainer, isinstance(error, FloatingPointError)
+        step = trainer.state.global_step
+        # an error of one process must not save, because the others do not
+        if step > 0 and (trainer.accelerator.num_processes == 1 or is_known) and (
+                not trainer.is_deepspeed_enabled):
+            trainer._save_checkpoint(trainer.model, trial=None)
+        kept = f"the last checkpoint is {record.last(trainer.args.output_dir)}"
+        if is_known or engines.place_of(error):
+            common.fail(f"step {step + 1}: {engines.one_line(error)}; {kept}", code=1)
+        print(f"step {step + 1} fails; {kept}", file=sys.stderr)
         raise
-    if stop.number:
-        words = command(text, words, trainer.saved, accelerator.num_processes)
-        accelerator.print(f"stopped by {signal.Signals(stop.number).name}; to continue: {words}")
-    else:
-        folder = trainer.args.output_dir
-        with trainer.saving(Path(folder, "model.safetensors")):
-            trainer.save_model(folder)
-            trainer.save_state()            # the log, for report.check and report.page
-        accelerator.print(f"the trained model is in {folder}")
-    accelerator.end_training()
-    if stop.number:
-        raise SystemExit(128 + stop.number)
-    return trainer
+    return stop.trainer
 
 
 if __name__ == "__main__":

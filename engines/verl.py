@@ -14,27 +14,33 @@ path into a file checkout.pth in their site-packages. Read in verl 0.9.1, whose 
 import engines.behind  # isort: split
 
 import os
+import sys
+from pathlib import Path
 
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 
+import common
 import grpo
 from engines import record
 from engines.names import AVERAGES
 
 TEXT = " ".join(os.environ.get("LOSS", "").split())
-LOSS, HOW = engines.required(*AVERAGES)
-print(record.line(record.of_run(TEXT, HOW)[0]), LOSS.arguments, sep="\n", flush=True)
+try:
+    LOSS, HOW = engines.load(TEXT)
+except ValueError as error:
+    common.fail(error)
+print(record.line(record.of_run(TEXT, LOSS, HOW)[0]), flush=True)
 
 
-def find_advantages(text):
+def find_advantages(loss):
     """Find the function `advantages`, (P, G) -> (P, G), in the file of a loss; else grpo's."""
-    name, _, _ = engines.parts_of(text)
-    module = engines.read_file(name) if name.endswith(".py") else grpo
-    return getattr(module, "advantages", grpo.advantages)
+    module = sys.modules[loss.module]
+    return grpo.advantages if engines.is_ours(Path(module.__file__)) else getattr(
+        module, "advantages", grpo.advantages)
 
 
-ADVANTAGES = find_advantages(TEXT)
+ADVANTAGES = find_advantages(LOSS)
 
 
 @register_policy_loss(TEXT)

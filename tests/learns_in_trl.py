@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/engines.md").read_text("utf-8")
-SOURCE, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M)
+_, SOURCE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M)
 COMMANDS = [command for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | re.M)
             for command in block.replace("\\\n", "").splitlines()]
 

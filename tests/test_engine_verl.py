@@ -2,6 +2,8 @@
 import functools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,9 +15,10 @@ from small_models import NEEDS
 from small_vectors import losses_of
 from torch.testing import assert_close as same
 
+import engines
 import grpo
 import vectors
-from engines import names
+from engines import names, settings, task
 
 pytest.importorskip("verl", reason="needs lab/conform/requirements.txt")
 pytest.importorskip("trl", reason=NEEDS)
@@ -100,9 +103,51 @@ def test_advantages_are_those_of_the_script_whatever_the_order_of_the_groups():
 
 def test_the_advantages_of_a_loss_are_its_neighbours(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def my_loss():\n    pass\n\ndef advantages(rewards):\n    return rewards\n")
-    assert ours.find_advantages(f"{file}:my_loss")(3) == 3
-    assert ours.find_advantages("zoo loss_type=gmpo") is grpo.advantages
+    file.write_text("def my_loss(logps, A):\n    return -logps * A\n\n"
+                    "def advantages(rewards):\n    return rewards\n")
+    for text, expected in ((f"{file}:my_loss", 3), ("zoo loss_type=gmpo", None)):
+        found = ours.find_advantages(engines.load(text)[0])
+        assert found(3) == 3 if expected else found is grpo.advantages
+
+
+def test_verls_own_code_takes_the_printed_command_and_its_problems_and_rewards_them(
+        small_llama, tmp_path, monkeypatch):
+    """Its check of the config, its data set and its loader of rewards; all else needs a GPU or
+    packages of a GPU."""
+    hydra = pytest.importorskip("hydra")
+    transformers = pytest.importorskip("transformers")
+    import verl.trainer
+    from verl.trainer.main_ppo import need_critic, need_reference_policy
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+    from verl.utils.config import validate_config
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    c = vars(grpo.Config(beta=0.1, loss_type="dr_grpo", task="arithmetic,countdown"))
+    *_, train, test, line = settings.report("grpo", grpo, c, "run")
+    for command in (train, test):
+        task.main(shlex.split(command)[3:])
+    words = shlex.split(line.replace("MODEL", str(small_llama)))
+    keys = [word for word in words if re.match(r"[a-z_]+\.", word) and "=" in word]
+    with hydra.initialize_config_dir(f"{verl.trainer.__path__[0]}/config", version_base=None):
+        config = hydra.compose("ppo_trainer", overrides=keys)   # raises if a key does not exist
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    actor = config.actor_rollout_ref.actor
+    assert actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor == 48
+    assert f"LOSS={actor.policy_loss.loss_mode}" in words       # the config names the loss, too
+    assert actor.kl_loss_coef == 0.1 and actor.use_kl_loss and actor.ppo_mini_batch_size == 16
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small_llama)
+    problems = RLHFDataset(config.data.train_files, tokenizer, config.data)
+    assert len(problems) == 2000                                # none is too long
+    reward = get_custom_reward_fn(config)
+    for row in map(problems.__getitem__, range(4)):
+        answer = row["reward_model"]["ground_truth"]
+        for text, right in ((f"<think></think><answer>{answer}</answer>", 1.0), ("7", 0.0)):
+            text = tokenizer.decode([*tokenizer(text)["input_ids"], grpo.EOS],
+                                    skip_special_tokens=True)           # as verl decodes
+            assert right == reward(data_source=row["data_source"], solution_str=text,
+                                   ground_truth=answer, extra_info=row["extra_info"])
 
 
 def test_verl_itself_imports_it():
@@ -114,4 +159,4 @@ def test_verl_itself_imports_it():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
                           check=True, env=os.environ | variables)
     assert done.stdout.endswith("engines.verl engines.verl\n")
-    assert f"loss {text} how=sequence_mean (" in done.stdout
+    assert f"loss {text} how=sequence_mean; files gspo.py (" in done.stdout

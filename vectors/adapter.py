@@ -116,6 +116,26 @@ def calls(path, module, inputs, numbers, shape):
     return text
 
 
+def defaults_of(function, inputs, numbers):
+    """List the defaults of a function that a text can state, so that they survive in its adapter.
+    -> {our number: its default}, {its other setting: its default}"""
+    own, settings = {}, {}
+    try:
+        binding = bind(function, inputs, numbers)
+    except ValueError:
+        return own, settings
+    for name, one in binding.parameters.items():
+        ours = binding.names.get(name)
+        is_plain = type(one.default) in (int, float, bool, str, type(None))
+        if not is_plain or repr(one.default) in ("inf", "-inf", "nan") or ours in inputs:
+            continue
+        if ours:
+            own[ours] = one.default
+        elif name not in (*inputs, *numbers):
+            settings[name] = one.default
+    return own, settings
+
+
 def adapter(module, path, file, content, cases, tool, command, shape):
     """Write the text of an adapter. path: the name of the function in its module; command: what
     checks the adapter; shape: what advantages it gets. -> str"""
@@ -127,7 +147,11 @@ def adapter(module, path, file, content, cases, tool, command, shape):
     for name in numbers:
         values = dict.fromkeys(value(case, name) for case in cases if name in case["parameters"])
         about.append(f"{name}: {' or '.join(values)}")
+    own, settings = defaults_of(operator.attrgetter(path)(module), inputs, numbers)
+    about += [f"{name}: a setting of yours, {x!r} by default" for name, x in settings.items()]
     about += [f"it returns {name}: {what}" for name, what in content["results"].items()]
+    given = [f"{name}={own[name]!r}" if name in own else name for name in numbers]
+    given += [f"{name}={x!r}" for name, x in settings.items()]
     return f'''"""Fill each gap (...) with one of our arguments, with what you make of it, such as
 advantages[:, None] or mask.bool(), or with a number of your own. Change anything else that is not
 as you mean it, such as a mean that your caller takes. Then run, in any folder:
@@ -145,7 +169,7 @@ from vectors.adapter import {', '.join(one.__name__ for one in HELPERS)}
 yours = import_module("{module.__name__}")
 
 
-def {file}({", ".join([*inputs, *numbers])}):
+def {file}({", ".join([*inputs, *["*"] * bool(given), *given])}):
     """{ADAPTER}{path}. What it does not use counts as not taken. Our arguments:
 
 {"".join(f"    {line}{chr(10)}" for line in about)}    """

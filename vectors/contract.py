@@ -51,7 +51,8 @@ class Binding(NamedTuple):
         values = {name: given[ours] for name, ours in self.names.items() if ours in given}
         values |= dict(settings)
         if is_adapter(self.function):                       # what it leaves out does not matter
-            values = dict.fromkeys(self.parameters) | values
+            values = {name: None if one.default is one.empty else one.default
+                      for name, one in self.parameters.items()} | values
         first = [values.pop(name) for name, one in self.parameters.items()
                  if one.kind is one.POSITIONAL_ONLY and name in values]
         return self.function(*first, **values)
