@@ -684,6 +684,20 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
     assert doctor.wilson(0, 30) == "0% to 11%" and doctor.wilson(30, 30) == "89% to 100%"
 
 
+@pytest.mark.parametrize("flags, is_published", [
+    ("--rl-doctor rl", True), ("", False), ("--rl-doctor rl --seed 1", False), ("--seed 1", False)])
+def test_only_a_full_run_with_the_seed_of_the_page_replaces_its_table(
+        flags, is_published, monkeypatch):
+    done = []
+    store = types.SimpleNamespace(results={}, move=lambda path: done.append(path.name),
+                                  path=types.SimpleNamespace(unlink=lambda: done.append("gone")))
+    monkeypatch.setattr(doctor, "measured", lambda *_: store)
+    for name in ("of_correct", "of_broken", "page"):
+        monkeypatch.setattr(doctor, name, lambda *_: "")
+    doctor.main(flags.split())
+    assert done == ["check.json" if is_published else "gone"]
+
+
 def test_each_mistake_is_planted_in_a_run_with_a_base_of_its_own(monkeypatch):
     texts, made = {}, []
     monkeypatch.setattr(doctor.edits, "load", lambda text, name, path: texts.setdefault(

@@ -78,6 +78,7 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older
     lag.main(arguments(flags | {"output_dir": "lag-six", "max_steps": 6}))
     assert not changed_weights(sampled[0], load("lag-six/base.pt")["policy"])
     assert not changed_weights(sampled[0], sampled[2]) and changed_weights(sampled[2], sampled[3])
+    assert abs(steps("lag-six")[1]["kl"]) > 1e-6    # of the policy; the sampler is still the base
     w = [line["sampling/importance_sampling_ratio/mean"] for line in steps("lag-six")]
     assert w[0] == pytest.approx(1, abs=1e-5) and w[2] != pytest.approx(1, abs=1e-5)
     assert advantages[2][:, 1].ne(advantages[2][:, 0]).any()        # each token has its own weight

@@ -42,6 +42,11 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
         runs.run(source, 3, "mine: ", base_steps=4, steps=2)
         printed = capsys.readouterr().out.splitlines()[-4:]
         assert [line.partition(", right ")[0] for line in printed] == wanted
+    for _ in range(2):                                      # also what it draws before its main
+        runs.run(source + "\nprint('drawn', torch.rand(1), random.random())", 3, "", base_steps=4,
+                 steps=0)
+    drawn = re.findall("^drawn.*", capsys.readouterr().out, re.M)
+    assert len(drawn) == 2 and len({*drawn}) == 1
 
 
 def test_a_base_is_stored_for_a_seed_and_what_shapes_it():

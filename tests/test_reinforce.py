@@ -106,8 +106,10 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
 
 
 @scripts("reinforce")
-def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
+def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene, watch):
+    """The gradients of three completions at a time are in memory."""
     scene = scene(micro_batch_size=3)
+    chunks = watch(torch.func, "vmap", lambda function, chunk_size=None: chunk_size)
     batch = scene.batch
     norms = reinforce.squared_gradient_norms(scene.policy, batch, scene.cfg)
     assert norms.shape == (7, 2)
@@ -115,4 +117,5 @@ def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
         logps, _ = reinforce.score(scene.policy, batch.prompts[[row]], batch.tokens[[row]], 0.7)
         gradient = gradient_of((logps * batch.mask[row]).sum(), scene.policy)
         close(norm, gradient.square().sum(), atol=0, rtol=1e-9)
+    assert chunks == [3]
     assert norms.max() > 1.1 * norms.min() > 0

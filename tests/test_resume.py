@@ -78,7 +78,7 @@ def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, stops):
     stops("this version has no --old_flag; resume with", resume, folder, max_steps=10)
     record["config"]["old_flag"] = 0.0
     path.write_text(json.dumps(record))
-    resume(folder, max_steps=10)
+    resume(folder, max_steps=10, delta=script.Config.delta)
     assert not difference(outcome(folder), outcome(whole))
 
 

@@ -152,6 +152,8 @@ def test_what_a_reward_model_rates_is_added_once_to_the_other_rows():
             judged = task.judge(batch, 2, 0)
             expected = torch.tensor(others) + ratings
             assert torch.equal(judged.rewards.flatten(), expected)
+            edited = task.judge(batch, 2, 0, reward=lambda problem, text, given: 2 * given + 1)
+            assert torch.equal(edited.rewards.flatten(), 2 * expected + 1)
             assert judged.is_correct.tolist() == [[True, False], [True, False]]
             if "+" in flag:
                 found = task.observe(judged, 0)

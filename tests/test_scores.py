@@ -1,5 +1,6 @@
 """Test the scores of an evaluation: majority votes, thoughts and their steps, and tasks in which
 luck decides, alone or in a mix."""
+import math
 import time
 
 import pytest
@@ -127,7 +128,8 @@ def test_of_a_mix_only_the_tasks_that_can_think_have_a_share_that_thinks():
     ("<think>8+5=13;1+1=2", {"8+5": [1, 1], "1+1": [1, 1]}),        # unclosed
     ("<think>8+5=12", {"8+5": [1, 0]}),
     ("<think>8+5=1", {}), ("<think>8+5=", {}), ("<think>8-7=1", {"8-7": [1, 1]}),   # cut off
-    ("<think>8+5=1</think>", {"8+5": [1, 0]}),
+    ("<think>8+5=1</think>", {"8+5": [1, 0]}),                      # not by the end of the text
+    ("<think>1</think><think>8+5=1", {}), ("x" * 99 + "<think>8+5=1", {}),
     ("<think>8+5=;8+5=130;8+5=013;8+5=13x\n8+5=13", {"8+5": [5, 2]}),
     ("<think>13+8=21;2-3=-1;7*3=21;20+1=21;3+0=3;3+10=13;4/2=2</think>", {}),   # cannot occur
     ("<think>113+4=117;2*3+4=10;08+5=13;-8+5=3;13+4=17</think>", {"13+4": [1, 1]}),
@@ -190,6 +192,12 @@ def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
     assert (found["pass@1/arithmetic"], found["pass@1/countdown"]) == (0.5, 0.0)
     assert (found["return"], found["problems"]) == (-1.5, 3)
     assert found["best_return"] == task.parts["gridworld"].best_return(WALK)
+    unknown = Problem("A b3 9", "", task="gridworld")           # one of several
+    best_return = task.parts["gridworld"].best_return
+    task.parts["gridworld"].best_return = lambda problem: (
+        math.inf if problem is unknown else best_return(problem))
+    both = task.scores(batch_of(task, [WALK, unknown], ["ab"] * 4, 2))
+    assert both["best_return"] == best_return(WALK)
     found = task.scores(batch_of(task, problems, texts[1:4]), greedy=True)
     assert (found["greedy"], found["greedy/countdown"], found["greedy_return"]) == (0.5, 0.0, -1.0)
     assert [e["right"] for e in found["examples"]] == [None, True, False]

@@ -103,6 +103,15 @@ def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing
 
 
 @pytest.mark.quick
+def test_equal_rewards_have_advantages_of_exactly_0_whatever_the_lengths():
+    rewards = torch.rand(99, 1).expand(99, 7)
+    lengths = torch.randint(1, 50, (99, 7)).float()
+    mask = (torch.arange(50) < lengths.view(-1, 1)).float()
+    for A in (zoo.opo(rewards, lengths), zoo.passk(rewards), zoo.rpp(rewards, mask, True)):
+        assert not A.any()
+
+
+@pytest.mark.quick
 def test_the_baseline_of_remax_is_the_greedy_output_to_the_same_question(monkeypatch):
     monkeypatch.setattr(zoo.grpo, "complete", lambda policy, task, cfg, problems: problems)
     task = SimpleNamespace(judge=lambda problems, G, step, reward: SimpleNamespace(
