@@ -435,7 +435,6 @@ class Run:
             load_policy(policy, Path(cfg.init_from, "checkpoint.pt"))
         self.began = time.perf_counter() - self.state["seconds_total"]
         self.check_task()
-        self.arithmetic = fixed_arithmetic()    # one thread: two are only 1.15 times as fast
 
     def check_task(self):
         """Exit with one line, before anything is trained, if the task has hardly any problems for
@@ -451,6 +450,7 @@ class Run:
         os.chdir(home)
 
     def __enter__(self):
+        self.arithmetic = fixed_arithmetic()    # one thread: two are only 1.15 times as fast
         self.arithmetic.__enter__()
         return self
 
