@@ -2,6 +2,7 @@
 a gap (...) for each argument. A person fills the gaps, and may call what HELPERS lists.
 """
 import ast
+import contextlib
 import importlib
 import inspect
 import operator
@@ -120,19 +121,13 @@ def defaults_of(function, inputs, numbers):
     """List the defaults of a function that a text can state, so that they survive in its adapter.
     -> {our number: its default}, {its other setting: its default}"""
     own, settings = {}, {}
-    try:
+    with contextlib.suppress(ValueError):               # Python does not know its parameters
         binding = bind(function, inputs, numbers)
-    except ValueError:
-        return own, settings
-    for name, one in binding.parameters.items():
-        ours = binding.names.get(name)
-        is_plain = type(one.default) in (int, float, bool, str, type(None))
-        if not is_plain or repr(one.default) in ("inf", "-inf", "nan") or ours in inputs:
-            continue
-        if ours:
-            own[ours] = one.default
-        elif name not in (*inputs, *numbers):
-            settings[name] = one.default
+        for name, one in binding.parameters.items():
+            ours = binding.names.get(name, name)
+            is_plain = type(one.default) in (int, float, bool, str, type(None))
+            if is_plain and repr(one.default) not in ("inf", "-inf", "nan") and ours not in inputs:
+                (own if ours in numbers else settings)[ours] = one.default
     return own, settings
 
 
