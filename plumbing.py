@@ -179,7 +179,7 @@ def base_path(policy, task, cfg):
     shown = first_demonstrations(task)
     some = torch.cat([shown[0], shown[1]], dim=1)[::64]                         # (16, W + T)
     with fixed_arithmetic(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)            # in case that the policy has dropout
+        torch.default_generator.manual_seed(0)          # for a policy with dropout
         logits = copy.deepcopy(policy).cpu()(some)                              # (16, W + T, V)
     weights = [(name, x.shape, x.dtype) for name, x in policy.state_dict().items()]
     flags = [getattr(cfg, name) for name in ("device", *common.Base.__annotations__)]
