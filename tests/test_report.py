@@ -16,6 +16,7 @@ import report
 from report import formats
 from report.logs import read_log
 from report.page import command, import_script, main, read_run, write_report
+from report.trainers import answers_of
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{DATA}} \ud800")
@@ -82,6 +83,14 @@ def test_completions_of_other_trainers_are_shown_without_a_log(kind, tmp_path):
     [_, second] = data["samples"][0]["completions"]
     assert second == {"text": "text 1", "reward": 1.0, "remark": "",
                       "advantage": None if kind == "verl" else 0.5}
+
+
+def test_the_first_answers_of_the_first_and_the_last_evaluation_are_compared():
+    evaluations = {step: [{"prompt": prompt, "text": f"{prompt}{step}{n}", "reward": n}
+                          for n in range(2) for prompt in "ab"] for step in (2, 10, 9)}
+    [pair] = answers_of(evaluations, {"b", "c"})
+    assert [pair[name]["text"] for name in ("base", "trained")] == ["b20", "b100"]
+    assert pair["trained"]["label"] == "evaluation at step 10, reward 0" and pair["prompt"] == "b"
 
 
 def test_a_run_of_trl_without_completions_names_the_flag(tmp_path, refused):
