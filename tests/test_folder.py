@@ -180,7 +180,8 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeyp
 
 # ---- what other runs left --------------------------------------------------------------------
 
-def test_a_damaged_base_is_made_again(own_bases, new_run):
+def test_a_damaged_base_is_made_again(own_bases, new_run, watch):
+    written = watch(os, "replace", lambda part, path: part.name if "base" in part.parts else "")
     flags = {"base_steps": 5, "max_steps": 1}
     before = outcome(new_run(**flags))
     [path] = Path("runs/base").iterdir()
@@ -191,6 +192,7 @@ def test_a_damaged_base_is_made_again(own_bases, new_run):
     assert not difference(outcome(new_run(**flags)), before)
     assert not difference(outcome(new_run(**flags)), before)        # the file is whole again
     assert [*Path("runs/base").iterdir()] == [path]
+    assert len({*written} - {""}) == 2                  # another process may write it, too
 
 
 @pytest.mark.parametrize("name", ["load_base", "muon_step", "evaluate"])

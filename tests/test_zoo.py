@@ -95,6 +95,17 @@ def test_with_the_same_loss_an_update_is_that_of_grpo(scene, flags, of_other):
         assert other_metrics[name] == pytest.approx(metrics[name], rel=1e-10), name
 
 
+@pytest.mark.quick
+def test_a_step_in_which_all_outputs_are_cut_off_learns_nothing(scene):
+    made = scene(loss_type="grpo", mask_truncated_completions=True)
+    made.batch.is_truncated[:] = True
+    rows = torch.arange(len(made.batch.mask))
+    loss, average = of_zoo(made.cfg)
+    found = zoo.backward(
+        made.policy, made.batch, made.ref_logps(), made.A, rows, made.cfg, loss, average)
+    assert {*found.values()} == {0.0}
+
+
 # ---- advantages ------------------------------------------------------------------------------
 
 @pytest.mark.quick
