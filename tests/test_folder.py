@@ -135,6 +135,14 @@ def test_a_process_that_a_run_forked_gets_the_handlers_of_before(monkeypatch):
     assert handled == [handlers] and killed == [(os.getpid(), signal.SIGTERM)]
 
 
+def test_the_time_of_a_run_goes_on_when_it_is_resumed(run):
+    saved = load(run / "checkpoint.pt")
+    saved["state"]["seconds_total"] = 1000.0
+    torch.save(saved, run / "checkpoint.pt")
+    resume(run)
+    assert 1000 < read_summary(run)["seconds_total"] < 1100
+
+
 def test_a_file_with_a_policy_alone_cannot_be_resumed(run, refused):
     policy = load(run / "checkpoint.pt")["policy"]
     torch.save({"policy": policy}, run / "checkpoint.pt")
