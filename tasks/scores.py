@@ -145,7 +145,7 @@ def canonical(task, problem, answer):
     part = part_of(task, problem)
     if hasattr(part, "canonical"):
         return part.canonical(problem, answer)
-    return str(int(answer)) if re.fullmatch("-?[0-9]{1,20}", answer) else answer
+    return str(int(answer)) if re.fullmatch("-?[0-9]+", answer) else answer
 
 
 # ---- thoughts --------------------------------------------------------------------------------

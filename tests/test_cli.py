@@ -65,7 +65,7 @@ REFUSED = """
     grpo --output_dir=                                  | empty value
     grpo --num_generations 1                            | at least 2 completions
     grpo --hidden_size 30                               | multiple of 4
-    grpo --textbook_share 1.5                           | above 1
+    grpo --textbook_share 1.001                         | above 1
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | use torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
@@ -82,7 +82,7 @@ REFUSED = """
     reinforce --method rejection --baseline rloo        | --baseline rloo
     reinforce --method rejection --view token           | --view token
     grpo --kl_estimator k3_ratio                        | needs --beta
-    grpo --overlong_buffer 99                           | above --max_completion_length
+    grpo --overlong_buffer 49                           | above --max_completion_length
     grpo --learning_rate 1e38                           | below 1e30
     grpo --loss_type cispo --delta 3                    | --delta: has no effect
     grpo --loss_type cispo --epsilon 0.1                | --epsilon: has no effect
@@ -120,7 +120,7 @@ REFUSED = """
     examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
     examples.zoo --loss_type gmpo --gmpo_epsilon 0      | must be above 0
     examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
-    grpo --temperature 0                                | to explore
+    grpo --temperature 0.0009                           | to explore
     grpo --num_key_value_heads 3                        | must divide
     ppo --gamma 1.1                                     | at most 1
     ppo --alpha 0.5                                     | --length_adaptive
@@ -135,6 +135,7 @@ REFUSED = """
     examples.distill --gamma 0.5                        | sampled_token
     examples.trpo --max_kl 0                            | above 0
     examples.trpo --epsilon 0.1                         | does not use it
+    examples.turns --task number,countdown              | has no turns
     examples.turns --task countdown                     | has no turns
     examples.zoo --gmpo_epsilon 0.3                     | --loss_type gmpo
     examples.zoo --epsilon 0.1                          | works with --loss_type grpo, not
@@ -240,12 +241,13 @@ ACCEPTED = """
     ppo --target_kl 0.01 --num_mini_batches 1 --num_iterations 2
     ppo --lam 0.5
     ppo --trust_region penalty --target_kl 0.01 --num_mini_batches 1
-    grpo --loss_type dr_grpo
+    grpo --loss_type dr_grpo --textbook_share 1 --temperature 0.001
     grpo --loss_type cispo --epsilon_high 0.5
     grpo --beta 0.1 --kl_estimator k3_ratio
     reinforce --method rejection --view token --gamma 0.9
     dpo --average_logps --beta 2
     examples.lag --method gspo --loss_type cispo
+    examples.lag --importance_sampling_correction geometric_mask --sampler_lag 1
     ppo --length_adaptive --alpha 0.5 --beta 0.1 --kl_target 0.01
     grpo --delta 2 --scale_rewards mean
     reinforce --method rejection
@@ -253,13 +255,13 @@ ACCEPTED = """
     dpo --loss_type robust --label_smoothing 0.4
     dpo --loss_type simpo --simpo_gamma 1
     examples.lag --method gspo --importance_sampling_level sequence_token
-    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 0.5
+    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 1.9
     examples.distill --distillation_mode topk_logits --distillation_topk 319
     examples.distill --distillation_mode sampled_token --beta 0 --lmbda 0
     examples.distill --distillation_mode sampled_token --gamma 0.5 --teacher_coef 1 --baseline mean
     examples.distill --teacher self --hint sibling --teacher_model_kind ema --teacher_update_rate 1
     examples.turns --task number --gamma 0.9 --step_advantage_w 2
-    examples.turns --task number --gamma 0.9 --adv_estimator reward_to_go
+    examples.turns --task number --gamma 1 --adv_estimator reward_to_go
     examples.zoo --loss_type clip_cov --clip_cov_ratio 0.1 --delta 2 --epsilon 0.1
     examples.zoo --loss_type dapo --epsilon 0.1 --scale_rewards none
     examples.zoo --advantage passk --dynamic_sampling 2 --overlong_buffer 4

@@ -68,7 +68,7 @@ def test_a_run_whose_checkpoint_was_deleted_is_refused(run, refused):
     refused("because its checkpoint.pt is gone", resume, run)
     (run / "summary.json").unlink()                     # as if it had not ended
     with open(run / "metrics.jsonl", "a") as log:
-        log.write("{}\n" * 4)                           # but made more steps than --save_steps
+        log.write("{}\n" * 3)                           # but made more steps than --save_steps
     refused("because its checkpoint.pt is gone", resume, run)
 
 
@@ -135,6 +135,14 @@ def test_a_process_that_a_run_forked_gets_the_handlers_of_before(monkeypatch):
     assert handled == [handlers] and killed == [(os.getpid(), signal.SIGTERM)]
 
 
+def test_the_time_of_a_run_goes_on_when_it_is_resumed(run):
+    saved = load(run / "checkpoint.pt")
+    saved["state"]["seconds_total"] = 1000.0
+    torch.save(saved, run / "checkpoint.pt")
+    resume(run)
+    assert 1000 < read_summary(run)["seconds_total"] < 1100
+
+
 def test_a_file_with_a_policy_alone_cannot_be_resumed(run, refused):
     policy = load(run / "checkpoint.pt")["policy"]
     torch.save({"policy": policy}, run / "checkpoint.pt")
@@ -166,19 +174,22 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeyp
     def nested(run):
         reference = begin(run)
         folders.append(run.folder)
-        if len(folders) == 1:
+        if len(folders) < 3:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(script.main, flags)         # exits, if the folder is named
         return reference
     monkeypatch.setattr(plumbing.Run, "begin", nested)
     script.main(flags)
-    assert len(set(folders)) == (1 if "mine" in flags else 2)
+    name = folders[0].name
+    numbered = {name} if "mine" in flags else {name, f"{name}-2", f"{name}-3"}
+    assert {folder.name for folder in folders} == numbered
     assert all(len(steps(folder)) == 1 for folder in folders)
 
 
 # ---- what other runs left --------------------------------------------------------------------
 
-def test_a_damaged_base_is_made_again(own_bases, new_run):
+def test_a_damaged_base_is_made_again(own_bases, new_run, watch):
+    written = watch(os, "replace", lambda part, path: part.name if "base" in part.parts else "")
     flags = {"base_steps": 5, "max_steps": 1}
     before = outcome(new_run(**flags))
     [path] = Path("runs/base").iterdir()
@@ -189,6 +200,7 @@ def test_a_damaged_base_is_made_again(own_bases, new_run):
     assert not difference(outcome(new_run(**flags)), before)
     assert not difference(outcome(new_run(**flags)), before)        # the file is whole again
     assert [*Path("runs/base").iterdir()] == [path]
+    assert len({*written} - {""}) == 2                  # another process may write it, too
 
 
 @pytest.mark.parametrize("name", ["load_base", "muon_step", "evaluate"])

@@ -39,7 +39,8 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     kinds = ("greedy answers", "samples", "samples", "greedy answers")
     wanted = [f"mine: {kind}: {line}" for kind, line in zip(kinds, out.getvalue().split("\n")[-5:])]
     for _ in range(2):                                      # the second run reads the stored base
-        runs.run(source, 3, "mine: ", base_steps=4, steps=2)
+        seen = runs.run(source, 3, "mine: ", base_steps=4, steps=2)
+        assert [step["samples"] for step in seen["steps"]] == [4 * nano.G] * 2
         printed = capsys.readouterr().out.splitlines()[-4:]
         assert [line.partition(", right ")[0] for line in printed] == wanted
     for _ in range(2):                                      # also what it draws before its main
@@ -49,7 +50,7 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     assert len(drawn) == 2 and len({*drawn}) == 1
 
 
-def test_a_base_is_stored_for_a_seed_and_what_shapes_it():
+def test_a_base_is_stored_for_a_seed_and_what_shapes_it(monkeypatch):
     file = runs.Watch(NANO, seed=3).base(1000)
     assert file == runs.Watch(NANO.replace("P = 32 ", "P = 16 "), seed=3).base(1000)
     for source, seed, steps in ((NANO, 4, 1000), (NANO, 3, 999),
@@ -57,6 +58,8 @@ def test_a_base_is_stored_for_a_seed_and_what_shapes_it():
                                 (NANO.replace("share = 0.9 ", "share = 0.8 "), 3, 1000),
                                 (NANO.replace("operator.mul", "operator.add"), 3, 1000)):
         assert runs.Watch(source, seed).base(steps) != file
+    monkeypatch.setattr(runs.common, "ARITHMETIC", ("2.0", "AVX512"))
+    assert runs.Watch(NANO, seed=3).base(1000) != file
 
 
 def test_a_step_is_summed_up_by_what_it_says():
@@ -153,6 +156,9 @@ def test_a_level_is_reached_by_the_mean_of_three_steps_even_of_the_last_three():
     one = {"steps": {"right": [0.75, 0.0, 0.0, 0.75, 0.75], "samples": [10, 20, 30, 40, 50]}}
     for level, samples in ((0.25, 60), (0.5, 150), (0.6, math.inf)):
         assert measure.value(one, f"samples_to {level}") == samples
+    steps = [{"text": "a", "samples": 2056, "right": 0.12345}]
+    stored = measure.rounded({"accuracy": [], "seconds": 1.0, "steps": steps})["steps"]
+    assert stored == {"samples": [2056], "right": [0.123]}
 
 
 def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sides(monkeypatch):

@@ -43,6 +43,7 @@ def call(name, **parameters):
     ([call("get", a=1), call("get", a=2)], [call("get", a=2), call("get", a=1)], 1),
     ([call("get", a=1), call("get", a=1)], [call("get", a=1)], (1 / 2 + 2) / 5),    # once
     ([call("get", a=1)], [call("get", a=3), call("get", a=1)], (1 / 2 + 2) / 3),    # the best
+    ([call("get", a=1), call("get", b=2)], [call("get", b=2)], (1 / 2 + 0) / 5), # used
     ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2), ([], [], 1), ([], [call("get")], 0)])
 def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
     assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
@@ -84,7 +85,8 @@ def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
     ("<answer>7</answer>", 0), ("<think>0123456789", 0), ("<think>xx</think><think>yy</think>", 0),
     ("<think>" + 30 * "x" + "</think><answer>7</answer>", 30),
     ("<think>" + 99 * "x" + "</think>", 99),
-    ("<think><information>" + 99 * "x" + "</information>0123</think>", 4)], ids=ascii)
+    ("<think><information>" + 99 * "x" + "</information>0123</think>", 4),
+    ("<think>01<information>x</information>23<information>y</information>4</think>", 5)], ids=ascii)
 def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, length):
     assert reward("length", text) == pytest.approx(0.1 * min(1, length / 40))
     for purpose, target in ((0, 20), ("pairs", 20), (25, 30), ((50, 1), 40), (1000, 40)):
@@ -156,7 +158,7 @@ def test_what_a_reward_model_rates_is_added_once_to_the_other_rows():
             assert torch.equal(edited.rewards.flatten(), 2 * expected + 1)
             assert judged.is_correct.tolist() == [[True, False], [True, False]]
             if "+" in flag:
-                found = task.observe(judged, 0)
+                found = task.observe(common.gather([judged], torch.tensor([1, 0])), 0)
                 assert found["rewards/model/mean"] == pytest.approx(ratings.mean().item())
             task.model = SimpleNamespace(rewards=lambda rated: (
                 torch.tensor([0.25, 0.5, -1.0, 4.0]) if rated is batch else None))
@@ -234,7 +236,9 @@ def test_a_run_learns_from_the_ratings_of_a_reward_model(
         script, new_run, at_work_folder, monkeypatch, capsys):
     """The reward model is trained once, on samples of the base, and a resumed run still has it."""
     monkeypatch.setattr(preferences, "BATCHES", 4)
-    flags = {"reward": "model"} | ({"dynamic_sampling": 2} if script.__name__ == "grpo" else {})
+    flags = {"reward": "model"} | (
+        {"dynamic_sampling": 2} if script.__name__ == "grpo" else
+        {"task": "arithmetic:2-3", "curriculum": True})
     four = new_run(max_steps=4, **flags)
     assert capsys.readouterr().out.count("reward model: ") == 1
     for line in steps(four):

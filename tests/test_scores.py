@@ -40,6 +40,13 @@ def test_problems_without_an_answer_do_not_vote():
     assert maj_at_k(ARITHMETIC, [walk, walk], [None, "7"], n=2, k=2) is None
 
 
+def test_more_than_eight_samples_have_scores_for_8_and_all_and_one_without_an_answer_no_vote():
+    texts = ["", *answered(*"88877"), "no", *answered(7, 7)]
+    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM] * 2, texts + answered(8) * 9, 9))
+    assert (found["maj@8"], found["maj@9"]) == (0.0, 0.5)       # 3 to 3, of which 8 is the first
+    assert (found["pass@8"], found["pass@9"]) == (0.5, 0.5)
+
+
 def test_the_scores_of_four_samples_are_those_computed_by_hand():
     """Of the four samples of problem n, the first n % 5 are right, and all think if n % 5 is 2 or
     more. The wrong samples agree if n is odd, and all differ if n is even."""
@@ -94,7 +101,8 @@ def test_greedy_answers_have_the_accuracy_of_those_that_think():
     assert found["greedy_accuracy_given_think"] == pytest.approx(2 / 3)
     assert [*found][:3] == ["greedy", "greedy_think_share", "greedy_accuracy_given_think"]
     assert not [name for name in found if "direct" in name or "samples" in name]
-    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM], answered(7)), greedy=True)
+    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM] * 65, answered(7) * 65), greedy=True)
+    assert (found["problems"], len(found["examples"])) == (65, 64)
     assert (found["greedy_think_share"], found["greedy_accuracy_given_think"]) == (0, None)
 
 
@@ -117,6 +125,11 @@ def test_of_a_mix_only_the_tasks_that_can_think_have_a_share_that_thinks():
     assert (found["think_share"], found["accuracy_given_think"]) == (0.5, 1.0)
     assert (found["samples_given_think"], found["samples_given_direct"]) == (1, 1)
     assert found["steps"] == {"3+4": [1, 1]}            # not those on a walk
+    task = load_named("arithmetic,lookup")
+    task.is_judged = task.parts["lookup"].is_judged = False     # it thinks, and luck decides
+    [asked] = common.sample_problems(task.parts["lookup"], 1, 0)
+    found = task.scores(batch_of(task, [SUM, asked], texts[:2] + ["<think>", ""], 2))
+    assert (found["think_share"], found["samples_given_think"]) == (0.5, 1)
 
 
 @pytest.mark.parametrize("text, steps", [

@@ -234,6 +234,8 @@ def test_the_advantages_are_those_of_the_equations(scale):
     at_a, at_b = relative(3, 0, 0), relative(2, 1)
     close(second, whole + 0.3 * torch.stack([at_a[0], at_b[0], at_b[1], at_a[1]]))
     close(third, whole + 0.3 * f64([0, 0, 0, at_a[2]]))
+    _, metrics = turns.advantages(walk, batch_of(["a?.y?.", "b?.z?."], 2), config())
+    assert metrics["turns/shared_states"] == 0.5        # two of four turns are at s
 
 
 # ---- runs ------------------------------------------------------------------------------------

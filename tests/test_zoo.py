@@ -39,6 +39,17 @@ def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
 
 
 @pytest.mark.quick
+def test_only_tokens_with_a_covariance_between_both_bounds_are_drawn():
+    advantages = A[:, None].expand_as(OLD)
+    mask = torch.ones_like(OLD)
+    c = zoo.covariance(OLD.log(), advantages, mask)
+    low, high = c.aminmax()
+    loss = zoo.clip_cov(OLD.log(), OLD.log(), advantages, mask, clip_cov_ratio=1.0,
+                        clip_cov_lb=low, clip_cov_ub=high)
+    assert torch.equal(loss == 0, (low < c) & (c < high)) and (loss == 0).any()
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("ratio, number", [(0.0002, 1), (0.1, 1), (0.34, 2), (1.0, 6)])
 def test_a_fraction_of_the_tokens_is_rounded_down_but_is_one_token_at_least(ratio, number):
     assert zoo.num_chosen(torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 0]]), ratio) == number
@@ -60,7 +71,8 @@ def of_here(cfg):
 @pytest.mark.quick
 @pytest.mark.parametrize("of_other", [of_zoo, of_here])
 @pytest.mark.parametrize("flags", [
-    {"loss_type": "grpo", "epsilon": 0.01}, {"loss_type": "dapo", "entropy_coef": 0.05},
+    {"loss_type": "grpo", "epsilon": 0.01},
+    {"loss_type": "dapo", "entropy_coef": 0.05, "max_grad_norm": 0.0},
     {"loss_type": "dr_grpo", "beta": 0.3, "kl_estimator": "k3_ratio", "entropy_coef": 0.05},
     {"loss_type": "grpo", "mask_truncated_completions": True, "beta": 0.3}])
 def test_with_the_same_loss_an_update_is_that_of_grpo(scene, flags, of_other):
@@ -81,6 +93,17 @@ def test_with_the_same_loss_an_update_is_that_of_grpo(scene, flags, of_other):
     assert other_metrics.keys() == metrics.keys()
     for name in other_metrics:
         assert other_metrics[name] == pytest.approx(metrics[name], rel=1e-10), name
+
+
+@pytest.mark.quick
+def test_a_step_in_which_all_outputs_are_cut_off_learns_nothing(scene):
+    made = scene(loss_type="grpo", mask_truncated_completions=True)
+    made.batch.is_truncated[:] = True
+    rows = torch.arange(len(made.batch.mask))
+    loss, average = of_zoo(made.cfg)
+    found = zoo.backward(
+        made.policy, made.batch, made.ref_logps(), made.A, rows, made.cfg, loss, average)
+    assert {*found.values()} == {0.0}
 
 
 # ---- advantages ------------------------------------------------------------------------------
