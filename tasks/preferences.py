@@ -88,7 +88,7 @@ def fit(model, sample, seed):
             optimizer.step()
     with torch.no_grad():
         ratings = torch.cat([model.rewards(batch) for batch in batches])
-        scale = 2 * ratings.std()
+        scale = 2 * ratings.std().clamp(min=1e-6)
         model.head.weight /= scale
         model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
