@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 import engines
-import plumbing
 
 FILE = "loss.json"
 STATE = "trainer_state.json"        # the last file of a checkpoint that TRL writes
@@ -28,51 +27,48 @@ def checksum(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def imported_by(name, file):
-    """List the modules that a file imports, also inside functions, or that its variables are, and
-    their packages. -> names, some of which are no modules, but functions"""
+def imported_by(name, package, file):
+    """List the modules that a file imports, also inside functions, or that variables of its module
+    are, after their packages. -> names, some of which are of functions instead"""
     own = vars(sys.modules[name]) if name in sys.modules else {}
     names = {one.__name__ for one in own.values() if inspect.ismodule(one)}
-    package = name if file.stem == "__init__" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             names |= {one.name for one in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = node.module
-            if node.level:
-                base = importlib.util.resolve_name("." * node.level + (base or ""), package)
-            names |= {base, *(f"{base}.{one.name}" for one in node.names)}
-    packages = {name[:n] for name in names for n, sign in enumerate(name) if sign == "."}
-    return sorted(names | packages)
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            names |= {f"{base}.{one.name}" for one in node.names}
+    return sorted({name.rsplit(".", n)[0] for name in names for n in range(name.count(".") + 1)})
 
 
-def files_of(named):
+def file_of(name):
+    """Find the file of a module, or the folder of a package that has no file. -> Path, or None"""
+    with contextlib.suppress(ImportError, ValueError, AttributeError):      # of a function, say
+        spec = importlib.util.find_spec(name)
+        return Path(spec.origin or spec.submodule_search_locations[0])
+
+
+def files_of(modules):
     """Find the files of modules, and of all that these import from the user's own files.
     -> {place in a folder: Path}"""
-    found, seen, left = {}, {""}, [*named]
+    found, seen = {}, {""}
+    left = [(module.__name__, Path(module.__file__), 1) for module in modules
+            if getattr(module, "__file__", None)]               # a notebook has none
     while left:
-        name = left.pop(0)
-        parent = name.rpartition(".")[0]
-        if name in seen or not (parent in seen or name in named):   # a part of no package here
-            continue
-        spec = None
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(name)
-        places = [getattr(sys.modules.get(name), "__file__", None), spec and spec.origin,
-                  *(spec and spec.submodule_search_locations or ())]
-        file = next((Path(one) for one in places if one and Path(one).exists()), None)
-        is_known = file and (engines.is_users(file) or name in named and engines.is_ours(file))
-        if not is_known:
-            continue
-        seen.add(name)
-        if file.is_dir():
-            continue
-        folder = () if name in named else name.split(".")[:-1]
-        place = Path(*folder, *name.split(".")[-1:] * (file.stem == "__init__"), file.name)
-        if found.get(str(place), file) != file:                     # two files of one name
-            place = place.with_name(f"{checksum(file)[:8]}-{file.name}")
-        found[str(place)] = file
-        left += imported_by(name, file) if file.suffix == ".py" else ()
+        name, file, depth = left.pop()
+        is_package = file.stem == "__init__"
+        place = Path(*file.parts[-depth - is_package:])
+        if file.is_file():
+            if found.get(str(place), file) != file:             # two files of one name
+                place = place.with_name(f"{checksum(file)[:8]}-{file.name}")
+            found[str(place)] = file
+        package = name if is_package else name.rpartition(".")[0]
+        for one in imported_by(name, package, file) if file.suffix == ".py" else ():
+            is_new = one not in seen and one.rpartition(".")[0] in seen     # else not the user's
+            its_file = file_of(one) if is_new else None
+            if its_file and engines.is_users(its_file):
+                seen.add(one)
+                left.append((one, its_file, one.count(".") + 1))
     return found
 
 
@@ -86,13 +82,13 @@ def name_of(reward):
 
 
 def of_run(text, loss, how, rewards=()):
-    """Describe a loss that `engines.load` has read from a text, and rewards. -> record, files as
-    from `files_of`"""
+    """Describe a loss that `engines.load` has read from a text, and rewards. Files have no folder,
+    because a copy may run instead. -> record, files as from `files_of`"""
     name, function, settings = engines.parts_of(text)
-    settings = [word for word in settings if not word.startswith("how=")]
     files = files_of([loss.module, *(
-        one.__module__ for one in rewards if inspect.isfunction(one))])
-    return {"loss": " ".join([f"{name}:{function}", *settings, f"how={how}"]),
+        sys.modules[one.__module__] for one in rewards if inspect.isfunction(one))])
+    words = [f"{key}={x}" for key, x in (settings | {"how": how}).items()]
+    return {"loss": " ".join([f"{Path(name).name}:{function}", *words]),
             "rewards": [*map(name_of, rewards)],
             "files": {place: checksum(path) for place, path in files.items()}}, files
 
@@ -119,59 +115,41 @@ def write(folder, record, files=()):
 
 # ---- 2. checkpoints --------------------------------------------------------------------------
 
-def what_counts(record):
-    """Leave the names of files out of a record, because a copy may have another name. -> tuple"""
-    _, function, settings = engines.parts_of(record["loss"])
-    rewards = [engines.split_name(name)[1] or name for name in record["rewards"]]
-    return function, sorted(settings), sorted(rewards), sorted(record.get("files", {}).values())
-
-
 def refuse_other(folder, record):
     """Raise a ValueError, with one line, if a checkpoint or a run was trained on something else. A
     folder of another program has no record, and is taken."""
     path = Path(folder, FILE)
-    if not path.is_file():
-        return
-    before = json.loads(path.read_text("utf-8"))
-    if "files" not in before:               # of an older version, which hashed fewer files
-        record = record | {"files": {}}
-    if what_counts(before) != what_counts(record):
+    before = json.loads(path.read_text("utf-8")) if path.is_file() else record
+    if before != record:
         raise ValueError(f"--resume_from_checkpoint {folder}: was trained on {line(before)}, but "
                          f"now you ask for {line(record)}; the folder source of the run has copies "
                          "of the files")
 
 
 def checkpoint_of(given, output, record):
-    """Find the checkpoint that --resume_from_checkpoint names; True is the last one of the output
-    folder. ValueError, with one line, if it was trained on something else, or if it is not
-    complete: TRL would begin with a new optimizer. -> path"""
+    """Find the checkpoint that a run begins with: given names it, and True is the last one of the
+    output folder. ValueError, with one line, if it was trained on something else, if it is not
+    complete, because TRL would begin with a new optimizer, or if a new run would write over others.
+    -> path, or None"""
+    if not given:
+        if any(Path(output).glob("checkpoint-*")):
+            raise ValueError(f"--output_dir {output}: has checkpoints of another run; name a new "
+                             f"folder, or continue with --resume_from_checkpoint {last(output)}")
+        return None
     folder = last(output) if str(given) == "True" else given
-    if not is_complete(folder):
+    if not is_complete(Path(folder)):
         raise ValueError(f"--resume_from_checkpoint {given}: is not a complete checkpoint; the "
                          f"last one of this run is {last(output)}")
     refuse_other(folder, record)
     return str(folder)
 
 
-def refuse_taken(folder):
-    """Raise a ValueError, with one line, if the output folder of a new run has checkpoints: TRL
-    would write over them, or delete them to keep --save_total_limit."""
-    if any(Path(folder).glob("checkpoint-*")):
-        raise ValueError(f"--output_dir {folder}: has checkpoints of another run; name a new "
-                         f"folder, or continue with --resume_from_checkpoint {last(folder)}")
-
-
 def is_complete(checkpoint):
     """Whether a checkpoint was written to its end. The output folder has no random numbers."""
-    try:
-        json.loads(Path(checkpoint, STATE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return any(Path(checkpoint).glob("rng_state*"))
+    return (checkpoint / STATE).exists() and any(checkpoint.glob("rng_state*"))
 
 
 def last(folder):
-    """Find the last complete checkpoint in a folder. -> path without the current folder, or none"""
-    found = [path for path in Path(folder).glob("checkpoint-*") if is_complete(path)]
-    return plumbing.short(max(found, key=lambda path: int(path.name.rpartition("-")[2]),
-                              default="none"))
+    """Find the last complete checkpoint in a folder. -> path, or none"""
+    found = filter(is_complete, Path(folder).glob("checkpoint-*"))
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default="none")

@@ -11,7 +11,6 @@ its task. `right` judges by the columns of a line, `score` by those that verl re
 others have pretrained needs an --instruction, which comes before each prompt.
 """
 import functools
-import importlib
 import json
 
 import common  # isort: split
@@ -33,37 +32,24 @@ def load(name):
     return task
 
 
-def row_of(problem, name, instruction=""):
-    """Describe a problem of the task `name` by TRL's columns. -> dict"""
-    chat = [{"role": "user", "content": instruction + problem.prompt}]
-    return {"prompt": chat, "answer": problem.answer, "problem": problem.prompt, "task": name,
-            "part": problem.task}
-
-
-def row_of_verl(row):
+def row_of_verl(prompt, answer, problem, task, part):
     """Name the columns of a row as verl does. -> dict"""
-    return {"data_source": row["task"], "prompt": row["prompt"],
-            "reward_model": {"style": "rule", "ground_truth": row["answer"]},
-            "extra_info": {"problem": row["problem"], "part": row["part"]}}
+    return {"data_source": task, "prompt": prompt, "extra_info": {"problem": problem, "part": part},
+            "reward_model": {"style": "rule", "ground_truth": answer}}
 
 
 def right(completions, problem, answer, task, part, **columns):
     """Reward completions in TRL's form: 1.0 if a completion, a text or a list of messages, is
     right, else 0.0. Each other argument is a column of the file. -> list of floats"""
-    rewards = []
-    for completion, prompt, solution, name, part_name in zip(
-            completions, problem, answer, task, part):
-        text = completion if isinstance(completion, str) else completion[-1]["content"]
-        asked = common.Problem(prompt, solution, task=part_name)
-        rewards.append(float(load(name).verify(asked, text)))
-    return rewards
+    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+    return [float(load(name).verify(common.Problem(asked, solution, task=part_name), text))
+            for text, asked, solution, name, part_name in zip(texts, problem, answer, task, part)]
 
 
 def score(data_source, solution_str, ground_truth, extra_info, **columns):
     """Reward a completion in verl's form, as `right` does. -> float"""
-    [reward] = right([solution_str], [extra_info["problem"]], [ground_truth], [data_source],
-                     [extra_info["part"]])
-    return reward
+    return right([solution_str], [extra_info["problem"]], [ground_truth], [data_source],
+                 [extra_info["part"]])[0]
 
 
 def main(argv=None):
@@ -76,13 +62,13 @@ def main(argv=None):
     arguments.add_argument("--parquet", metavar="FILE", help="file to write for verl")
     arguments.add_argument("--instruction", default="", help="text before each prompt")
     args = arguments.parse_args(argv)
-    if args.n < 1:
-        common.fail(f"N {args.n}: must be at least 1")
-    problems = common.sample_problems(load(args.task), args.n, ("engines", args.seed), args.split)
-    rows = [row_of(problem, args.task, args.instruction) for problem in problems]
+    rows = [{"prompt": [{"role": "user", "content": args.instruction + one.prompt}],
+             "answer": one.answer, "problem": one.prompt, "task": args.task, "part": one.task}
+            for one in common.sample_problems(
+                load(args.task), args.n, ("engines", args.seed), args.split)]
     if args.parquet:
-        datasets = importlib.import_module("datasets")
-        datasets.Dataset.from_list([*map(row_of_verl, rows)]).to_parquet(args.parquet)
+        from datasets import Dataset  # here, because only verl needs the package
+        Dataset.from_list([row_of_verl(**row) for row in rows]).to_parquet(args.parquet)
     else:
         print(*map(json.dumps, rows), sep="\n")
 

@@ -14,37 +14,28 @@ folder, each checkpoint and the trackers' config, under loss_type. Ctrl-C, SIGTE
 of schedulers save a checkpoint after the current step, and print the command that continues the
 run. Flags that choose or change TRL's own loss are refused.
 """
-if __package__ != "engines":
-    raise SystemExit("error: start it in the checkout as a module: python -m engines.trl")
 import engines.behind  # isort: split
 
-import signal  # isort: split
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)    # while packages load, Ctrl-C is no traceback
-
 import copy
-import dataclasses
 import functools
 import itertools
 import math
 import os
 import shlex
+import signal
 import sys
-from pathlib import Path
 
 import datasets
-import safetensors
 import torch
 import transformers
 import trl
-import yaml
 from trl.scripts import grpo as script
 
 import common
 import grpo
 import plumbing
 from engines import data, names, record
+from report import replaced
 
 # TRL's losses with these averages
 LOSS_TYPES = {"sequence_sum": "luspo"} | {
@@ -64,17 +55,13 @@ class Trainer(trl.GRPOTrainer):
     changes TRL's own loss. All other arguments are those of GRPOTrainer."""
 
     def __init__(self, model, reward_funcs, args, *more, loss, **named):
-        refuse_replaced(args)
+        fields = trl.GRPOConfig.__dataclass_fields__
+        refuse_replaced(args, {name: fields[name].default for name in REPLACED})
         self.token_loss, self.how = engines.load(loss)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        self.record, files = record.of_run(loss, self.token_loss, self.how, rewards)
+        self.record, self.files = record.of_run(loss, self.token_loss, self.how, rewards)
         args = copy.copy(args)
         args.output_dir = os.path.abspath(args.output_dir)      # a user's code may leave the folder
-        if args.resume_from_checkpoint:
-            record.checkpoint_of(args.resume_from_checkpoint, args.output_dir, self.record)
-        if args.should_save:                        # one process; before a model is loaded
-            record.write(args.output_dir, self.record, files)
-            print(record.line(self.record), flush=True)
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
         self.is_checked = False
         self.mask = None                            # while TRL's loss is computed: (b, T)
@@ -85,27 +72,28 @@ class Trainer(trl.GRPOTrainer):
         self.args.epsilon = self.args.epsilon_high = None
 
     def train(self, resume_from_checkpoint=None, **named):
-        """Train as TRL does. ValueError if a checkpoint is not complete, or was trained on
-        something else."""
-        if resume_from_checkpoint:
-            resume_from_checkpoint = record.checkpoint_of(
-                resume_from_checkpoint, self.args.output_dir, self.record)
-        return super().train(resume_from_checkpoint, **named)
+        """Train as TRL does, with a record. ValueError if a checkpoint is not complete, or was
+        trained on something else, or if a new run has a folder in use."""
+        folder = self.args.output_dir
+        checkpoint = record.checkpoint_of(resume_from_checkpoint, folder, self.record)
+        self.accelerator.wait_for_everyone()        # until all have looked into the folder
+        if self.args.should_save:                   # one process
+            record.write(folder, self.record, self.files)
+            print(record.line(self.record), flush=True)
+        return super().train(checkpoint, **named)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Load them as TRL does. ValueError if the checkpoint has another learning rate, weight
-        decay or other number of the optimizer, which would replace that of the user."""
-        def numbers():          # the rate itself follows from the first one and the schedule
-            return [(name, x) for group in self.optimizer.param_groups for name, x in group.items()
-                    if name not in ("params", "lr") and isinstance(x, (int, float, tuple))]
-        asked = checkpoint and numbers()
+        """Load them as TRL does. Exits with one line if the checkpoint has another learning rate or
+        weight decay, which would replace those of the user."""
+        def numbers():          # the current rate follows from the initial one and the schedule
+            return [{name: group.get(name) for name in ("initial_lr", "weight_decay", "betas")}
+                    for group in self.optimizer.param_groups]
+        asked = numbers()
         super()._load_optimizer_and_scheduler(checkpoint)
-        for (name, x), (_, found) in zip(asked or (), numbers()):
-            if x != found:
-                raise ValueError(
-                    f"--resume_from_checkpoint {plumbing.short(checkpoint)}: has {name} {found}, "
-                    f"but now you ask for {x}; give the same number, or start a new run with "
-                    "--model_name_or_path and this checkpoint")
+        if checkpoint and numbers() != asked:
+            common.fail(f"--resume_from_checkpoint {checkpoint}: has {numbers()[0]}, but now you "
+                        f"ask for {asked[0]}; give the same numbers, or start a new run with "
+                        "--model_name_or_path and this checkpoint")
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
         """Keep the log-probabilities that TRL's loss is computed from. It gets no infinities of
@@ -205,33 +193,24 @@ class Trainer(trl.GRPOTrainer):
     def _calculate_rewards(self, *args):
         """Compute the rewards as TRL does. An infinite one, or a batch without any, ends the run.
         """
-        with engines.restored():
-            rewards = super()._calculate_rewards(*args)                 # (B, functions)
+        rewards = super()._calculate_rewards(*args)                     # (B, functions)
         if rewards.isinf().any() or rewards.isnan().all():
             raise FloatingPointError("a reward is infinite, or all are None: "
                                      f"{', '.join(self.reward_func_names)}")
         return rewards
 
     def _save_checkpoint(self, model, trial):
-        """Save a checkpoint as TRL does, with the record. It is complete when TRL has written its
-        end."""
+        """Save a checkpoint as TRL does, with the record."""
         if self.args.should_save:
-            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-            record.write(folder, self.record)
-            (folder / record.STATE).unlink(missing_ok=True)
+            step = self.state.global_step
+            record.write(f"{self.args.output_dir}/checkpoint-{step}", self.record)
         super()._save_checkpoint(model, trial)
 
 
-def refuse_replaced(args, words=()):
-    """Raise a ValueError if a flag that our loss replaces is in `words`, or in the --config that
-    they name, or is not its default."""
-    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words
-             if word.startswith("--")}
-    if "--config" in words:
-        given |= {*yaml.safe_load(Path(words[words.index("--config") + 1]).read_text("utf-8"))}
-    defaults = {field.name: field.default for field in dataclasses.fields(trl.GRPOConfig)}
-    for name in REPLACED:
-        if name in given or getattr(args, name) != defaults[name]:
+def refuse_replaced(args, values):
+    """Raise a ValueError if a flag that our loss replaces does not have the value in `values`."""
+    for name, x in values.items():
+        if getattr(args, name) != x:
             raise ValueError(f"--{name}: belongs to TRL's own loss, which yours replaces; write "
                              "it as a setting of your loss, if it has one of this kind")
 
@@ -240,169 +219,108 @@ def refuse_replaced(args, words=()):
 
 class Stop(transformers.TrainerCallback):
     """After one of plumbing.SIGNALS in any process, ends the training of all processes when the
-    current step or checkpoint is done, with a checkpoint. TRL's own --enable_jit_checkpoint hears
-    only SIGTERM, and each process decides alone at which step. Before the training, a signal ends
-    the process at once."""
+    current step is done, with a checkpoint. TRL's own --enable_jit_checkpoint hears only SIGTERM,
+    and each process decides alone at which step."""
 
-    def __init__(self, words):
-        self.words = words
-        self.trainer = None                             # until the model is loaded
-        self.is_training = False
+    def __init__(self, trainer, words):
+        self.trainer, self.words = trainer, words
         self.heard = 0                                  # number of a signal that came here
         self.number = 0                                 # number on which all processes agree
+        self.handlers = {}
+
+    def on_train_begin(self, *_, **__):
         numbers = {getattr(signal, name, signal.SIGINT) for name in plumbing.SIGNALS}
         ignored = (signal.SIG_IGN, None)                # by nohup; None: C code handles it
         self.handlers = plumbing.handle({
             number: self.hear for number in numbers if signal.getsignal(number) not in ignored})
         if hasattr(os, "register_at_fork"):             # not on Windows
-            os.register_at_fork(before=self.block, after_in_parent=self.unblock,
-                                after_in_child=lambda: self.give_back() or self.unblock())
-
-    def block(self):
-        """Let signals wait while a reward forks a process: Python would drop those that come before
-        the child has its own handlers, and `terminate(); join()` would hang."""
-        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.handlers)
-
-    def unblock(self):
-        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+            # Signals wait while a reward forks a process. Python would drop one that comes before
+            # the child has its own handlers, and then `terminate(); join()` would hang.
+            mask = functools.partial(functools.partial, signal.pthread_sigmask)
+            os.register_at_fork(before=mask(signal.SIG_BLOCK, self.handlers),
+                                after_in_parent=mask(signal.SIG_UNBLOCK, self.handlers),
+                                after_in_child=self.give_back)
 
     def give_back(self):
         plumbing.handle(self.handlers)
-        self.handlers = {}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.handlers)
+        self.handlers.clear()
 
     def hear(self, number, _):
         self.heard = number
-        if self.trainer is None:
-            raise KeyboardInterrupt                     # which no reward and no package catches
-
-    def agree(self):
-        """Exchange what the processes heard. -> whether the training ends"""
-        accelerator = self.trainer.accelerator
-        heard = torch.tensor([self.heard], device=accelerator.device)
-        self.number = accelerator.gather(heard).max().item()
-        return self.number > 0
-
-    def on_train_begin(self, *_, **__):
-        self.is_training = True
 
     def on_step_end(self, args, state, control, **_):
-        if state.global_step < state.max_steps and self.agree():
-            control.should_save = control.should_training_stop = True
-
-    def on_save(self, args, state, control, **_):
-        if state.global_step < state.max_steps and self.agree():
-            control.should_training_stop = True
+        if state.global_step < state.max_steps:
+            accelerator = self.trainer.accelerator
+            heard = torch.tensor([self.heard], device=accelerator.device)
+            self.number = accelerator.gather(heard).max().item()
+            control.should_save |= self.number > 0
+            control.should_training_stop |= self.number > 0
 
     def on_train_end(self, args, state, control, **_):
         """Print the command that continues a run that a signal has stopped, and exit with 128 + n.
         """
-        self.is_training = False
+        self.give_back()
         if not self.number:
             self.trainer.save_state()       # the log, for report.check and report.page
             return
         accelerator = self.trainer.accelerator
-        words = command(self.words, f"{args.output_dir}/checkpoint-{state.global_step}",
-                        accelerator.num_processes)
-        accelerator.print(f"stopped by {signal.Signals(self.number).name}; to continue: {words}")
+        n = accelerator.num_processes
+        start = f"accelerate launch --num_processes {n} -m" if n > 1 else "python -m"
+        words = shlex.join(["engines.trl", *self.words, "--resume_from_checkpoint",
+                            f"{args.output_dir}/checkpoint-{state.global_step}"])
+        accelerator.print(f"stopped by {signal.Signals(self.number).name}; to continue: "
+                          f"{start} {words}")                       # the last flag counts
         accelerator.end_training()
         raise SystemExit(128 + self.number)
 
 
-def command(words, checkpoint, num_processes):
-    """Write the command that continues a run. -> str"""
-    start = ["python", "-m"]
-    if num_processes > 1:
-        start = ["accelerate", "launch", "--num_processes", str(num_processes), "-m"]
-    return shlex.join([*start, "engines.trl", *words,                   # the last flag counts
-                       "--resume_from_checkpoint", plumbing.short(checkpoint)])
-
-
 # ---- 3. the command --------------------------------------------------------------------------
-
-@dataclasses.dataclass
-class Flags(script.GRPOScriptArguments):
-    try_rewards: bool = dataclasses.field(default=True, metadata={
-        "help": f"call each reward for the first {data.TRIED} problems before the training, to "
-                "find bad answers"})
-
 
 def parsed(text, words):
     """Read the flags as TRL's script does. ValueError or OSError if something does not fit.
     -> arguments of its main()"""
-    parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig, trl.DatasetMixtureConfig),
-                           allow_abbrev=False)
+    parser = trl.TrlParser((script.GRPOScriptArguments, trl.GRPOConfig, trl.ModelConfig,
+                            trl.DatasetMixtureConfig), allow_abbrev=False)
     parser.error = common.fail                  # without a list of all flags
+    defaults = {name: parser.get_default(name) for name in REPLACED}
+    parser.set_defaults(**dict.fromkeys(REPLACED))      # to find those that are given
     flags, args, *more = parser.parse_args_and_config(words)
-    refuse_replaced(args, words)
-    engines.load(text)                          # before anything is loaded
-    if not args.resume_from_checkpoint:
-        record.refuse_taken(args.output_dir)
-    args.output_dir = os.path.abspath(args.output_dir)
-    rewards = [] if flags.reward_model_name_or_path and not flags.reward_funcs else (
-        data.read_rewards(flags.reward_funcs))
-    flags.reward_funcs = [one if isinstance(one, str) else f"{one.__module__}.{one.__name__}"
-                          for one in rewards]
+    refuse_replaced(args, dict.fromkeys(REPLACED))
+    vars(args).update(defaults, output_dir=os.path.abspath(args.output_dir))
+    engines.load(text)                          # before anything else is loaded
+    rewards = [one for word in flags.reward_funcs or () for one in data.rewards_of(word)]
+    if not rewards and not flags.reward_model_name_or_path:
+        rewards = ["engines.data.last_number"]
+    flags.reward_funcs = rewards
     return flags, args, *more
 
 
-def made(stop, text, flags, model, reward_funcs, train_dataset, eval_dataset, **named):
-    """Make the trainer that TRL's script asks for, after a look at its data."""
-    if flags.try_rewards:
-        data.try_rewards(reward_funcs, train_dataset)
-    datasets.load_dataset = data.load_dataset           # which a reward may call
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model, **{
-        name: value for name, value in named["args"].model_init_kwargs.items()
-        if name in ("revision", "trust_remote_code")})
-    for problems in filter(None, (train_dataset, eval_dataset)):
-        data.refuse_special(problems, tokenizer)
-    stop.trainer = Trainer(model, reward_funcs, train_dataset=train_dataset, loss=text,
-                           eval_dataset=eval_dataset, callbacks=[stop], **named)
-    return stop.trainer
-
-
 def main(argv=None):
+    """Let TRL's script train, with our trainer and data. Exits with 128 + n after a signal, and
+    with one line if the user's input or code fails. -> trainer"""
     words = sys.argv[1:] if argv is None else list(argv)
     text = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if not text:
         print(__doc__)
         return None
-    stop = Stop(words)
-    before = trl.GRPOTrainer, datasets.load_dataset
-    try:
-        return run(text, words[len(text.split()):], stop)
-    finally:
-        trl.GRPOTrainer, datasets.load_dataset = before
-        stop.give_back()
+    made = []
 
-
-def run(text, words, stop):
-    """Let TRL's script train, with our trainer and data. Exits with 128 + n after a signal, and
-    with one line if the user's input or code fails. -> trainer"""
+    def make(*given, **named):
+        made.append(Trainer(*given, loss=text, **named))
+        made[0].add_callback(Stop(made[0], words))
+        return made[0]
     try:
-        flags = parsed(text, words)
-        trl.GRPOTrainer = functools.partial(made, stop, text, flags[0])
-        datasets.load_dataset = data.load
-        script.main(*flags)
-    except KeyboardInterrupt:
-        number = signal.Signals(stop.heard or signal.SIGINT)
-        common.fail(f"stopped by {number.name} before the training", code=128 + number)
-    except Exception as error:              # of a user's code, or of a full disk or memory
-        if not stop.is_training:
-            if isinstance(error, (ValueError, OSError, ImportError, safetensors.SafetensorError)):
-                common.fail(engines.one_line(error, has_type=False))
-            raise
-        trainer, is_known = stop.trainer, isinstance(error, FloatingPointError)
-        step = trainer.state.global_step
-        # an error of one process must not save, because the others do not
-        if step > 0 and (trainer.accelerator.num_processes == 1 or is_known) and (
-                not trainer.is_deepspeed_enabled):
-            trainer._save_checkpoint(trainer.model, trial=None)
-        kept = f"the last checkpoint is {record.last(trainer.args.output_dir)}"
-        if is_known or engines.place_of(error):
-            common.fail(f"step {step + 1}: {engines.one_line(error)}; {kept}", code=1)
-        print(f"step {step + 1} fails; {kept}", file=sys.stderr)
+        flags = parsed(text, words[len(text.split()):])
+        with replaced(trl, GRPOTrainer=make), replaced(datasets, load_dataset=data.load):
+            script.main(*flags)
+    except Exception as error:
+        step = f"step {made[0].state.global_step + 1}: " if made and made[0].is_in_train else ""
+        is_input = not step and isinstance(error, (ValueError, OSError, ImportError))
+        if is_input or isinstance(error, FloatingPointError) or engines.place_of(error):
+            common.fail(step + engines.one_line(error, not is_input), code=1 if step else 2)
         raise
-    return stop.trainer
+    return made[0]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import NEEDS
+from small_runs import restored_handlers  # noqa: F401  (of signals)
 from small_vectors import losses_of
 from torch.testing import assert_close as same
 
@@ -300,7 +301,6 @@ import multiprocessing
 import os
 import signal
 import time
-import torch
 import bound
 
 CALLS = []
@@ -328,7 +328,6 @@ def ended(completions, **columns):
 def away(completions, **columns):
     os.makedirs("elsewhere", exist_ok=True)
     os.chdir("elsewhere")
-    torch.set_default_dtype(torch.float64)
     return digits(completions)
 
 def some(completions, **columns):
@@ -343,21 +342,6 @@ def infinite(completions, trainer_state, **columns):
 def failing(completions, trainer_state, **columns):
     return [1 / (1 - trainer_state.global_step)] * len(completions)
 
-def judged(completions, answer, **columns):
-    return [float(one) for one in answer]
-
-def one(completions, **columns):
-    return [1.0]
-
-def compared(completions, answer, **columns):
-    return [float(int(text[0]["content"]) == right) for text, right in zip(completions, answer)]
-
-def no_columns(completions):
-    return [1.0] * len(completions)
-
-def _helper(completions, **columns):
-    pass
-
 """ + inspect.getsource(digits)
 
 
@@ -365,23 +349,20 @@ def _helper(completions, **columns):
 def folder(tmp_path, monkeypatch):
     """The folder of the test, with problems, and a file that has a loss and rewards."""
     monkeypatch.chdir(tmp_path)
-    for name in ("bound", "mine"):                      # of another test
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name, rows in (("data", ROWS), ("bad", [ROWS[0], ROWS[1] | {"answer": "12 km"}]),
-                       ("special", [ROWS[0], {"prompt": [{"role": "user", "content": "<|eos|>"}],
-                                              "answer": "1"}])):
-        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n\n{"prompt": "b"')
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
     Path("mine.py").write_text(MINE)
     Path("bound.py").write_text("FACTOR = 1.0\n")
     Path("bad.py").write_text("import bound\nbound.none")
-    Path("runs/checkpoint-900").mkdir(parents=True)
-    Path("runs/checkpoint-1000").mkdir()
-    for file in ("trainer_state.json", "rng_state.pth"):
-        Path("runs/checkpoint-900", file).write_text("{}")
-        Path("runs/checkpoint-1000", file).write_text("{}")
-    return tmp_path
+    for step in (900, 1000):
+        Path(f"runs/checkpoint-{step}").mkdir(parents=True)
+        for file in ("trainer_state.json", "rng_state.pth"):
+            Path(f"runs/checkpoint-{step}", file).write_text("{}")
+    yield tmp_path
+    for name in ("bound", "mine"):                      # so that another test reads its own
+        sys.modules.pop(name, None)
 
 
 def words_of(model, *words, **flags):
@@ -392,90 +373,71 @@ def words_of(model, *words, **flags):
     return [*words, *(word for name, x in flags.items() for word in (f"--{name}", str(x)))]
 
 
+def failed(capsys, *words):
+    """Run the command, which exits. -> its exit code, the last lines of its error and output"""
+    with pytest.raises(SystemExit) as stop:
+        ours.main([*words])
+    out, error = (["", *text.splitlines()][-1] for text in capsys.readouterr())
+    return stop.value.code, error.removeprefix("error: "), out
+
+
 @pytest.mark.parametrize("loss, flags, message", [
     ("grpo", "--epsilon 0.2", "--epsilon: belongs to TRL's own loss"),
     ("grpo", f"--loss_type={trl.GRPOConfig.loss_type}", "--loss_type: belongs to TRL's own loss"),
     ("grpo", "--config default.yaml", "--loss_type: belongs to TRL's own loss"),
     ("grpo", "--use-liger-kernel", "--use_liger_kernel: belongs to TRL's own loss"),
     ("grpo eps=3", "", "eps: is not a setting of grpo"),
-    ("mine.py:strange", "", "mine.py: strange needs x, y, m, but a trainer gives it logps, "),
     ("bad.py:my_loss", "", "bad.py: cannot be imported: bad.py:2: AttributeError: module 'bound'"),
     ("grpo", "--learning_rat 3", "Some specified arguments are not used by the HfArgumentParser"),
-    ("grpo", "--dataset_name half.jsonl", "half.jsonl:3: Expecting ',' delimiter"),
-    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judged", "row 2: the reward judged "
-     "fails for the answer '12 km': mine.py:50: ValueError: could not convert string to float"),
-    ("grpo", "--reward_funcs mine.py:one", "row 1: the reward one fails for the answer '2': "
-     "ValueError: returned [1.0] for 49 completions"),
-    ("grpo", "--dataset_name special.jsonl --try_rewards False",
-     "row 2: the prompt contains <|eos|>, which this tokenizer reads as a special token"),
+    ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
     ("grpo", "--reward_funcs none.py:a", "none.py: there is no such file"),
     ("grpo", "--reward_funcs none", "Could not load reward function 'none'"),
-    ("grpo", "--reward_funcs mine.py:no_columns",
-     "--reward_funcs mine.py:no_columns: no_columns must be a function that takes completions"),
-    ("grpo", "--reward_funcs mine.py:digits mine.py:digits",
-     "--reward_funcs: has two rewards that are called digits"),
-    ("grpo", "--output_dir runs", "--output_dir runs: has checkpoints of another run; name a new "
-     "folder, or continue with --resume_from_checkpoint runs/checkpoint-1000"),
+    ("grpo", "--reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no such reward"),
+    ("grpo", "--output_dir runs", "--output_dir FOLDER/runs: has checkpoints of another run; name "
+     "a new folder, or continue with --resume_from_checkpoint FOLDER/runs/checkpoint-1000"),
     ("grpo", "--output_dir runs --resume_from_checkpoint runs",
      "--resume_from_checkpoint runs: is not a complete checkpoint; the last one of this run is "
-     "runs/checkpoint-1000")])
+     "FOLDER/runs/checkpoint-1000")])
 def test_a_mistake_that_would_cost_a_run_is_one_line(
-        loss, flags, message, folder, refused, small_llama):
-    given = {word.partition("=")[0][2:] for word in flags.split() if word.startswith("--")}
-    words = words_of(small_llama, *loss.split())
-    for name in given & {"dataset_name", "output_dir", "reward_funcs"}:
-        at = words.index(f"--{name}")
-        del words[at:at + 2]
-    refused(message, ours.main, [*words, *flags.split()])
+        loss, flags, message, folder, capsys, small_llama):
+    code, line, _ = failed(capsys, *words_of(small_llama, *loss.split()), *flags.split())
+    assert code == 2 and line.startswith(message.replace("FOLDER", str(folder)))
 
 
 def test_rewards_are_named_functions_of_a_file_or_all_with_the_signature_of_one(folder):
-    Path("both.py").write_text("from mine import digits\n\ndef right(completions, **columns):\n"
+    Path("both.py").write_text("from mine import digits\n\ndef right(completions, **kwargs):\n"
                                "    return [1.0]\n\ndef text_of(completion):\n    pass\n")
-    def found(*words):
-        return [one.__name__ for one in data.read_rewards(words)]
+    def found(word):
+        return [name.rpartition(".")[2] for name in data.rewards_of(word)]
     assert found("both.py") == ["right"] and found("both.py:digits,right") == ["digits", "right"]
-    assert data.read_rewards(["my.rewards.f"]) == ["my.rewards.f"]          # of TRL's script
-    [default] = data.read_rewards(None)
+    assert data.rewards_of("my.rewards.f") == ["my.rewards.f"]              # of TRL's script
+    flags, *_ = ours.parsed("grpo", ["--use_cpu", "--bf16", "no"])
+    assert flags.reward_funcs == ["engines.data.last_number"]               # the default
     right, wrong = ({"role": "assistant", "content": f"3 + 4 = {x}"} for x in (7, 8))
     completions = [[right], "so 8", "no number", [wrong, right], [right, wrong]]
-    assert default(completions=completions, answer=["7", "7", 7, 7, 7], prompts=[]) == [
+    assert data.last_number(completions, answer=["7", "7", 7, 7, 7], prompts=[]) == [
         1.0, 0.0, 0.0, 1.0, 0.0]
-
-
-def test_a_reward_that_no_answer_gets_is_noted(folder, capsys):
-    [compared] = data.read_rewards(["mine.py:compared"])
-    data.try_rewards([compared, data.last_number], ROWS)
-    assert capsys.readouterr().out == (
-        "note: the reward compared is not above 0 for any answer alone; it gets answers such as "
-        "'2'\n")
 
 
 ANSWERS = ["007", "None", "2026-11-28", "2026-11-28T10:00:00", "9007199254740993", "1e5", "1.50"]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "b/train-0.jsonl",
-                                  "b/data/train.jsonl"])
-def test_answers_are_the_texts_of_the_file(name, folder):
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "b/data/train.jsonl"])
+def test_answers_are_the_texts_of_a_json_file(name, folder):
     """Also numbers of JSON; and a folder may be like one of the Hub, with the files in data/."""
-    rows = [{"prompt": f"{answer}?", "answer": answer} for answer in ANSWERS]
-    texts = [json.dumps(row) for row in rows]
-    if name != "b/train-0.jsonl":
-        texts += ['{"answer": 9007199254740993, "prompt": "a"}', '{"prompt": "b", "answer": 1.50}']
+    texts = [json.dumps({"prompt": f"{answer}?", "answer": answer}) for answer in ANSWERS]
+    texts += ['{"answer": 9007199254740993, "prompt": "a"}', '{"prompt": "b", "answer": 1.50}']
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".csv":
-        path.write_text("prompt,answer\n" + "".join("{prompt},{answer}\n".format(**row)
-                                                    for row in rows))
-    elif path.suffix == ".parquet":
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    else:
-        path.write_text(f"[{', '.join(texts)}]" if path.suffix == ".json" else "\n\n".join(texts))
+    path.write_text(f"[{', '.join(texts)}]" if path.suffix == ".json" else "\n\n".join(texts))
     found = data.load(name if name[:2] == "a." else "b")
-    assert [*found["train"]["answer"]] in (ANSWERS, [*ANSWERS, "9007199254740993", "1.50"])
-    if path.suffix == ".jsonl":
-        [first, *_] = data.load(str(path), streaming=True)["train"]
-        assert first == rows[0]
+    assert [*found["train"]["answer"]] == [*ANSWERS, "9007199254740993", "1.50"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_other_files_are_read_by_datasets(suffix, folder):
+    getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"a.{suffix}")
+    assert data.load(f"a.{suffix}")["train"].num_rows == len(ROWS)
 
 
 RECIPE, ON_PAGE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/engines.md").read_text(),
@@ -514,40 +476,36 @@ FEW = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
 
 
 def test_the_record_has_all_files_of_the_user_and_a_resume_with_others_is_refused(
-        small_llama, folder, refused, capsys):
+        small_llama, folder, capsys):
     trainer = ours.main(words_of(small_llama, "mine.py:my_loss", "how=token_mean", **FEW))
-    [line, *_] = capsys.readouterr().out.splitlines()
+    line = capsys.readouterr().out.splitlines()[0]
     assert re.fullmatch(r"loss mine.py:my_loss how=token_mean; rewards mine.py:digits; files "
                         r"mine.py \(\w{8}\), bound.py \(\w{8}\)", line)
     shown = json.loads(trainer.args.to_json_string())           # what trackers get
     assert shown["loss_type"] == line and shown["epsilon"] is None
-    checkpoint = Path("out/checkpoint-2")
-    for place in ("out", checkpoint):
-        assert json.loads(Path(place, "loss.json").read_text())["loss"].startswith("mine.py:my_l")
     assert {path.name: path.read_text() for path in Path("out/source").iterdir()} == {
         "mine.py": MINE, "bound.py": "FACTOR = 1.0\n"}
-    resumed = {"max_steps": 3, "resume_from_checkpoint": checkpoint}
     mine = ("mine.py:my_loss", "how=token_mean")
-    trained_on = f"--resume_from_checkpoint {checkpoint}: was trained on {line}, but now"
+
+    def refused(*words, **flags):
+        code, error, _ = failed(capsys, *words_of(small_llama, *words, **{
+            "max_steps": 3, "resume_from_checkpoint": "out/checkpoint-2"} | flags))
+        assert code == 2
+        return re.sub("^--resume_from_checkpoint [^ ]*out/checkpoint-2: ", "", error)
     for words, flags in ((["grpo"], {}), (mine[:1], {}), ([*mine, "bad_call=9"], {}),
                          (mine, {"reward_funcs": "mine.py:some"})):
-        refused(trained_on, ours.main, words_of(small_llama, *words, **resumed | flags))
-    for flags, message in (({"learning_rate": 1e-6}, "has initial_lr 0.002, but now you ask for "
-                            "1e-06"), ({"weight_decay": 0.3}, "has weight_decay 0.0, but now"),
-                           ({"adam_beta2": 0.5}, r"has betas (0.9, 0.999), but now")):
-        with pytest.raises(SystemExit) as stop:
-            ours.main(words_of(small_llama, *mine, **resumed | flags))
-        error = capsys.readouterr().err.splitlines()[-1]        # after the progress of loading
-        assert stop.value.code == 2 and error.startswith(
-            f"error: --resume_from_checkpoint {checkpoint}: {message}")
+        assert refused(*words, **flags).startswith(f"was trained on {line}, but now")
+    for flags in ({"learning_rate": 1e-6}, {"weight_decay": 0.3}, {"adam_beta2": 0.5}):
+        assert re.match("has {'initial_lr': 0.002, 'weight_decay': 0.0, .*}, but now you ask for "
+                        f".*{[*flags.values()][0]}", refused(*mine, **flags))
     for name in ("bound.py", "mine.py"):                # the helper of the loss, and the loss
-        text = Path(name).read_text()
-        Path(name).write_text(f"{text}\n# changed\n")
-        del sys.modules["bound"]
-        refused(trained_on, ours.main, words_of(small_llama, *mine, **resumed))
-    sys.modules.pop("bound")
-    again = ours.main(words_of(small_llama, "out/source/mine.py:my_loss", "how=token_mean",
-                               **resumed, reward_funcs="out/source/mine.py:digits"))
+        before = Path(name).read_text()
+        Path(name).write_text(f"{before}\n# changed\n")
+        assert refused(*mine).startswith(f"was trained on {line}, but now")
+        Path(name).write_text(before)
+    again = ours.main(words_of(
+        small_llama, "out/source/mine.py:my_loss", "how=token_mean", max_steps=3,
+        resume_from_checkpoint="True", reward_funcs="out/source/mine.py:digits"))
     assert again.state.global_step == 3
 
 
@@ -562,8 +520,7 @@ def test_the_record_follows_imports_of_functions_packages_and_adapters(folder, m
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         Path(place).write_text(text)
     monkeypatch.syspath_prepend(folder)
-    module = engines.read_file("loss.py")
-    assert record.files_of([module.__name__]).keys() == {
+    assert record.files_of([engines.read_file("loss.py")]).keys() == {
         "loss.py", "adapted.py", "helpers/late.py", "pkg/__init__.py", "pkg/sub/__init__.py",
         "pkg/sub/near.py", "pkg/sub/deep.py", "pkg/up.py"}
 
@@ -594,14 +551,12 @@ def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(
         name, small_llama, folder, monkeypatch, capsys):
     monkeypatch.setenv("SIGNAL", name)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stop:
-        ours.main(words_of(small_llama, "mine.py:my_loss", reward_funcs="mine.py:stopped"))
-    assert stop.value.code == 128 + getattr(signal, name)
-    assert signal.getsignal(signal.SIGTERM) == before
-    last = capsys.readouterr().out.splitlines()[-1]
+    code, _, last = failed(capsys, *words_of(small_llama, "mine.py:my_loss",
+                                             reward_funcs="mine.py:stopped"))
+    assert code == 128 + getattr(signal, name) and signal.getsignal(signal.SIGTERM) == before
     assert last.startswith(f"stopped by {name}; to continue: python -m engines.trl mine.py:my_loss")
     words = shlex.split(last)
-    assert words[-2:] == ["--resume_from_checkpoint", "out/checkpoint-3"]
+    assert words[-2:] == ["--resume_from_checkpoint", f"{folder}/out/checkpoint-3"]
     assert not Path("out/model.safetensors").exists()
     if name == "SIGTERM":
         trainer = ours.main(words[words.index("engines.trl") + 1:])
@@ -629,74 +584,31 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(small_llam
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("stopped by SIGHUP; to continue: accelerate launch --num_processes 2 "
                              "-m engines.trl grpo ") == 1
-    assert record.is_complete("out/checkpoint-3")
-
-
-def test_a_signal_while_a_checkpoint_is_saved_ends_the_run_with_it(
-        small_llama, folder, monkeypatch, capsys):
-    """After the last step, nothing is left to stop: the run ends as usual."""
-    save = trl.GRPOTrainer._save_optimizer_and_scheduler
-    at = 2
-
-    def stopped(trainer, output_dir):
-        if trainer.state.global_step == at:
-            signal.raise_signal(signal.SIGINT)
-        save(trainer, output_dir)
-    monkeypatch.setattr(trl.GRPOTrainer, "_save_optimizer_and_scheduler", stopped)
-    each = {"save_strategy": "steps", "save_steps": 2}
-    with pytest.raises(SystemExit) as stop:
-        ours.main(words_of(small_llama, "grpo", **each))
-    assert stop.value.code == 128 + signal.SIGINT
-    assert capsys.readouterr().out.endswith("--resume_from_checkpoint out/checkpoint-2\n")
-    at = 4
-    ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="True", **each))
-    assert Path("out/model.safetensors").exists()
-
-
-def test_a_signal_before_the_training_is_one_line(small_llama, folder, refused):
-    """Also while a reward is tried, whose SystemExit would count as its failure."""
-    Path("mine.py").write_text(MINE.replace("    return [1.0]\n",
-                                            "    signal.raise_signal(signal.SIGTERM)\n"))
-    refused("stopped by SIGTERM before the training", ours.main,
-            words_of(small_llama, "grpo", reward_funcs="mine.py:one"), code=128 + 15)
+    assert record.is_complete(Path("out/checkpoint-3"))
 
 
 @pytest.mark.parametrize("name", ["ended", "away", "some"])
 def test_a_reward_may_end_processes_leave_the_folder_or_judge_some_outputs(
         name, small_llama, folder):
     ours.main(words_of(small_llama, "grpo", reward_funcs=f"mine.py:{name}", **FEW))
-    assert record.is_complete("out/checkpoint-2") and Path("out/model.safetensors").exists()
-    assert Path.cwd() == folder and torch.get_default_dtype() == torch.float32
-
-
-def test_a_kill_while_a_checkpoint_is_written_over_leaves_none(small_llama, folder, monkeypatch):
-    each = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    ours.main(words_of(small_llama, "grpo", **each))
-
-    def killed(*_):
-        raise KeyboardInterrupt                         # which nothing catches
-    monkeypatch.setattr(trl.GRPOTrainer, "_save_optimizer_and_scheduler", killed)
-    with pytest.raises(SystemExit):
-        ours.main(words_of(small_llama, "grpo", resume_from_checkpoint="out/checkpoint-1", **each))
-    assert Path("out/checkpoint-2/model.safetensors").exists()
-    assert record.last("out") == "out/checkpoint-1"
+    assert record.is_complete(folder / "out/checkpoint-2")
+    assert (folder / "out/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("words, flags, message", [
-    ("mine.py:my_loss bad_call=7", {}, "step 3: FloatingPointError: the gradient is nan; the larg"),
+    ("mine.py:my_loss bad_call=5", {}, "step 2: FloatingPointError: the gradient is nan; the larg"),
     ("grpo", {"reward_funcs": "mine.py:nothing"}, "step 2: FloatingPointError: a reward is infini"),
     ("grpo", {"reward_funcs": "mine.py:infinite"}, "step 2: FloatingPointError: a reward is infin"),
-    ("grpo", {"reward_funcs": "mine.py:failing"}, "step 2: mine.py:47: ZeroDivisionError: div")])
-def test_what_is_not_finite_or_fails_ends_a_run_with_a_good_checkpoint(
+    ("grpo", {"reward_funcs": "mine.py:failing"}, "step 2: mine.py:LINE: ZeroDivisionError: div")])
+def test_what_is_not_finite_or_fails_ends_a_run_before_its_step(
         words, flags, message, small_llama, folder, capsys):
-    step = int(message[5]) - 1
-    with pytest.raises(SystemExit) as stop:
-        ours.main(words_of(small_llama, *words.split(), **flags))
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 1 and error.startswith(f"error: {message}")
-    assert error.endswith(f"; the last checkpoint is out/checkpoint-{step}")
-    weights = load_file(folder / f"out/checkpoint-{step}/model.safetensors")
+    each = {"save_strategy": "steps", "save_steps": 1}
+    code, error, _ = failed(capsys, *words_of(small_llama, *words.split(), **flags | each))
+    line = MINE[:MINE.index("1 / (1 - ")].count("\n") + 1
+    assert code == 1 and error.startswith(message.replace("LINE", str(line)))
+    weights = load_file(folder / "out/checkpoint-1/model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
+    assert not Path("out/checkpoint-2").exists()
 
 
 def test_the_page_shows_the_completions_and_the_answers_of_a_run(

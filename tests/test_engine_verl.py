@@ -15,7 +15,6 @@ from small_models import NEEDS
 from small_vectors import losses_of
 from torch.testing import assert_close as same
 
-import engines
 import grpo
 import vectors
 from engines import names, settings, task
@@ -70,13 +69,6 @@ def test_an_average_that_contradicts_the_loss_is_refused():
         ours.policy_loss(*torch.zeros(4, 1, 1))
 
 
-def test_a_loss_that_is_not_finite_ends_a_step():
-    """verl itself would leave out the step, with a warning."""
-    logps = torch.full((1, 2), float("nan"))
-    with pytest.raises(ValueError, match="grpo:policy_loss: the loss of a token is not finite"):
-        ours.policy_loss(-torch.ones(1, 2), logps, *torch.ones(2, 1, 2), "seq-mean-token-mean")
-
-
 def test_the_weights_for_the_sampler_multiply_the_loss():
     config = SimpleNamespace(global_batch_info={})
     logps, old_logps = -torch.rand(2, 3, 4)
@@ -99,15 +91,6 @@ def test_advantages_are_those_of_the_script_whatever_the_order_of_the_groups():
         expected = grpo.advantages(rewards, scale).flatten()[order]
         same(A, expected[:, None] * mask)
         same(returns, A)
-
-
-def test_the_advantages_of_a_loss_are_its_neighbours(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def my_loss(logps, A):\n    return -logps * A\n\n"
-                    "def advantages(rewards):\n    return rewards\n")
-    for text, expected in ((f"{file}:my_loss", 3), ("zoo loss_type=gmpo", None)):
-        found = ours.find_advantages(engines.load(text)[0])
-        assert found(3) == 3 if expected else found is grpo.advantages
 
 
 def test_verls_own_code_takes_the_printed_command_and_its_problems_and_rewards_them(

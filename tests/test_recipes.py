@@ -58,9 +58,15 @@ def recipe(tmp_path, small_llama, monkeypatch):
     return run
 
 
+def rewards_of(file):
+    """Read the rewards of a file, as the command does. -> list of functions"""
+    found = [name.rpartition(".") for name in data.rewards_of(file)]
+    return [getattr(sys.modules[module], name) for module, _, name in found]
+
+
 def rated(file, texts, **columns):
     """Rate texts by the functions of a file, also as messages. -> list of lists"""
-    functions = data.read_rewards([file])
+    functions = rewards_of(file)
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     found = [[one(completions=completions, **columns) for one in functions]
              for completions in (texts, messages)]
@@ -128,10 +134,10 @@ def slow(text, answer):
 """)
     Path("limited.py").write_text(FILES["limited.py"].replace(
         "alarm(5)", "setitimer(0, 0.01 if arguments[0] == 'hang' else 60)"))
-    [reward] = data.read_rewards(["limited.py"])
+    [reward] = rewards_of("limited.py")
     assert reward(completions=["hang", "no"], answer=[2, 2]) == [0, 2]
     assert signal.setitimer(signal.ITIMER_REAL, 0)[0] == 0      # no alarm would ring later
-    monkeypatch.delitem(sys.modules, "mine")
+    del sys.modules["mine"]                                     # for other tests
 
 
 def test_a_judge_grades_completions_side_by_side(recipe):
