@@ -43,16 +43,9 @@ def load(path, name=None, streaming=False, **more):
     return load_dataset(path, name, streaming=streaming)
 
 
-def is_reward(function):
-    """Whether TRL can call a function as a reward: it gets completions, and all columns."""
-    parameters = inspect.signature(function).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return takes_all and not parameters.keys().isdisjoint(("completions", "completion_ids"))
-
-
 def rewards_of(word):
     """Find the rewards that a word of --reward_funcs names: FILE.py:a,b, or FILE.py for all public
-    functions of the file that have the signature of a reward. TRL's script reads all other words.
+    functions of the file that take completions. TRL's script reads all other words.
     ValueError if there is none. -> names, as TRL's script reads them"""
     match = re.fullmatch(r"(.+\.py)(?::(.+))?", word)
     if not match:
@@ -60,7 +53,8 @@ def rewards_of(word):
     module = engines.read_file(match[1])
     names = match[2].split(",") if match[2] else [
         name for name, one in vars(module).items() if name[0] != "_" and inspect.isfunction(one)
-        and one.__module__ == module.__name__ and is_reward(one)]
+        and one.__module__ == module.__name__
+        and {"completions", "completion_ids"} & inspect.signature(one).parameters.keys()]
     if not names or not all(callable(getattr(module, name, None)) for name in names):
         raise ValueError(f"--reward_funcs {word}: has no such reward, which is a function such as "
                          "right(completions, answer, **columns)")

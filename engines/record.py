@@ -76,9 +76,8 @@ def name_of(reward):
     """Name a reward: a function is FILE.py:FUNCTION, and a model is called like its folder."""
     if inspect.isfunction(reward):
         return f"{Path(inspect.getsourcefile(reward) or '').name}:{reward.__qualname__}"
-    if isinstance(reward, str):
-        return reward
-    return getattr(getattr(reward, "config", None), "_name_or_path", type(reward).__name__)
+    config = getattr(reward, "config", None)
+    return str(getattr(config, "_name_or_path", reward))
 
 
 def of_run(text, loss, how, rewards=()):

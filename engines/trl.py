@@ -4,15 +4,11 @@
       --dataset_name train.jsonl --max_steps 100 --output_dir out
   accelerate launch -m engines.trl mine.py:my_loss --model_name_or_path MODEL ...
 
-First comes the loss with its settings, then the flags of `trl grpo`, which does all the rest: data,
-samples, rewards, advantages, the KL, the entropy bonus, adapters, vLLM, trackers. --dataset_name
-may also be a file, and --reward_funcs may name functions of a file, rewards.py:two,of_them; without
-it, real.py's `verify` compares the last number of a completion with the column `answer`.
-
-The first line that is printed names the loss and the rewards, and so do loss.json in the output
-folder, each checkpoint and the trackers' config, under loss_type. Ctrl-C, SIGTERM and the signals
-of schedulers save a checkpoint after the current step, and print the command that continues the
-run. Flags that choose or change TRL's own loss are refused.
+First comes the loss with its settings, then the flags of `trl grpo`, which does all the rest.
+--dataset_name may also be a file, and --reward_funcs may name functions of a file,
+rewards.py:two,of_them; without it, real.py's `verify` compares the last number of a completion with
+the column `answer`. The first line that is printed names the loss and the rewards, and so do
+loss.json in the output folder, each checkpoint and the trackers' config, under loss_type.
 """
 import engines.behind  # isort: split
 
@@ -166,17 +162,16 @@ class Trainer(trl.GRPOTrainer):
     def check_sampler(self, inputs, old_logps, mask):
         """After the first samples, compare vLLM's log-probabilities with the trainer's. Exits with
         one line if vLLM samples from other weights."""
-        if self.is_checked or "sampling_per_token_logps" not in inputs:
-            return
-        self.is_checked = True
-        difference = grpo.log_ratio(
-            old_logps, inputs["sampling_per_token_logps"], mask).abs().sum()
-        sums = self.accelerator.reduce(torch.stack([difference, mask.sum()]), reduction="sum")
-        mean = (sums[0] / sums[1].clamp(min=1)).item()
-        if not mean <= ROUNDING:                                                # True for nan
-            common.fail("vLLM does not sample from the trainer's weights: log-probabilities "
-                        f"differ by {mean:.2g} nats per token, rounding by less than {ROUNDING}; "
-                        "try --use_vllm False", code=1)
+        sampler_logps = None if self.is_checked else inputs.get("sampling_per_token_logps")
+        if sampler_logps is not None:
+            self.is_checked = True
+            difference = grpo.log_ratio(old_logps, sampler_logps, mask).abs().sum()
+            total, count = self.accelerator.reduce(
+                torch.stack([difference, mask.sum()]), reduction="sum").tolist()
+            if not total <= ROUNDING * count:                               # True for nan
+                common.fail("vLLM does not sample from the trainer's weights: log-probabilities "
+                            f"differ by {total / count:.2g} nats per token, rounding by less than "
+                            f"{ROUNDING}; try --use_vllm False", code=1)
 
     # ---- what ends a run ----
 

@@ -22,7 +22,7 @@ import engines
 import plumbing
 import vectors
 from engines import names, record
-from report import check, page
+from report import page
 from vectors import __main__ as vectors_main
 
 trl = pytest.importorskip("trl", reason=NEEDS)
@@ -167,23 +167,6 @@ def test_parts_and_processes_never_change_the_gradient(how, small_llama):
     assert scale > 1e-3
     for parts, processes in ((2, 1), (8, 1), (2, 2), (1, 4)):
         same(gradient(trainer, batch, parts, processes), whole, rtol=1e-4, atol=1e-5 * scale)
-
-
-def test_the_entropy_bonus_is_the_coefficient_times_the_mean_entropy(small_llama):
-    found = []
-    for coef in (0.0, 0.3):
-        trainer = made(small_llama, "grpo", entropy_coef=coef)
-        found.append(gradient(trainer, inputs_of(trainer), parts=2))
-    batch = inputs_of(trainer)
-    logps, entropy, _ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
-        trainer, trainer.model, torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-        torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
-        batch["completion_ids"].shape[1], compute_entropy=True)
-    mask = batch["completion_mask"]
-    trainer.model.zero_grad()
-    (-0.3 * (entropy * mask).sum() / mask.sum()).backward()
-    for name, weight in trainer.model.named_parameters():
-        same(found[1][name] - found[0][name], weight.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_tokens_without_a_gradient_are_counted(small_llama):
@@ -388,10 +371,8 @@ def failed(capsys, *words):
     ("grpo", "--use-liger-kernel", "--use_liger_kernel: belongs to TRL's own loss"),
     ("grpo eps=3", "", "eps: is not a setting of grpo"),
     ("bad.py:my_loss", "", "bad.py: cannot be imported: bad.py:2: AttributeError: module 'bound'"),
-    ("grpo", "--learning_rat 3", "Some specified arguments are not used by the HfArgumentParser"),
     ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
     ("grpo", "--reward_funcs none.py:a", "none.py: there is no such file"),
-    ("grpo", "--reward_funcs none", "Could not load reward function 'none'"),
     ("grpo", "--reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no such reward"),
     ("grpo", "--output_dir runs", "--output_dir FOLDER/runs: has checkpoints of another run; name "
      "a new folder, or continue with --resume_from_checkpoint FOLDER/runs/checkpoint-1000"),
@@ -432,12 +413,9 @@ def test_answers_are_the_texts_of_a_json_file(name, folder):
     path.write_text(f"[{', '.join(texts)}]" if path.suffix == ".json" else "\n\n".join(texts))
     found = data.load(name if name[:2] == "a." else "b")
     assert [*found["train"]["answer"]] == [*ANSWERS, "9007199254740993", "1.50"]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_other_files_are_read_by_datasets(suffix, folder):
-    getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"a.{suffix}")
-    assert data.load(f"a.{suffix}")["train"].num_rows == len(ROWS)
+    for suffix in ("csv", "parquet"):                   # which `datasets` reads
+        getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"a.{suffix}")
+        assert data.load(f"a.{suffix}")["train"].num_rows == len(ROWS)
 
 
 RECIPE, ON_PAGE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/engines.md").read_text(),
@@ -449,6 +427,9 @@ def test_the_recipe_of_the_page_has_the_engines_numbers_also_after_a_resume(smal
     Path("page.py").write_text(ON_PAGE)
     Path("recipe.py").write_text(RECIPE.replace("[right]", "[digits]").replace(
         "\n\nclass Trainer", f"\n\n{inspect.getsource(digits)}\n\nclass Trainer"))
+    Path("wrong.py").write_text(RECIPE.replace("return -torch.min", "return torch.min"))
+    wrong = subprocess.run([sys.executable, "wrong.py"], capture_output=True, text=True)
+    assert wrong.stderr.endswith("the loss makes outputs with A = -1 more likely\n")
     words = words_of(small_llama, **flags)
     at = words.index("--reward_funcs")
     for most in (2, 4):
@@ -461,13 +442,6 @@ def test_the_recipe_of_the_page_has_the_engines_numbers_also_after_a_resume(smal
     for line, other in zip(lines, (line for line in found if "grad_norm" in line)):
         for name in line.keys() & {"loss", "grad_norm", "reward", "rewards/digits/mean"}:
             assert line[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6)
-
-
-def test_the_recipe_refuses_a_loss_with_the_wrong_sign(folder):
-    Path("recipe.py").write_text(RECIPE.replace("return -torch.min", "return torch.min"))
-    done = subprocess.run([sys.executable, "recipe.py"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.endswith(
-        "the loss makes outputs with A = -1 more likely\n")
 
 
 # ---- what is left of a run -------------------------------------------------------------------
@@ -512,7 +486,8 @@ def test_the_record_has_all_files_of_the_user_and_a_resume_with_others_is_refuse
 def test_the_record_follows_imports_of_functions_packages_and_adapters(folder, monkeypatch):
     """But not into our own modules, or packages that are installed."""
     for place, text in {"loss.py": "import torch\nimport common\nyours = __import__('adapted')\n"
-                                   "def f():\n    from helpers import late as x\n",
+                                   "def f():\n    from helpers import late as x\n    import lazy\n",
+                        "lazy.py": "",
                         "adapted.py": "import importlib\nimport pkg.sub.deep\n",
                         "helpers/late.py": "", "helpers/other.py": "", "pkg/__init__.py": "",
                         "pkg/sub/__init__.py": "from . import near", "pkg/sub/near.py": "",
@@ -521,8 +496,8 @@ def test_the_record_follows_imports_of_functions_packages_and_adapters(folder, m
         Path(place).write_text(text)
     monkeypatch.syspath_prepend(folder)
     assert record.files_of([engines.read_file("loss.py")]).keys() == {
-        "loss.py", "adapted.py", "helpers/late.py", "pkg/__init__.py", "pkg/sub/__init__.py",
-        "pkg/sub/near.py", "pkg/sub/deep.py", "pkg/up.py"}
+        "loss.py", "lazy.py", "adapted.py", "helpers/late.py", "pkg/__init__.py",
+        "pkg/sub/__init__.py", "pkg/sub/near.py", "pkg/sub/deep.py", "pkg/up.py"}
 
 
 def test_an_adapter_runs_and_its_record_has_the_function_behind_it(small_llama, folder):
@@ -611,8 +586,7 @@ def test_what_is_not_finite_or_fails_ends_a_run_before_its_step(
     assert not Path("out/checkpoint-2").exists()
 
 
-def test_the_page_shows_the_completions_and_the_answers_of_a_run(
-        small_llama, folder, monkeypatch, capsys):
+def test_the_page_shows_the_completions_and_the_answers_of_a_run(small_llama, folder, capsys):
     """TRL writes the completions of an evaluation, behind the last ones of training, into one
     file."""
     Path("data").mkdir()
@@ -628,19 +602,11 @@ def test_the_page_shows_the_completions_and_the_answers_of_a_run(
     assert [one["step"] for one in run["metrics"] if "eval_reward" in one] == [2, 4]
     questions = {row["prompt"][0]["content"] for row in held_out}
     assert {one["prompt"] for one in run["evaluation"]} == questions
-    assert "evaluation at step 2, reward 0." in run["evaluation"][0]["base"]["label"]
     assert "evaluation at step 4, reward 0." in run["evaluation"][0]["trained"]["label"]
     assert not questions & {one["prompt"] for one in run["samples"]}
-    for group in run["samples"]:
-        mean = sum(one["reward"] for one in group["completions"]) / len(group["completions"])
-        for one in group["completions"]:        # one reward, digits, centred on its group's mean
-            assert one["reward"] == pytest.approx(digits([[{"content": one["text"]}]])[0])
-            assert (one["advantage"] > 0) == (one["reward"] > mean) or abs(
-                one["reward"] - mean) < 1e-6
+    for one in (one for group in run["samples"] for one in group["completions"]):
+        assert one["reward"] == pytest.approx(digits([[{"content": one["text"]}]])[0])
     assert run["config"]["loss"] == "grpo:policy_loss how=sequence_mean"
-    monkeypatch.setattr(sys, "argv", ["check", "out"])
-    check.main()
-    assert capsys.readouterr().out.endswith("to read its completions: python -m report.page out\n")
     assert "In 4 steps (" in page.sum_up([run]) and "the mean reward" in page.sum_up([run])
 
 

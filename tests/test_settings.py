@@ -157,8 +157,3 @@ def test_what_has_no_counterpart_is_listed(script, flags, lost, printed):
     text, _ = printed(script, **flags)
     first = text.splitlines()[0]
     assert first.startswith("#") and all(one in first for one in lost)
-
-
-def test_a_run_of_another_script_is_refused(tmp_path, refused):
-    plumbing.write(tmp_path / "config.json", json.dumps({"script": "ppo.py", "config": {}}))
-    refused("is a run of ppo.py; this command takes", settings.main, [str(tmp_path)])
