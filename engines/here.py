@@ -27,8 +27,8 @@ class Config(grpo.Config):
     def rules(self):
         yield from super().rules()
         for name in ("loss_type", "epsilon", "epsilon_high", "delta"):
-            is_default = getattr(self, name) == grpo.Config.__dataclass_fields__[name].default
-            yield is_default, f"--{name}: belongs to grpo.py's own loss; write it into --loss"
+            yield getattr(self, name) == getattr(grpo.Config, name), (
+                f"--{name}: belongs to grpo.py's own loss; write it into --loss")
 
 
 def main(argv=None):

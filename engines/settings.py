@@ -6,6 +6,7 @@ The first command trains with TRL on the loss of the run, by engines/trl.py. If 
 itself, its own settings follow. verl's command uses engines/verl.py. Flags that have no counterpart
 there are listed. docs/engines.md says how to continue.
 """
+import contextlib
 import shlex
 
 import common
@@ -33,27 +34,21 @@ MISSING = {"TRL": {"kl_estimator": ("k1", "k2"), "scale_rewards": ("mean",)},
                     "mask_truncated_completions": (True,)}}
 
 
-def text_of_loss(name, script, c):
-    """Write the loss of a run as `engines.load` reads it. -> str, names of the flags in it"""
+def losses_of(name, script, c):
+    """Write the loss of a run as `engines.load` reads it, and translate it into TRL's own. -> str,
+    names of the flags in it, {flag: value}, which is {} if TRL lacks it"""
     if name == "here":
-        return c["loss"], ["loss"]
+        return c["loss"], ["loss"], {}
     known, _ = engines.parameters_of(script, "policy_loss", c["loss_type"])
     used = [key for key in known if key in c]
-    return " ".join([f"{name}:policy_loss", *(f"{key}={c[key]}" for key in used)]), used
-
-
-def own_loss_of_trl(name, c):
-    """Translate the loss of a run into TRL's own. -> {flag: value}, {} if TRL lacks it"""
-    if name == "here":
-        return {}
     own = {"here": c["loss_type"]}
     loss = names.find(script=name, **own) or names.find(script="grpo", **own)
     settings = {key: c[here] for key, (here, *_) in names.SETTINGS.get(loss.method, {}).items()
                 if here in c and (here, c[here]) != ("delta", 0)}       # 0: no bound
-    try:
-        return names.translate(loss, settings, "trl")
-    except NotImplementedError:
-        return {}
+    flags = {}
+    with contextlib.suppress(NotImplementedError):
+        flags = names.translate(loss, settings, "trl")
+    return " ".join([f"{name}:policy_loss", *(f"{key}={c[key]}" for key in used)]), used, flags
 
 
 def translated(c, how, text):
@@ -106,7 +101,7 @@ def report(name, script, c, folder):
     """Yield the lines that the command prints."""
     def as_flags(flags):
         return shlex.join(word for key, x in flags.items() for word in (f"--{key}", str(x)))
-    text, used = text_of_loss(name, script, c)
+    text, used, own = losses_of(name, script, c)
     trl, verl = translated(c, engines.load(text)[1], text)
     lost = {place: differences(script, c, used, missing) for place, missing in MISSING.items()}
     write = f"python -m engines.task {shlex.quote(c['task'])}"
@@ -115,7 +110,7 @@ def report(name, script, c, folder):
     yield (f"python -m engines.trl {text} {as_flags(trl)} --model_name_or_path MODEL "
            f"--dataset_name train.jsonl --output_dir {shlex.quote(f'{folder}-trl')} "
            "--reward_funcs engines/task.py:right")
-    if own := own_loss_of_trl(name, c):
+    if own:
         yield f"\n# TRL's own loss, instead of the first words of this command\n{as_flags(own)}"
     yield f"\n# in verl; differences: {lost['verl']}"
     yield f"{write} 2000 --parquet train.parquet"

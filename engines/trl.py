@@ -92,9 +92,8 @@ class Trainer(trl.GRPOTrainer):
                         "--model_name_or_path and this checkpoint")
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
-        """Keep the log-probabilities that TRL's loss is computed from. It gets no infinities of
-        masked slots. TRL averages its entropy bonus over a part of the batch; with the gradient of
-        the entropies times `share`, the sum of all parts is the average over the optimizer step."""
+        """Keep the log-probabilities that TRL's loss is computed from. TRL averages its entropies
+        over a part of the batch; times `share`, the parts add up to the average over the step."""
         logps, entropies, *rest = super()._get_per_token_logps_and_entropies(*args, **named)
         if self.mask is None:
             return logps, entropies, *rest
@@ -148,8 +147,7 @@ class Trainer(trl.GRPOTrainer):
             self.token_counts = self.token_counts + self.accelerator.reduce(sums, reduction="sum")
 
     def log(self, logs, start_time=None):
-        """Log as TRL does, which averages over all parts since the last line: instead, keep the
-        largest of the maxima, and count tokens."""
+        """Log as TRL does, but the largest of the maxima, and a share of all tokens."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         if "max_log_ratio" in metrics:
             metrics["max_log_ratio"] = [max(metrics["max_log_ratio"])]
@@ -180,14 +178,12 @@ class Trainer(trl.GRPOTrainer):
         ends the run; in float16, TRL scales the loss, and skips such a step."""
         norm = super()._get_grad_norm(*args, **named)
         if norm is not None and not math.isfinite(norm) and not self.args.fp16:
-            largest = max(self._metrics["train"]["max_log_ratio"], default=0.0)
             raise FloatingPointError(f"the gradient is {float(norm)}; the largest |log rho_t| is "
-                                     f"{largest:.3g}")
+                                     f"{max(self._metrics['train']['max_log_ratio']):.3g}")
         return norm
 
     def _calculate_rewards(self, *args):
-        """Compute the rewards as TRL does. An infinite one, or a batch without any, ends the run.
-        """
+        """Compute the rewards. An infinite one, or a batch without any, ends the run."""
         rewards = super()._calculate_rewards(*args)                     # (B, functions)
         if rewards.isinf().any() or rewards.isnan().all():
             raise FloatingPointError("a reward is infinite, or all are None: "

@@ -279,10 +279,3 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
             "on loss mine.py:my_loss how=sequence_sum; files", here.main,
             ["--resume_from_checkpoint", "sums"])
     ask.main(["here", "(3+4)="])
-
-
-@pytest.mark.parametrize("flags, message", [
-    (["--loss", "grop"], "--loss grop: grop: must be grpo, gspo, ppo, zoo"),
-    (["--epsilon", "0.1"], "--epsilon: belongs to grpo.py's own loss; write it into --loss")])
-def test_a_run_here_needs_a_loss_and_no_flag_of_another(flags, message, mine, refused):
-    refused(message, here.main, flags)
