@@ -49,7 +49,7 @@ def digits(completions, **columns):
 def made(folder, loss=None, **flags):
     """TRL's trainer, or ours with a loss. -> trainer"""
     torch.manual_seed(0)
-    args = trl.GRPOConfig(str(folder.parent / "out"), **FLAGS | flags)
+    args = trl.GRPOConfig(os.path.relpath(folder.parent / "out"), **FLAGS | flags)
     kind, more = (trl.GRPOTrainer, {}) if loss is None else (ours.Trainer, {"loss": loss})
     return kind(str(folder), digits, args, datasets.Dataset.from_list(ROWS), **more)
 
@@ -187,6 +187,7 @@ def test_tokens_without_a_gradient_are_counted(small_llama):
 
 def test_a_line_of_the_log_has_the_largest_of_the_maxima_and_counts_tokens(small_llama):
     trainer = made(small_llama, "grpo")
+    assert os.path.isabs(trainer.args.output_dir)       # a reward may change the current folder
     trainer.model.train()
     trainer._metrics["train"]["max_log_ratio"] += [0.5, 4.0, 1.0]
     trainer._metrics["train"]["entropy"] += [0.5, 4.0, 1.5]
@@ -339,6 +340,8 @@ def folder(tmp_path, monkeypatch):
     Path("mine.py").write_text(MINE)
     Path("bound.py").write_text("FACTOR = 1.0\n")
     Path("bad.py").write_text("import bound\nbound.none")
+    Path("runs").mkdir()
+    Path("runs/trainer_state.json").write_text("{}")    # of a run that has ended
     for step in (900, 1000):
         Path(f"runs/checkpoint-{step}").mkdir(parents=True)
         for file in ("trainer_state.json", "rng_state.pth"):
