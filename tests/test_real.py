@@ -729,7 +729,7 @@ def numbered(lengths, answer=2):
     ('{"prompt": "", "answer": 1}\n{"answer": 2}', "line 2: the key 'prompt' is missing"),
     (b'{"prompt": "", "answer": 1}\n\xe9', "line 2: 'utf-8'"),
     ('{"prompt": 1, "answer": 2}', "be a text"),
-    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "has two answers, 2 and 'x'"),
+    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "has two answers, 2"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     (r'{"prompt": "\ud800", "answer": 2}', "surrogates not allowed"),
     (numbered(range(11)), "a prompt of 0 tokens"), (numbered(range(1, 11), "x"), "'x' is"),
