@@ -26,6 +26,7 @@ SOLUTIONS = parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
 SAID = {
     "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
     "the mean is over three outputs": ["every wrong number is 1.3333 times what it should be"],
+    "the log-ratio is cut to 2, under other names": ["A -3, logps -0.4, old_logps -5.4, mask 1:"],
     "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
     "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
     "GSPO-token is GSPO": [
