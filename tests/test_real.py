@@ -536,9 +536,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(llama, change, monkeypatch):
         Path(folder).mkdir()
         Path(folder, f"model-{len(calls)}").touch()
     monkeypatch.setattr(type(real.load(llama)), "save_pretrained", full)
-    change(P=2, T=3, SAVE_STEPS=1)
+    change(P=2, T=3, SAVE_STEPS=2)
     with pytest.raises(SystemExit, match="trained-unfinished: the model cannot be saved: .*No spa"):
         real.main(llama, steps=9)
+    lines = Path("trained-unfinished/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
     names = {path.name for path in Path("trained-unfinished").iterdir()}
     assert "model-2" in names and "half" not in names
     assert [path.name for path in Path().glob("trained*")] == ["trained-unfinished"]
