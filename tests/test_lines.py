@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from learn.path import lines, measure, page, runs, worked
-from learn.path.rungs import BASE, CHAPTERS, NANO
+from learn.path.rungs import NANO
 
 SMALL = (("P = 32 ", "P = 4 "), ("HELD_OUT = 500 ", "HELD_OUT = 4 "), ("T = 38 ", "T = 8 "))
 
@@ -51,15 +51,6 @@ def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp
     assert {"kl", "step_kl"} <= whole["steps"][0].keys()
     assert brief["steps"] == [{name: x for name, x in step.items() if name not in ("kl", "step_kl")}
                               for step in whole["steps"]]
-
-
-def test_every_row_but_nano_has_a_prediction():
-    for name, row in lines.ROWS.items():
-        predicted = row.fields.get("predicted", "")
-        assert (predicted == "") == (name == "nano")
-        for words in predicted.split(" | ") if predicted else ():
-            direction, bound = words.split()
-            assert direction in lines.DIRECTIONS and float(bound) > 0
 
 
 def test_a_row_is_completed_before_the_next_one_begins(monkeypatch):
@@ -134,11 +125,6 @@ def test_what_the_outcomes_of_the_rows_say_is_so():
     assert own.factor == 1 / 8 and round(own.difference) == -7
 
 
-def test_the_store_has_only_runs_of_today_s_rows():
-    cases = {lines.case(name, factor) for name in lines.ROWS for factor in measure.EVERY_FACTOR}
-    assert {case for case, _ in lines.STORE.results} <= cases
-
-
 # ---- before rung 1 ---------------------------------------------------------------------------
 
 def test_the_gradient_on_the_page_is_that_of_pytorch_and_that_of_differences():
@@ -183,18 +169,3 @@ def test_an_equation_has_the_number_of_the_docstring_and_so_has_each_that_a_patc
     text = page.chapter("clip")
     assert text.count("<span>(3)</span>") == 1          # the idea's equation
     assert text.count("<span>(2)</span>") == 1          # quoted by the patch, below it
-
-
-def test_rows_with_another_reward_stand_apart_and_all_rows_say_what_they_cost():
-    apart = [name for name in CHAPTERS if name != BASE and page.has_other_rewards(name)]
-    assert apart == ["group", "std", "kl", "critic", "gae"]         # the baseline's is 1 or -1
-    rows = {name: cells[0] for _, name, _, *cells in page.table()}
-    assert rows["reinforce"] == "20 steps, 5,120 outputs, 1 pass"
-    assert rows["dynamic"].startswith("10 steps, 2,560 → 5,120 outputs, 8 passes")
-    assert all(("another reward" in text) == (name in apart) for name, text in rows.items())
-
-
-def test_a_frame_has_no_address_until_it_is_opened():
-    text = page.build()
-    assert text.count("<iframe ") == text.count(" data-src=") == text.count("ontoggle=") > 5
-    assert "<iframe src=" not in text and "loading=lazy" not in text

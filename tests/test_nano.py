@@ -20,66 +20,16 @@ PARTS = {"qkv": ["query", "key", "value"], "gate_up": ["gate", "up"], "embed": [
 
 def test_problems_and_verdicts():
     task = grpo.common.Arithmetic(grpo.verify)
-    for seed, wrong in itertools.product(range(1_000), (0.0, 0.6)):
-        problem, rng = task.sample(random.Random(seed), 0.0, wrong), random.Random(seed)
+    for seed, options in itertools.product(range(1_000), ([], [0.6], [1.0])):
+        problem, rng = task.sample(random.Random(seed), 0.0, *options), random.Random(seed)
         _ = rng.random(), rng.randint(5, 5)                 # sample's first two draws
         _, _, belief = problem.work.rpartition("=")
         expected = (problem.prompt, int(problem.answer), problem.work, int(belief))
-        assert nano.sample_problem(rng, task.is_held_out(problem), wrong) == expected
+        assert nano.sample_problem(rng, task.is_held_out(problem), *options) == expected
     pieces = [*nano.VOCABULARY, *"777-- \n\0.\x85\uff17", "", "0" * 21, "<answer>7</answer>"]
     for answer in [7, -7] * 5_000:
         text = rng.choice(["{}", "<answer>{}</answer>"]).format("".join(rng.choices(pieces, k=3)))
         assert nano.verify(answer, text) == grpo.verify(grpo.common.Problem("", answer), text)
-
-
-def steps_of(work):
-    """Split a work into its sums and their results. -> list of (sum, result)"""
-    pairs = [step.split("=") for step in work.split(";")]
-    return [(fact, int(result)) for fact, result in pairs]
-
-
-def test_beliefs_about_all_sums_are_those_of_the_scripts():
-    rng = random.Random(0)
-    believed = {}
-    for i in range(20_000):
-        _, _, work, _ = nano.sample_problem(rng, held_out=i % 2 == 0, wrong=1.0)
-        for fact, result in steps_of(work):
-            assert believed.setdefault(fact, result) == result
-    right = {f"{value}{sign}{operand}": nano.COMPUTE[sign](value, operand)
-             for value in range(21) for sign in "+-*" for operand in range(1, 10)}
-    right = {fact: result for fact, result in right.items() if 0 <= result <= 20}
-    assert len(right) == 351 and right.keys() <= believed.keys()
-    task = grpo.common.Arithmetic(grpo.verify)
-    for fact, result in right.items():
-        change = 1 if result < 20 else -1
-        assert believed[fact] == result + change * task.has_wrong_belief(fact)
-    assert sum(believed[fact] != result for fact, result in right.items()) == 48    # 0.137 of 351
-
-
-@pytest.mark.parametrize("wrong", [0.0, 0.6, 1.0])
-def test_answers_are_right_whatever_authors_believe_and_values_stay_in_0_to_20(wrong):
-    rng = random.Random(0)
-    num_wrong, num_right = 0, 0
-    task = grpo.common.Arithmetic(grpo.verify)
-    for _ in range(5_000):
-        options = {"wrong": wrong} if wrong else {}         # the default is 0.0
-        question, answer, work, belief = nano.sample_problem(rng, **options)
-        assert answer == eval(question[:-1]) and 0 <= answer <= 20
-        steps = steps_of(work)
-        results = [result for _, result in steps]
-        begins = [re.match(r"\d+", fact)[0] for fact, _ in steps]
-        assert begins == [re.search(r"\d+", question)[0], *map(str, results[:-1])]
-        assert results[-1] == belief and min(results) >= 0 and max(results) <= 20
-        for fact, result in steps:
-            if wrong and task.has_wrong_belief(fact) and 0 <= eval(fact) <= 20:
-                num_wrong += result != eval(fact)
-                num_right += result == eval(fact)
-            else:
-                assert result == eval(fact) or not 0 <= eval(fact) <= 20
-    if wrong:
-        assert num_wrong / (num_wrong + num_right) == pytest.approx(wrong, abs=0.03)
-    else:
-        assert belief == answer
 
 
 def test_the_texts_of_the_base_are_wrong_only_in_thoughts_and_ask_no_held_out_question(
@@ -94,16 +44,13 @@ def test_the_texts_of_the_base_are_wrong_only_in_thoughts_and_ask_no_held_out_qu
         question, work, answer = re.fullmatch(
             "(.*=)(?:<think>(.*)</think>)?<answer>([0-9]+)</answer>", text).groups()
         assert not task.is_held_out(grpo.common.Problem(question, answer))
-        if work is None:
-            assert int(answer) == eval(question[:-1])
-        else:
-            steps = steps_of(work)
-            assert int(answer) == steps[-1][1]
-            num_thoughts += 1
-            believed = [result != eval(fact) for fact, result in steps
-                        if task.has_wrong_belief(fact)]
-            num_wrong += sum(believed)
-            num_believed += len(believed)
+        steps = [step.split("=") for step in work.split(";")] if work else []
+        assert answer == steps[-1][1] if work else int(answer) == eval(question[:-1])
+        believed = [int(result) != eval(fact) for fact, result in steps
+                    if task.has_wrong_belief(fact)]
+        num_thoughts += work is not None
+        num_wrong += sum(believed)
+        num_believed += len(believed)
     assert num_thoughts / 3_200 == pytest.approx(0.8 * 0.9 + 0.2 * 0.3, abs=0.03)
     assert num_wrong / num_believed == pytest.approx(0.6, abs=0.05)
 

@@ -31,7 +31,7 @@ def open_page(browser, tmp_path):
 
 def test_a_reader_trains_the_base_pulls_a_lever_and_asks_both_policies(open_page):
     page = open_page()
-    page.evaluate("() => { reasonToStop = ({ log }) => log.length < 3 ? null : 'learned' }")
+    page.evaluate("() => { reasonToStop = ({ log }) => log.length < 2 ? null : 'learned' }")
     ended = "() => run.exam !== null && activity === null"
     page.click("#begin")
     page.wait_for_function(ended, timeout=600_000)

@@ -20,6 +20,7 @@ from small_models import NEEDS, save_random
 from torch.testing import assert_close as same
 
 from learn.path import rungs
+from report import check
 
 pytest.importorskip("transformers", reason=NEEDS)
 import real
@@ -47,6 +48,12 @@ def random_model(family="llama", **changes):
     return save_random(Path(family).absolute(), family, **changes)
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """The folder of a random Llama, which no test may change."""
+    return save_random(tmp_path_factory.mktemp("model") / "llama")
+
+
 def module(source, **values):
     """Run a script that is like real.py, and set its globals, by default to small sizes."""
     script = types.ModuleType("script")
@@ -67,6 +74,12 @@ def small_source(**values):
 def write_rows(rows):
     """Write data.jsonl, with blank lines between the rows."""
     Path("data.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+
+
+def sums(n=20):
+    """Write n sums, which is quicker than to make up 10,000. -> file"""
+    write_rows({"prompt": f"{i}+1=", "answer": i + 1} for i in range(n))
+    return "data.jsonl"
 
 
 def batch_of(folder, G=4):
@@ -120,7 +133,7 @@ def test_a_model_teaches_itself_with_another_right_output_of_the_group(monkeypat
 
     scored = watch(script, "logprobs", lambda policy, tokens: (policy, tokens))
     updates = watch(script, "surrogate_loss", lambda logps, old_logps, A, mask: (old_logps, A))
-    script.main(random_model(max_position_embeddings=400), steps=1)
+    script.main(random_model(max_position_embeddings=400), sums(), steps=1)
     policy, _ = scored[0]
     [(base, tokens)] = [one for one in scored if one[0] is not policy]      # grades the batch once
     texts = script.TOKENIZER.batch_decode(tokens[:, :300].clamp(min=0))
@@ -132,8 +145,8 @@ def test_a_model_teaches_itself_with_another_right_output_of_the_group(monkeypat
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_is_that_of_trl_with_our_loss(family, change):
-    """With temperature 0.8, off-policy, in parts of another size, with dropout in GPT-2's config.
-    TRL gives a model no positions, so a padded prompt of GPT-2 has others, and is left out."""
+    """With temperature 0.8, off-policy, with dropout in GPT-2's config. TRL gives a model no
+    positions, so a padded prompt of GPT-2 has others, and is left out."""
     trl = pytest.importorskip("trl", reason=NEEDS)
     from datasets import Dataset
 
@@ -211,28 +224,10 @@ def test_the_kernel_and_torch_compute_the_same_log_probabilities_and_gradients()
         ["False", "4"], 0), found.stderr
 
 
-def test_it_runs_in_a_checkout_without_the_packages_of_the_scripts():
-    """transformers looks for a package `kernels`, and imports a folder of that name."""
-    Path("site").mkdir()
-    Path("site/tiktoken.py").write_text("raise ModuleNotFoundError('no tiktoken')")
-    write_rows([{"prompt": f"{n}" * (1000 if n == 9 else 1), "answer": n} for n in range(20)])
-    found = subprocess.run([sys.executable, real.__file__, random_model(), "data.jsonl"], text=True,
-                           env=os.environ | {"PYTHONPATH": "site"}, capture_output=True)
-    assert found.stderr.splitlines()[-1].startswith(
-        "a prompt of 1000 tokens, not 1 to W = 512: '999"), found.stderr
-
-
-def test_a_copy_of_the_file_alone_computes_with_torch():
-    shutil.copy(real.__file__, "real.py")
-    found = subprocess.run([sys.executable, "-c", "import real; print(real.KERNEL)"], text=True,
-                           env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True)
-    assert found.stdout.split() == ["None"], found.stderr
-
-
 # ---- padding, memory, ends -------------------------------------------------------------------
 
-def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(change):
-    policy, tokens, _ = batch_of(random_model())
+def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(llama, change):
+    policy, tokens, _ = batch_of(llama)
     A, kept, found = torch.randn(20), [], []
     for M in (20, 3):
         change(M=M)
@@ -245,9 +240,9 @@ def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(change):
     assert 0 < sum(kept) < 10 * tokens.numel()                  # no activation of any layer
 
 
-def test_outputs_of_about_the_same_length_are_scored_together(change, watch):
+def test_outputs_of_about_the_same_length_are_scored_together(llama, change, watch):
     """Their rows come back in their order, which the test before this one compares."""
-    policy, _, _ = batch_of(random_model())
+    policy, _, _ = batch_of(llama)
     lengths = [2, 24, 5, 23] * 5
     rows = [[real.PAD] * (real.W - 1) + [9] * (n + 1) + [real.PAD] * (real.T - n) for n in lengths]
     change(M=5)
@@ -273,14 +268,12 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for():
         assert length == ones and row[length:] == [real.PAD] * (real.T - length)
         used |= {row[i] for i in places}
     policy.save_pretrained(folder / "again")            # which refuses a top_k without do_sample
-    saved = json.loads((folder / "again/generation_config.json").read_text())
-    assert saved["eos_token_id"] == ends and saved["do_sample"]     # generate would be greedy
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
-def test_autocast_rounds_products_and_no_weight_loses_its_gradient(capsys):
+def test_autocast_rounds_products_and_no_weight_loses_its_gradient(llama, capsys):
     """A cast that is cached while nothing has a gradient would cut the weights off."""
-    policy, tokens, _ = batch_of(random_model())
+    policy, tokens, _ = batch_of(llama)
     exact, mask = real.logprobs(policy, tokens)
     source = inspect.getsource(real).replace('enabled=DEVICE == "cuda"', "enabled=True")
     source = source.replace("torch.bfloat16 if DEVICE", "torch.bfloat16 if True or DEVICE")
@@ -294,21 +287,16 @@ def test_autocast_rounds_products_and_no_weight_loses_its_gradient(capsys):
         assert torch.cosine_similarity(grad.flatten(), theirs[name].flatten(), dim=0) > 0.99, name
 
 
-def test_the_gap_is_a_mean_over_tokens(change, capsys):
-    policy, tokens, logps = batch_of(random_model())
+@pytest.mark.parametrize("gap, greedy, printed", [
+    (0.25, False, "gap 2.5e-01,"), (0.0009, True, "gap 9.0e-04,"), (0.0011, True, "")])
+def test_the_gap_is_a_mean_over_tokens_and_before_the_first_step_a_thousandth_is_too_large(
+        llama, gap, greedy, printed, change, capsys):
+    policy, tokens, logps = batch_of(llama)
     tokens[0, -5:] = real.PAD
-    change(N=len(tokens), sample_few=lambda *_: (tokens, logps + 0.25))
-    real.sample(policy, tokens[:, :real.W])
-    assert "gap 2.5e-01," in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("gap, is_refused", [(0.0009, False), (0.0011, True)])
-def test_before_the_first_step_a_gap_of_a_thousandth_is_too_large(gap, is_refused, change, capsys):
-    policy, tokens, logps = batch_of(random_model())
     change(N=len(tokens), sample_few=lambda *_: (tokens, logps + gap))
-    with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
-        real.sample(policy, tokens[:, :real.W], greedy=True)
-    assert ("gap" in capsys.readouterr().out) != is_refused
+    with contextlib.nullcontext() if printed else pytest.raises(SystemExit, match="other probab"):
+        real.sample(policy, tokens[:, :real.W], greedy)
+    assert printed in capsys.readouterr().out
 
 
 # ---- the sampler -----------------------------------------------------------------------------
@@ -328,7 +316,7 @@ def sampled_without_a_cache(policy, questions, uniforms):
 
 
 @pytest.mark.parametrize("family", [
-    *FAMILIES, "bloom", "gpt_neox", "olmo2", "qwen3_moe", "lfm2", "falcon_h1"])
+    *FAMILIES, "bloom", "gpt_neox", "olmo2", "qwen3_moe", "lfm2"])
 def test_a_recorded_sampler_is_a_policy_without_a_cache(family, record_real, capsys):
     """Also with short windows and ALiBi. Where a layer has a state, nothing is recorded."""
     policy = real.load(random_model(family))
@@ -345,12 +333,12 @@ def test_a_recorded_sampler_is_a_policy_without_a_cache(family, record_real, cap
     assert len({*map(tuple, tokens.tolist())}) == 10
     assert torch.equal(greedy, plain_greedy)
     printed = capsys.readouterr().out
-    assert ("cannot be recorded: this waits" in printed) == (family in ("lfm2", "falcon_h1"))
+    assert ("cannot be recorded: this waits" in printed) == (family == "lfm2")
 
 
-def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(change):
+def test_samples_do_not_depend_on_the_rows_sampled_at_a_time(llama, change):
     """And an evaluation is greedy."""
-    policy, found = real.load(random_model()), []
+    policy, found = real.load(llama), []
     for N in (3, 20):
         change(N=N)
         real.DRAWS.manual_seed(0)
@@ -394,13 +382,6 @@ def test_a_prompt_has_no_end_and_its_beginning_once_and_a_chat_its_generation_pr
     assert real.decode(torch.nn.functional.pad(rows, (real.W, 0), value=-1)) == ["7", "89:"]
 
 
-def test_an_answer_keeps_all_its_digits():
-    Path("data.jsonl").write_text('{"prompt": "a", "answer": 0.12345678901234567890}')
-    [(_, answer)] = real.read_problems("data.jsonl")
-    assert real.verify(answer, "0.12345678901234567890") == 1
-    assert real.verify(answer, "0.12345678901234568") == 0
-
-
 def test_problems_and_verdicts():
     for answer, text, reward in (
             ("7", "a 12, no: 7.", 1), ("1200", "so 1,200", 1), (7, "7.0", 1), ("-7", "it is -7", 1),
@@ -409,6 +390,10 @@ def test_problems_and_verdicts():
             (2**53, "9007199254740993", 0), ("2", "7/2", 0), (1e-5, "0.00001", 1),
             ("3", "\u0663", 0), ("5", "1.2.5", 0), ("1e9", "1" + "0" * 9, 1)):
         assert real.verify(answer, text) == reward, (answer, text)
+    Path("data.jsonl").write_text('{"prompt": "a", "answer": 0.12345678901234567890}')
+    [(_, answer)] = real.read_problems("data.jsonl")            # keeps all its digits
+    assert real.verify(answer, "0.12345678901234567890") == 1
+    assert real.verify(answer, "0.12345678901234568") == 0
     for seed in range(100):
         question, answer = real.make_up_problem(random.Random(seed))
         assert eval(re.search("is (.*)[?]", question)[1]) == int(answer)
@@ -451,67 +436,39 @@ def test_a_run_writes_over_nothing_and_saves_before_its_last_evaluation(monkeypa
     assert Path("trained-3/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit(143), MemoryError])
-def test_a_run_that_is_stopped_or_fails_saves_what_it_has_trained(error, change):
-    descend = real.descend
-    calls = []
-
-    def stopped(*args):
-        calls.append(args)
-        if len(calls) == 4:
-            raise error
-        descend(*args)
-    change(P=2, T=3, RATE=1e-2, descend=stopped, verify=lambda answer, text: len(text) % 2)
-    folder = random_model()
-    with pytest.raises((KeyboardInterrupt, SystemExit, MemoryError)):
-        real.main(folder, steps=5)
-    assert len(calls) == 4
-    before, after = (real.load(one).get_input_embeddings().weight for one in (folder, "trained"))
-    assert (before - after).abs().max() > 1e-3
-
-
 def test_a_signal_at_any_moment_of_a_save_leaves_a_folder_that_the_next_save_completes(
-        monkeypatch, tmp_path):
-    policy = real.load(random_model())
-    calls = []
+        llama, monkeypatch, tmp_path):
+    policy = real.load(llama)
+    calls = iter(())
 
     def interrupted(place, name):
         function = getattr(place, name)
 
         def call(*args, **named):
             done = function(*args, **named)
-            calls.append(name)
-            if len(calls) == at:
+            if next(calls, 1) == 0:
                 raise KeyboardInterrupt
             return done
-        return call
+        monkeypatch.setattr(place, name, call)
     for place, name in ((os, "replace"), (shutil, "copytree"), (shutil, "rmtree"),
                         (type(policy), "save_pretrained")):
-        monkeypatch.setattr(place, name, interrupted(place, name))
-    at, total = 0, 10
-    for at in range(1, 99):
-        (tmp_path / str(at)).mkdir()
-        monkeypatch.chdir(tmp_path / str(at))
-        policy.lm_head.weight.data[0, 0] = -at
-        calls[:] = [""] * 99
+        interrupted(place, name)
+    for at in range(1, 7):                      # the call that is interrupted
+        (tmp_path / f"{at}").mkdir()
+        monkeypatch.chdir(tmp_path / f"{at}")
         real.save(policy, "model")
-        calls.clear()
         policy.lm_head.weight.data[0, 0] = at
-        try:
+        calls = iter(range(at - 1, -1, -1))
+        with pytest.raises(KeyboardInterrupt):
             real.save(policy, "model")
-        except KeyboardInterrupt:
-            total = at
-            real.save(policy, "model")
+        real.save(policy, "model")
         assert [path.name for path in Path().iterdir()] == ["model"]
         assert real.load("model").lm_head.weight[0, 0] == at
-        if total < at:                          # no call was left to interrupt
-            break
-    assert total > 5
 
 
 def test_a_signal_in_the_last_save_or_in_the_first_step_leaves_a_model_with_its_right_name(
         change, capsys):
-    save, calls = real.save, []
+    save, descend, calls = real.save, real.descend, []
 
     def stopped(*args):
         calls.append(args)
@@ -526,24 +483,31 @@ def test_a_signal_in_the_last_save_or_in_the_first_step_leaves_a_model_with_its_
             "trained-2-unfinished", 0, {"save": save, "descend": stopped_at_once})):
         change(P=2, T=3, **values)
         with pytest.raises(KeyboardInterrupt):
-            real.main(folder, steps=1)
+            real.main(folder, sums(), steps=1)
         assert capsys.readouterr().out.endswith(
             f"after {steps} steps, the model is in {Path(name).absolute()}\n")
         real.load(name)
+    change(descend=descend)
+    real.main(name, sums(), steps=1)                    # a run that continues takes another name
+    assert {path.name for path in Path().glob("trained*")} == {"trained", name, "trained-3"}
 
 
-def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(change, capsys):
-    write_rows({"prompt": f"{i}=", "answer": i} for i in range(20))
+def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(llama, change, capsys):
     change(HELD_OUT=100)
-    real.main(random_model(), "data.jsonl", steps=0)
+    real.main(llama, sums(20), steps=0)
     assert len(real.PROBLEMS) == 18
     assert capsys.readouterr().out.count("cut 1.000, gap ") == 2        # the model never ends
 
 
-def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
-    """Under nohup, which ignores SIGHUP, the end of a terminal does not end it."""
+def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(llama):
+    """Under nohup, which ignores SIGHUP, the end of a terminal does not end it. Next to kernels/,
+    which transformers would import, and without the packages of the scripts."""
     Path("mine.py").write_text(small_source(P=2, T=3, STEPS=10_000))
-    child = subprocess.Popen(["nohup", sys.executable, "mine.py", random_model()], text=True,
+    shutil.copytree(rungs.ROOT / "kernels", "kernels")
+    Path("site").mkdir()
+    Path("site/tiktoken.py").write_text("raise ModuleNotFoundError('no tiktoken')")
+    child = subprocess.Popen(["nohup", sys.executable, "mine.py", llama, sums()], text=True,
+                             env=os.environ | {"PYTHONPATH": "site"},
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in child.stdout:
         if "step 0:" in line:
@@ -560,29 +524,7 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved():
     assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_a_killed_run_leaves_its_last_checkpoint_which_is_called_unfinished():
-    """No kill finds half a model in the folder, and a run that continues takes another name."""
-    folder = random_model()
-    source = small_source(P=2, T=3, STEPS=10_000, SAVE_STEPS=3)
-    source = source.replace("RATE = 1e-6", "RATE = 1e-2")
-    Path("mine.py").write_text(source.replace("numbers != [] and number(numbers[-1]) == right",
-                                              "len(text) % 2"))
-    child = subprocess.Popen([sys.executable, "mine.py", folder], text=True, stdout=subprocess.PIPE)
-    for line in child.stdout:
-        if "step 3:" in line:
-            child.kill()
-            break
-    child.communicate()
-    assert [path.name for path in Path().glob("trained*")] == ["trained-unfinished"]
-    before, after = (real.load(one).get_input_embeddings().weight
-                     for one in (folder, "trained-unfinished"))
-    assert (before - after).abs().max() > 1e-3
-    real.main("trained-unfinished", steps=1)
-    assert {path.name for path in Path().glob("trained*")} == {"trained-unfinished", "trained-2"}
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(change, monkeypatch):
-    folder = random_model()
+def test_a_full_disk_keeps_the_last_checkpoint(llama, change, monkeypatch):
     calls = []
 
     def full(policy, folder):
@@ -593,47 +535,43 @@ def test_a_full_disk_keeps_the_last_checkpoint(change, monkeypatch):
             raise OSError(28, "No space left on device")
         Path(folder).mkdir()
         Path(folder, f"model-{len(calls)}").touch()
-    monkeypatch.setattr(type(real.load(folder)), "save_pretrained", full)
-    change(P=2, T=3, SAVE_STEPS=1)
+    monkeypatch.setattr(type(real.load(llama)), "save_pretrained", full)
+    change(P=2, T=3, SAVE_STEPS=2)
     with pytest.raises(SystemExit, match="trained-unfinished: the model cannot be saved: .*No spa"):
-        real.main(folder, steps=9)
+        real.main(llama, steps=9)
+    lines = Path("trained-unfinished/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
     names = {path.name for path in Path("trained-unfinished").iterdir()}
     assert "model-2" in names and "half" not in names
     assert [path.name for path in Path().glob("trained*")] == ["trained-unfinished"]
 
 
-def test_a_gradient_that_is_not_finite_ends_a_run_in_one_line_with_a_good_model(change):
+def test_a_gradient_that_is_not_finite_ends_a_run_in_one_line_with_a_good_model(llama, change):
     verdicts = iter([1.0, 0.0] * 16 + [float("nan")] * 99)      # two steps of P * G = 16
     change(T=3, evaluate=lambda *_: "",
            verify=lambda answer, text: next(verdicts) if text == "text" else 0.0,
            decode=lambda tokens: ["text"] * len(tokens))
-    write_rows({"prompt": f"{i}+1=", "answer": i + 1} for i in range(20))
     with pytest.raises(SystemExit, match="^step 2: the gradient is not finite$"):
-        real.main(random_model(), "data.jsonl", steps=9)
+        real.main(llama, sums(), steps=9)
     assert all(weight.isfinite().all() for weight in real.load("trained").parameters())
 
 
-@pytest.mark.parametrize("name", ["sample", "descend"])
-def test_a_full_gpu_ends_a_run_in_one_line_with_the_model_of_its_last_step(name, change, watch):
-    def full(*_, **__):
+def test_a_full_gpu_ends_a_run_in_one_line_with_the_model_of_its_last_step(llama, change, watch):
+    def full():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    watch(real, name, lambda *_, **__: len(calls) < 3 or full())
-    calls = watch(real, "advantages", lambda *_: 0)         # of a step
+    steps = watch(real, "advantages", lambda *_: 0)
+    watch(real, "descend", lambda *_: len(steps) < 3 or full())
     change(T=3)
-    with pytest.raises(SystemExit, match="^step [23]: out of memory: lower N = [0-9]+ or M = "):
-        real.main(random_model(), steps=9)
+    with pytest.raises(SystemExit, match="^step 2: out of memory: lower N = [0-9]+ or M = "):
+        real.main(llama, sums(), steps=9)
     assert [path.name for path in Path().glob("trained*")] == ["trained"]
 
 
-def test_a_folder_that_cannot_be_written_ends_a_run_before_a_model_is_loaded(change):
-    change(load=None)
-    with pytest.MonkeyPatch.context() as patch:
+def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
+    with monkeypatch.context() as patch:        # before a model is loaded
         patch.setattr("os.access", lambda *_: False)
         with pytest.raises(SystemExit, match="nothing can be saved in this folder"):
-            real.main(random_model())
-
-
-def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
+            real.main("missing")
     folder = random_model()
     Path("empty").mkdir()
     shutil.copytree(folder, "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -659,9 +597,9 @@ def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
         real.load(folder)
 
 
-def test_an_adapter_is_refused_because_its_model_would_be_trained():
+def test_an_adapter_is_refused_because_its_model_would_be_trained(llama):
     peft = pytest.importorskip("peft")
-    policy = real.load(random_model())
+    policy = real.load(llama)
     adapter = peft.get_peft_model(policy, peft.LoraConfig(target_modules="all-linear"))
     adapter.save_pretrained("adapter")
     real.TOKENIZER.save_pretrained("adapter")
@@ -669,16 +607,7 @@ def test_an_adapter_is_refused_because_its_model_would_be_trained():
         real.load("adapter")
 
 
-def test_wrong_samples_end_a_run_before_its_first_step(change):
-    """GPT-Neo's window expects a cache that grows, and Mamba's state knows no positions."""
-    change(W=60, T=30)
-    for family, changes in (("gpt_neo", {"window_size": 16}), ("mamba", {})):
-        policy = real.load(random_model(family, **changes))
-        with pytest.raises(SystemExit, match="samples from other probabilities"):
-            real.sample(policy, real.encode(["((((3+4)-5)*4)-2)=" * 2, "3>"], 60), greedy=True)
-
-
-def test_the_lines_of_the_page_train_an_adapter(change):
+def test_the_lines_of_the_page_train_an_adapter(llama, change):
     pytest.importorskip("peft")
     page = Path(rungs.ROOT, "docs/real-models.md").read_text("utf-8")
     lines = re.findall(r"^ *(from peft.*|policy = get_peft.*)\n", page, re.M)
@@ -689,7 +618,7 @@ def test_the_lines_of_the_page_train_an_adapter(change):
         exec("\n".join(lines), space)
         return space["policy"]
     change(load=with_adapter, RATE=1e-2, verify=lambda answer, text: len(text) % 2 == 0)    # a bool
-    real.main(random_model(), steps=2)
+    real.main(llama, sums(), steps=2)
     names = {path.name for path in Path("trained").iterdir()}
     assert "adapter_model.safetensors" in names and "model.safetensors" not in names
     moved = [name for name, weight in space["policy"].named_parameters() if weight.grad is not None]
@@ -697,21 +626,20 @@ def test_the_lines_of_the_page_train_an_adapter(change):
 
 
 @pytest.mark.parametrize("seeded", [torch.manual_seed, random.seed])
-def test_a_run_depends_on_its_seed_alone_and_not_on_what_verify_seeds(seeded, change, watch):
-    folder = random_model()
+def test_a_run_depends_on_its_seed_alone_and_not_on_what_verify_seeds(llama, seeded, change, watch):
     draws = watch(torch, "rand", lambda *_, **__: 0)
     for judge in (len, lambda text: seeded(0) and None or len(text)):
         change(P=2, RATE=1e-2, verify=lambda answer, text, judge=judge: judge(text))    # an int
         seeded(len(draws))
-        real.main(folder, steps=3)
+        real.main(llama, sums(), steps=3)
     logs, weights = ([path.read_bytes() for path in sorted(Path().glob(f"trained*/{name}"))]
                      for name in ("metrics.jsonl", "model.safetensors"))
-    start = (folder / "model.safetensors").read_bytes()
+    start = (llama / "model.safetensors").read_bytes()
     assert weights[0] == weights[1] != start and logs[0] == logs[1]
 
 
-def test_each_step_and_evaluation_is_a_line_that_report_check_reads(change, watch):
-    """Also if a run is stopped and its folder has been replaced; what it says is so."""
+def test_each_step_and_evaluation_is_a_line_that_report_check_reads(llama, change, watch):
+    """Also if a run is stopped; what it says is so."""
     rewards = watch(real, "advantages", lambda rewards: rewards)
     lengths = watch(real, "decode", lambda tokens: (tokens[:, real.W:] != real.PAD).sum(1).float())
     descend, calls, norms = real.descend, [], []
@@ -725,7 +653,9 @@ def test_each_step_and_evaluation_is_a_line_that_report_check_reads(change, watc
     change(P=2, G=4, SAVE_STEPS=2, RATE=1e-3, descend=stopped,
            verify=lambda answer, text: float("7" in text))
     with pytest.raises(SystemExit):
-        real.main(random_model(), steps=4)
+        real.main(llama, sums(), steps=4)
+    before, after = (real.load(one).get_input_embeddings().weight for one in (llama, "trained"))
+    assert (before - after).abs().max() > 1e-3                  # saved as it was when stopped
     lines = list(map(json.loads, Path("trained/metrics.jsonl").read_text().splitlines()))
     assert [line["step"] for line in lines] == [0, 1, 2, 3] and lines[0].keys() == {
         "step", "eval_reward"}
@@ -740,19 +670,16 @@ def test_each_step_and_evaluation_is_a_line_that_report_check_reads(change, watc
         assert line["completions/mean_length"] == pytest.approx(lengths[step + 1].mean().item())
         assert line["completions/clipped_ratio"] == (lengths[step + 1] == 24).float().mean()
         assert 0 <= line["sampling/sampling_logp_difference/mean"] < 1e-5
-    found = subprocess.run([sys.executable, "-m", "report.check", Path("trained").absolute()],
-                           cwd=rungs.ROOT, text=True, capture_output=True)
-    assert found.returncode == 0 and "3 steps" in found.stdout, found.stdout + found.stderr
+    run = check.read("trained")
+    assert "3 steps" in check.described(run) and check.check(run) is not None
     script = module(rungs.real_script("reinforce"), P=8, N=8, T=3)          # has no groups
-    script.main("llama", steps=1)
+    script.main(llama, sums(), steps=1)
     line = json.loads(Path("trained-2/metrics.jsonl").read_text().splitlines()[1])
     assert "reward" in line and not {"reward_std", "frac_reward_zero_std"} & line.keys()
 
 
-@pytest.mark.parametrize("dtype, in_config", [
-    ("bfloat16", True), ("float16", True), ("float32", True), ("bfloat16", False)])
-def test_a_model_is_saved_in_the_dtype_that_it_had_and_trained_in_float32(
-        dtype, in_config, change, watch):
+@pytest.mark.parametrize("dtype, in_config", [("float16", True), ("bfloat16", False)])
+def test_a_model_is_saved_in_the_dtype_that_it_had(dtype, in_config, change, watch):
     folder = random_model()
     real.load(folder).to(getattr(torch, dtype)).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -762,33 +689,29 @@ def test_a_model_is_saved_in_the_dtype_that_it_had_and_trained_in_float32(
     size = (folder / "model.safetensors").stat().st_size
     sizes = watch(real, "evaluate", lambda *_: [
         path.stat().st_size for path in Path().glob("trained*/model.safetensors")])
-    trained = watch(real, "descend", lambda policy, *_: {w.dtype for w in policy.parameters()})
     change(P=2, T=3)
-    real.main(folder, steps=1)
+    real.main(folder, sums(), steps=1)
     assert all(abs(one / size - 1) < 0.01 for some in sizes for one in some) and len(sizes) == 2
     assert json.loads(Path("trained/config.json").read_text())["dtype"] == dtype
-    assert trained == [{torch.float32}] * 2
 
 
-@pytest.mark.parametrize("verdict", [None, "1", [1.0], float("nan"), float("inf"), 1j])
+@pytest.mark.parametrize("verdict", [None, "1", float("nan")])
 @pytest.mark.parametrize("when", ["", "{}"])
 def test_a_verify_that_returns_no_number_ends_a_run_before_the_model_is_loaded(
         verdict, when, change):
     """If it does so for wrong texts, or for right ones, of any one problem, also a held-out one."""
-    write_rows({"prompt": f"{i}=", "answer": i} for i in range(10))
-    for one in range(10):
+    sums(10)
+    for one in range(1, 11):
         change(load=None, verify=lambda answer, text, one=one: verdict if (
             answer == one and text == when.format(one)) else 1)
         with pytest.raises(SystemExit, match=f"^verify has to .* not {re.escape(repr(verdict))}: "):
             real.main("model", "data.jsonl")
 
 
-@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
-def test_a_control_token_in_the_text_of_a_question_is_named_and_other_tokens_are_text(template):
+def test_a_control_token_in_the_text_of_a_question_is_named_and_other_tokens_are_text():
     real.load(random_model("gpt2"))
     real.TOKENIZER.add_tokens(["<tool>", "\n\n"])
     real.TOKENIZER.add_tokens([f"<unused{i}>" for i in range(6000)], special_tokens=True)
-    real.TOKENIZER.chat_template = template
     for text in ("1+1=<|eos|>", "<|eos|>", "what does <unused5999> mean", "<|pad|>1"):
         with pytest.raises(SystemExit, match=re.escape(re.search("<.*>", text)[0])) as stop:
             real.encode(["12", text], 32)
@@ -804,30 +727,28 @@ def numbered(lengths, answer=2):
 
 @pytest.mark.parametrize("text, words", [
     (None, "No such file"), ('\ufeff{"prompt": "", "answer": ""}\n\n{', "line 3: "),
-    ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "line 1: the key 'answer' is missing"),
+    ("[1]", "'[1]'; write"), ("[" * 9999, "line 1: "),
     ('{"prompt": "", "answer": 1}\n{"answer": 2}', "line 2: the key 'prompt' is missing"),
-    ("[" * 9999, "line 1: "), (b'{"prompt": "", "answer": 1}\n\xe9', "line 2: 'utf-8'"),
-    ('{"prompt": [], "answer": 2}', "be a text"), ('{"prompt": 1, "answer": 2}', "be a text"),
-    ('{"prompt": "1+", "answer": 2}\n{"prompt": "1+", "answer": 3}', "'1+' has two answers, 2 "),
-    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "two answers"),
+    (b'{"prompt": "", "answer": 1}\n\xe9', "line 2: 'utf-8'"),
+    ('{"prompt": 1, "answer": 2}', "be a text"),
+    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "has two answers, 2"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     (r'{"prompt": "\ud800", "answer": 2}', "surrogates not allowed"),
     (numbered(range(11)), "a prompt of 0 tokens"), (numbered(range(1, 11), "x"), "'x' is"),
     (numbered(range(1, 99)), "a prompt of 98 tokens, not 1 to W = 90: '1111")])
-def test_problems_that_cannot_be_used_end_in_one_line(text, words, capsys):
+def test_problems_that_cannot_be_used_end_in_one_line(llama, text, words, capsys):
     if text:
         Path("data.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as stopped:
-        real.main(random_model(), "data.jsonl")
+        real.main(llama, "data.jsonl")
     assert words in stopped.value.code and "\n" not in stopped.value.code
     assert "gap" not in capsys.readouterr().out                 # it has not sampled yet
 
 
-def test_a_question_and_an_output_have_to_fit_in_the_models_context(change):
-    folder = random_model()                                     # its context is 128
+def test_a_question_and_an_output_have_to_fit_in_the_models_context_of_128(llama, change):
     write_rows({"prompt": "1" * n + "+1=", "answer": 2} for n in range(1, 21))      # 23 tokens
     change(T=105, evaluate=lambda *_: "")
-    real.main(folder, "data.jsonl", steps=0)
+    real.main(llama, "data.jsonl", steps=0)
     change(T=106)
     with pytest.raises(SystemExit, match="^129 tokens, 106 of them of an output, exceed the model"):
-        real.main(folder, "data.jsonl", steps=0)
+        real.main(llama, "data.jsonl", steps=0)
