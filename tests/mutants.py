@@ -95,6 +95,7 @@ class Contexts:
             for file, functions in record["ran"].items():
                 for function, lines in functions.items():
                     self.ran[file, function][test] = lines
+        self.files = {test.partition("::")[0] for test in self.seconds}
 
     def at(self, file, function, number):
         """Find the tests that run a line of a function. -> set"""
