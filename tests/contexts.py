@@ -105,8 +105,9 @@ class Recorder:
         self.current = item.nodeid
         self.coverage.switch_context(self.current)
         start = seconds()
-        shared = [self.context(one) for defs in item._fixtureinfo.name2fixturedefs.values()
-                  for one in defs if one.scope != "function"]
+        fixtures = [one for defs in item._fixtureinfo.name2fixturedefs.values() for one in defs]
+        shared = [f"fixture {one.baseid} {one.argname}" for one in fixtures
+                  if one.scope != "function"]
         imported = f"import {item.nodeid.partition('::')[0]}"
         self.tests[item.nodeid] = [0.0, [item.nodeid, imported, *shared], False]
         yield
@@ -117,14 +118,10 @@ class Recorder:
         if report.when == "call" and report.passed and report.nodeid in self.tests:
             self.tests[report.nodeid][2] = True
 
-    @staticmethod
-    def context(fixture):
-        return f"fixture {fixture.baseid} {fixture.argname}"
-
     @pytest.hookimpl(hookwrapper=True)
     def pytest_fixture_setup(self, fixturedef):
         if fixturedef.scope != "function":
-            self.coverage.switch_context(self.context(fixturedef))
+            self.coverage.switch_context(f"fixture {fixturedef.baseid} {fixturedef.argname}")
         yield
         if fixturedef.scope != "function":
             self.coverage.switch_context(self.current)

@@ -9,14 +9,12 @@
                                     --changed, only those in files that changed since BASE
 
 mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
-the changed text when it imports the file, in a process of its own, while the file stays as it is.
-So no test fails only because a text changed. contexts.py has recorded which tests run a changed
-line; the fast ones of different functions run first, for at most BUDGET seconds in all, until one
-of them fails: the mistake is killed. What survives shows that a test is missing. A test that also
-fails without the mistake does not count. tests/equivalent.txt lists the mistakes that change
-nothing that a user could see, with the reasons; they are not planted.
-
-Tests that start further processes run the unchanged files there.
+the changed text when it imports the file, in a process of its own, so no test fails only because a
+text changed; tests that start further processes run the unchanged files there. contexts.py has
+recorded which tests run a changed line; the fast ones of different functions run first, for at most
+BUDGET seconds in all, until one of them fails: the mistake is killed. A test that also fails
+without the mistake does not count. What survives shows that a test is missing, unless
+tests/equivalent.txt says why no user could see it; those mistakes are not planted.
 """
 import argparse
 import collections
@@ -38,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +50,6 @@ sys.path.insert(0, str(ROOT / "vectors"))
 from edits import parse
 
 BUDGET = 15                             # seconds of tests for a mistake, as recorded
-IMPORT = 1                              # seconds that the import of a file of tests may take
 FIRST = 4                               # tests that run before the files of the others are imported
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 CHANGED = 180                           # seconds of make changed
@@ -71,8 +69,7 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
 class Mistake(NamedTuple):
     name: str
     texts: dict         # file -> its text with the mistake
-    tests: list
-    words: str = ""     # expression for pytest -k
+    tests: list         # files of tests, or single ones
 
 
 # ---- choosing tests --------------------------------------------------------------------------
@@ -132,15 +129,12 @@ class Contexts:
         for test in sorted(tests, key=self.seconds.get):
             firsts.setdefault(test.partition("[")[0], test)
         others = sorted({*tests} - {*firsts.values()}, key=self.seconds.get)
-        chosen, files, total = [], set(), 0
+        chosen, total = [], 0
         for budget, group in ((BUDGET / 2, firsts.values()), (BUDGET, others)):
             for test in group:
-                file = test.partition("::")[0]
-                more = self.seconds[test] + IMPORT * (file not in files)
-                if total + more <= budget or not chosen:
-                    total += more
+                if total + self.seconds[test] <= budget or not chosen:
+                    total += self.seconds[test]
                     chosen.append(test)
-                    files.add(file)
         return chosen
 
 
@@ -214,7 +208,7 @@ def import_as(texts):
             linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
 
-def run_tests(tests, words, texts, sender):
+def run_tests(tests, texts, sender):
     """Run tests, and send the test that failed, or "", and whether any test ran."""
     os.setsid()                         # so that the processes that tests start can be ended, too
     if not tests[0].startswith(INTERPRETED):
@@ -226,17 +220,17 @@ def run_tests(tests, words, texts, sender):
     outcome = Outcome()
     temporary = f"../{Path.cwd().name}-tmp"     # outside: a test copies the repository there
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp",
-                        temporary, *tests, "-k", words], plugins=[outcome])
+                        temporary, *tests], plugins=[outcome])
     if code == pytest.ExitCode.USAGE_ERROR:
         outcome.failed = "a test is gone"
     sender.send((outcome.failed, outcome.has_run))
 
 
-def ask(tests, words, texts, seconds=SECONDS):
+def ask(tests, texts, seconds=SECONDS):
     """Run files of tests, or single tests, in a fork. -> the test that failed or the reason, ""
     if all passed; whether any test ran"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(tests, words, texts, sender))
+    process = FORK.Process(target=run_tests, args=(tests, texts, sender))
     process.start()
     sender.close()
     try:
@@ -252,7 +246,7 @@ def ask(tests, words, texts, seconds=SECONDS):
 @functools.cache
 def fails_without(test):
     """Check whether a test also fails without a mistake."""
-    return ask([test], "", {})[0] != ""
+    return ask([test], {})[0] != ""
 
 
 def plant(mistake):
@@ -264,7 +258,7 @@ def plant(mistake):
     for group in filter(None, (others[:FIRST], of_kernels, others[FIRST:])):
         failed = True
         while failed:
-            failed, any_ran = ask(group, mistake.words, mistake.texts)
+            failed, any_ran = ask(group, mistake.texts)
             has_run |= any_ran
             if failed and ("::" not in failed or not fails_without(failed)):
                 return "killed", failed
@@ -306,27 +300,24 @@ def of_practice(contexts):
         source = mutations.read(edit.file)
         lines = [source.count("\n", 0, source.index(old)) + 1 for old, _ in edit.hunks]
         known = owners(ROOT / edit.file)
-        tests, words = edit.tests
-        if not words:
-            run_it = set().union(*(contexts.at(edit.file, *known[line]) for line in lines
-                                   if line in known))
-            tests = contexts.choose(run_it & contexts.within(tests)) + tests
-        name = f"practice {edit.file} {edit.name}"
-        found.append(Mistake(name, {edit.file: edit.apply(source)}, tests, words))
+        files, _ = edit.tests
+        tests = set().union(*(contexts.at(edit.file, *known[line]) for line in lines
+                              if line in known)) & contexts.within(files)
+        found.append(Mistake(f"practice {edit.file} {edit.name}",
+                             {edit.file: edit.apply(source)}, contexts.choose(tests) + files))
     return found
 
 
 def equivalent():
-    """Read tests/equivalent.txt. -> {name of a mutation: reason}"""
-    lines = (ROOT / "tests/equivalent.txt").read_text("utf-8").splitlines()
-    pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
-    return dict(pairs)
+    """Read tests/equivalent.txt. -> names of mutations"""
+    lines = mutations.read("tests/equivalent.txt").splitlines()
+    return {line.partition(": ")[0] for line in lines if not line.startswith("#")}
 
 
-def git(*words):
-    """Run git. -> what it prints; None if it fails"""
-    done = subprocess.run(["git", *words], text=True, capture_output=True, cwd=ROOT)
-    return done.stdout if done.returncode == 0 else None
+def text_at(base, file):
+    """Read a file as it was at a commit; "" if it did not exist."""
+    return subprocess.run(["git", "show", f"{base}:{file}"], text=True, capture_output=True,
+                          cwd=ROOT).stdout
 
 
 def all_texts(read=mutations.read):
@@ -338,7 +329,7 @@ def all_texts(read=mutations.read):
 
 def changed_since(base, texts):
     """Find the functions that changed since a commit. -> set of (file, name)"""
-    before = all_texts(lambda file: git("show", f"{base}:{file}") or "")
+    before = all_texts(functools.partial(text_at, base))
     return {key for key, text in texts.items() if before.get(key) != text}
 
 
@@ -382,7 +373,8 @@ def main(argv):
         return 0
     made = [one for one in made
             if any((file, one.function) in changed for file, *_ in one.edits)]
-    made = sorted(made, key=lambda one: one.order(args.seed))[:args.sample]
+    made.sort(key=lambda one: zlib.crc32(f"{args.seed} {one}".encode()))
+    made = made[:args.sample]
     found = contexts(changed if args.changed else None)
     mistakes = [Mistake(str(one), mutations.apply(one), found.choose(found.of(one, texts)))
                 for one in made]

@@ -11,7 +11,6 @@ nearly every test of its function catches that.
 import ast
 import difflib
 import functools
-import zlib
 from collections import Counter
 from typing import NamedTuple
 
@@ -51,10 +50,6 @@ class Mutation(NamedTuple):
 
     def __str__(self):
         return f"{self.file} {self.function} {self.kind}"
-
-    def order(self, salt=""):
-        """A random number that does not change from run to run."""
-        return zlib.crc32(f"{salt} {self}".encode())
 
 
 class Maker:
@@ -164,9 +159,6 @@ class Maker:
 
     def of_Call(self, node):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name == "suppress":
-            for argument in node.args:
-                self.replace(f"suppress all but {self.text(argument)}", argument, "()")
         if name not in SYMMETRIC:
             for number, (one, other) in enumerate(zip(node.args, node.args[1:]), 1):
                 is_alike = type(one) is type(other) and isinstance(one, ast.Name | ast.Attribute)

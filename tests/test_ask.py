@@ -60,6 +60,12 @@ def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])
 
 
+def test_a_run_of_a_script_that_is_gone_cannot_be_asked(run, stops):
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(record | {"script": "none_such.py"}))
+    stops("none_such", ask.answer, run, "3+4=")
+
+
 @pytest.mark.parametrize("words, message", [
     (["new", "--batches", "0"], "--batches 0: must be at least 1"),
     (["."], ".: exists already; name a new folder")])

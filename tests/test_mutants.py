@@ -31,7 +31,6 @@ pytestmark = pytest.mark.quick
     ("y = ['a',\n     'b', 'c']", "drop 'c", ["y = ['a', 'b'\n]"]),
     ("run(x,\n    g)", "drop call", ["pass\n"]),
     ("return (a\n            or b)", "drop condition 1", ["return (((b)\n))"]),
-    ("with suppress(KeyError):\n        pass", "suppress", ["with suppress(()):\n        pass"]),
     ("try:\n        pass\n    except (A, B):\n        pass", "except all but B",
      ["try:\n        pass\n    except (A, ()):\n        pass"])])
 def test_one_small_change_is_made_at_a_time_and_lines_keep_their_numbers(line, words, expected):
@@ -42,13 +41,6 @@ def test_one_small_change_is_made_at_a_time_and_lines_keep_their_numbers(line, w
     for text in texts:
         compile(text, "a", "exec")
         assert text.count("\n") == source.count("\n")
-
-
-def test_a_name_has_no_line_and_tells_several_of_a_kind_apart():
-    source = "B: int = 0\nclass D:\n    e = 7\n    def f(self, x=3):\n        return x[1] < x[1]\n"
-    assert {str(one) for one in mutations.of_file("a.py", source)} == {
-        "a.py =B number 0 to 1", "a.py =e number 7 to 8", "a.py D.f number 3 to 4",
-        "a.py D.f compare < to <=", "a.py D.f number 1 to 2", "a.py D.f number 1 to 2, 2"}
 
 
 def test_what_scripts_share_is_changed_in_all_of_them_and_no_equivalent_mistake_is_gone():
@@ -94,18 +86,17 @@ def test_tests_run_the_statement_or_the_function_or_what_mentions_the_name(
 
 def test_one_test_of_each_function_comes_first_for_half_of_the_time_and_then_the_fast_ones(
         recorded):
-    """The budget is 15 s, and the import of the file takes 1 s."""
     found = recorded(("a[1]", 2, {}), ("a[2]", 1, {}), ("b", 4, {}), ("c", 90, {}), ("d", 6, {}),
                      ("a[3]", 3, {}), ("b[2]", 8, {}))
     chosen = [test.partition("::")[2] for test in found.choose(found.seconds)]
-    assert chosen == ["a[2]", "b", "a[1]", "a[3]"]      # 1 + 1 + 4 s, then 2 + 3
+    assert chosen == ["a[2]", "b", "a[1]", "a[3]"]      # 1 + 4 s of 7.5, then 2 + 3 of 15
     assert found.choose(["tests/test_mutants.py::c"]) == ["tests/test_mutants.py::c"]
 
 
 def test_functions_that_changed_since_a_commit_are_found(monkeypatch):
     before = "A = 1\ndef f():\n    return 1\n@a\ndef g():\n    return 2\n"
     after = "A = 2\n\ndef f():\n    return 1\n@b\ndef g():\n    return 2\ndef h():\n    pass\n"
-    monkeypatch.setattr(mutants, "git", lambda *words: before)
+    monkeypatch.setattr(mutants, "text_at", lambda *words: before)
     texts = mutations.texts_of(after).items()
     changed = mutants.changed_since("base", {("nano.py", name): text for name, text in texts})
     assert changed == {("nano.py", "=A"), ("nano.py", "g"), ("nano.py", "h")}
