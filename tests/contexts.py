@@ -109,14 +109,9 @@ class Recorder:
         shared = [f"fixture {one.baseid} {one.argname}" for one in fixtures
                   if one.scope != "function"]
         imported = f"import {item.nodeid.partition('::')[0]}"
-        self.tests[item.nodeid] = [0.0, [item.nodeid, imported, *shared], False]
         yield
-        self.tests[item.nodeid][0] = seconds() - start
+        self.tests[item.nodeid] = seconds() - start, [item.nodeid, imported, *shared]
         self.coverage.switch_context("")
-
-    def pytest_runtest_logreport(self, report):
-        if report.when == "call" and report.passed and report.nodeid in self.tests:
-            self.tests[report.nodeid][2] = True
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_fixture_setup(self, fixturedef):
@@ -131,14 +126,13 @@ class Recorder:
         found = ran_in(self.coverage.get_data())
         FOLDER.mkdir(parents=True, exist_ok=True)
         with open(FOLDER / f"{time.time():.0f}-{os.getpid()}.jsonl", "w") as file:
-            for test, (seconds, contexts, has_passed) in self.tests.items():
+            for test, (seconds, contexts) in self.tests.items():
                 ran = {}
                 for path, function, number in set().union(*(found[one] for one in contexts)):
                     ran.setdefault(path, {}).setdefault(function, []).append(number)
-                if has_passed:
-                    file.write(json.dumps({
-                        "test": test, "digest": digest(test.partition("::")[0]),
-                        "seconds": round(seconds, 3), "ran": ran}) + "\n")
+                file.write(json.dumps({
+                    "test": test, "digest": digest(test.partition("::")[0]),
+                    "seconds": round(seconds, 3), "ran": ran}) + "\n")
 
 
 def pytest_configure(config):

@@ -144,16 +144,14 @@ class Maker:
             self.replace(f"number {value} to {new}", node, str(new))
 
     def sequence(self, node):
-        """Drop each of several words."""
+        """Drop each of three or more words."""
         words = [getattr(item, "value", None) for item in node.elts]
-        if len(words) < 2 or not all(isinstance(word, str) for word in words):
+        if len(words) < 3 or not all(isinstance(word, str) for word in words):
             return
         start, end = self.span(node.elts[0])[0], self.span(node.elts[-1])[1]
         for number, word in enumerate(words):
             rest = [self.text(item) for i, item in enumerate(node.elts) if i != number]
-            has_comma = self.source[end:].lstrip().startswith(",")
-            comma = "," if len(rest) == 1 and not has_comma else ""         # of a tuple
-            self.add(f"drop {word!r}", start, end, ", ".join(rest) + comma, is_whole=False)
+            self.add(f"drop {word!r}", start, end, ", ".join(rest), is_whole=False)
 
     of_Tuple = of_List = of_Set = sequence
 
