@@ -524,14 +524,6 @@ def test_robustness_and_data_decide_only_if_asked(words, expected, answer):
     assert code == 1 and expected in text, text
 
 
-def test_nothing_ran_if_all_cases_need_what_the_function_lacks(answer):
-    lacks = "def loss(logps, old_logps, advantages, mask, epsilon_low):" + PLAIN.replace(
-        "epsilon_high", "0.1")
-    code, text = answer(lacks, "--recipe", "dapo")
-    assert code == 2 and text.startswith("NOTHING RAN: 0 of 15 core cases of policy_loss ran")
-    assert "if it has constants of its own, state them: epsilon_high=0.2|0.28; if it has" in text
-
-
 def test_what_is_not_implemented_is_skipped_and_what_stays_at_its_default_is_told(answer):
     source = RIGHT.replace("epsilon_high):", "epsilon_high, agg='mean'):\n    if epsilon_low == "
                            "epsilon_high:\n        raise NotImplementedError(REASON)")
