@@ -107,7 +107,7 @@ class Contexts:
         found = set().union(*(self.at(*owner, mutation.statement) for owner in owners))
         found = found or {test for owner in owners for test in self.ran[owner]}
         if mutation.statement == 0:     # defaults, which some tests read without a call
-            return found | self.within([SIGNATURES])
+            return found | {test for test in self.seconds if test.startswith(SIGNATURES)}
         names = {*mutation.function.lstrip("=").rpartition(".")[2].split()}
         for _ in range(0 if found else 2):      # also names that statements set to something of it
             word = re.compile(rf"\b(?:{'|'.join(names)})\b")
@@ -117,10 +117,6 @@ class Contexts:
             found = {test for owner in mentions for test in self.ran[owner]}
         return found or {test for owner, tests in self.ran.items() if owner[0] == mutation.file
                          for test in tests}
-
-    def within(self, files):
-        """List the tests of some files of tests. -> set"""
-        return {test for test in self.seconds if test.partition("::")[0] in files}
 
     def choose(self, tests):
         """Choose one test of each function of tests, the fast ones first, for half of the BUDGET,
@@ -301,8 +297,9 @@ def of_practice(contexts):
         lines = [source.count("\n", 0, source.index(old)) + 1 for old, _ in edit.hunks]
         known = owners(ROOT / edit.file)
         files, _ = edit.tests
-        tests = set().union(*(contexts.at(edit.file, *known[line]) for line in lines
-                              if line in known)) & contexts.within(files)
+        run_it = set().union(*(contexts.at(edit.file, *known[line]) for line in lines
+                               if line in known))
+        tests = [test for test in run_it if test.partition("::")[0] in files]
         found.append(Mistake(f"practice {edit.file} {edit.name}",
                              {edit.file: edit.apply(source)}, contexts.choose(tests) + files))
     return found

@@ -18,12 +18,11 @@ from contexts import ROOT, units
 
 SCRIPTS = ("grpo.py", "gspo.py", "ppo.py", "reinforce.py", "dpo.py")
 FOLDERS = {                             # name -> its files
-    "scripts": SCRIPTS, "common": ("common.py",), "plumbing": ("plumbing.py",),
-    "nano": ("nano.py",), "real": ("real.py",), "tasks": ("tasks/*.py",),
-    "kernels": ("kernels/*.py",), "engines": ("engines/*.py",), "vectors": ("vectors/*.py",),
-    "report": ("report/*.py",), "examples": ("examples/*.py",),
-    "learn": ("learn/*.py", "learn/*/*.py"), "lab": ("lab/*.py", "lab/*/*.py"),
-    "measuring": ("measuring/*.py",)}
+    "scripts": SCRIPTS,
+    **{name: [f"{name}.py"] for name in ("common", "plumbing", "nano", "real")},
+    **{name: [f"{name}/*.py", f"{name}/*/*.py"] for name in (
+        "tasks", "kernels", "engines", "vectors", "report", "examples", "learn", "lab",
+        "measuring")}}
 
 COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
                ast.Eq: ("==", "!="), ast.NotEq: ("!=", "==")}
@@ -74,11 +73,10 @@ class Maker:
     def text(self, node):
         return self.source[slice(*self.span(node))]
 
-    def add(self, kind, start, end, new, is_whole=True):
-        """is_whole: whether the new text is an expression, which parentheses may enclose"""
+    def add(self, kind, start, end, new):
         breaks = self.source[start:end].count("\n") - new.count("\n")
         if breaks > 0:                  # so that the lines below keep their numbers
-            new = f"({new}" + "\n" * breaks + ")" if is_whole else new + "\n" * breaks
+            new = f"({new}" + "\n" * breaks + ")" if new != "pass" else new + "\n" * breaks
         self.found.append((kind, self.statement, start, end, new))
 
     def replace(self, kind, node, new):
@@ -143,18 +141,6 @@ class Maker:
             new = value + 1 if value <= 10 else 2 * value
             self.replace(f"number {value} to {new}", node, str(new))
 
-    def sequence(self, node):
-        """Drop each of three or more words."""
-        words = [getattr(item, "value", None) for item in node.elts]
-        if len(words) < 3 or not all(isinstance(word, str) for word in words):
-            return
-        start, end = self.span(node.elts[0])[0], self.span(node.elts[-1])[1]
-        for number, word in enumerate(words):
-            rest = [self.text(item) for i, item in enumerate(node.elts) if i != number]
-            self.add(f"drop {word!r}", start, end, ", ".join(rest), is_whole=False)
-
-    of_Tuple = of_List = of_Set = sequence
-
     def of_Call(self, node):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name not in SYMMETRIC:
@@ -179,7 +165,7 @@ class Maker:
         if isinstance(node.value, ast.Call):
             function = node.value.func
             name = getattr(function, "attr", getattr(function, "id", ""))
-            self.add(f"drop call {name}", *self.span(node), "pass", is_whole=False)
+            self.replace(f"drop call {name}", node, "pass")
 
     def of_ExceptHandler(self, node):
         for one in getattr(node.type, "elts", [node.type]):

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.quick
     ("return x.detach().exp()", "drop detach", ["return (x).exp()"]),
     ("return max(1, len(x))", "drop max", ["return (len(x))"]),
     ("return other.sorted(x)", "drop", []),
-    ("y = ('a', 'b')", "drop '", []),
-    ("y = ['a',\n     'b', 'c']", "drop 'c", ["y = ['a', 'b'\n]"]),
     ("run(x,\n    g)", "drop call", ["pass\n"]),
     ("return (a\n            or b)", "drop condition 1", ["return (((b)\n))"]),
     ("try:\n        pass\n    except (A, B):\n        pass", "except all but B",
