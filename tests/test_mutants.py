@@ -134,6 +134,7 @@ def test_a_mistake_is_killed_by_a_test_that_passes_without_it(tmp_path):
             ("return x + 3", "::test_broken ::test_value"): "killed test_value",
             ("return x + 2.0", "test_planted.py"): "SURVIVED 1 tests",
             ("return x + 3", ""): "UNTESTED 0 tests",
+            ("return x + 3", "::gone"): "BROKEN a test is gone",
             ("import os; os._exit(3)", "::test_value"): "killed the process died",
             ("while True: pass", "::test_value"): "killed no end in 1 s"}
     tests = str(ROOT / "tests")
