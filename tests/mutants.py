@@ -9,19 +9,18 @@
                                     --changed, only those in files that changed since BASE
 
 mutations.py makes the mistakes from the syntax trees. Each of them is planted alone: Python gets
-the changed text when it imports the file, in a process of its own, while the file stays as it is.
-So no test fails only because a text changed. contexts.py has recorded which tests run a changed
-line; the fast ones of different functions run first, for at most BUDGET seconds in all, until one
-of them fails: the mistake is killed. What survives shows that a test is missing. A test that also
-fails without the mistake does not count. tests/equivalent.txt lists the mistakes that change
-nothing that a user could see, with the reasons; they are not planted.
-
-Tests that start further processes run the unchanged files there.
+the changed text when it imports the file, in a process of its own, so no test fails only because a
+text changed; tests that start further processes run the unchanged files there. contexts.py has
+recorded which tests run a changed line; the fast ones of different functions run first, for at most
+BUDGET seconds in all, until one of them fails: the mistake is killed. A test that also fails
+without the mistake does not count. What survives shows that a test is missing, unless
+tests/equivalent.txt says why no user could see it; those mistakes are not planted.
 """
 import argparse
 import collections
 import contextlib
 import datetime
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -37,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +58,8 @@ GOAL = 0.85                             # share that should be killed in each fo
 PRACTICE = "learn/practice/mistakes.txt"
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
-NONE, SKIPPED = 4, 5                    # exit codes of pytest if there is no test, or none runs
+SIGNATURES = "tests/test_family.py"     # it compares defaults
+GONE = "a test is gone"                 # a mistake can change the names of tests
 # Packages that tests import are imported once, before the forks. Our own modules are not, because
 # each fork imports those of its copy of the repository.
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
@@ -69,8 +70,7 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
 class Mistake(NamedTuple):
     name: str
     texts: dict         # file -> its text with the mistake
-    tests: list
-    words: str = ""     # expression for pytest -k
+    tests: list         # files of tests, or single ones
 
 
 # ---- choosing tests --------------------------------------------------------------------------
@@ -80,75 +80,58 @@ class Contexts:
 
     def __init__(self):
         self.seconds = {}
-        self.imports = {}                               # file of tests -> seconds
         self.ran = collections.defaultdict(dict)        # (file, function) -> {test: its lines}
         newest = {}
         for path in sorted(FOLDER.glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                newest[record["test"]] = record
-        digests = {test.partition("::")[0]: None for test in newest}
-        digests = {file: digest(file) for file in digests if (ROOT / file).exists()}
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            newest |= {record["test"]: record for record in records}
         for test, record in newest.items():
-            if digests.get(test.partition("::")[0]) != record["digest"]:
+            path = test.partition("::")[0]
+            if digest(path) != record["digest"]:
                 continue
             self.seconds[test] = record["seconds"]
-            self.imports[test.partition("::")[0]] = record["import"]
             for file, functions in record["ran"].items():
                 for function, lines in functions.items():
                     self.ran[file, function][test] = lines
         self.files = {test.partition("::")[0] for test in self.seconds}
 
+    def at(self, file, function, number):
+        """Find the tests that run a line of a function. -> set"""
+        return {test for test, lines in self.ran[file, function].items() if number in lines}
+
     def of(self, mutation, texts):
-        """Find the tests that run the statement of a mutation; if no test does, or for defaults,
-        all that run its function; and for a statement outside functions, or a function that no test
-        runs, those of the functions in which its name occurs. texts: {(file, function): text}.
-        -> set"""
+        """Find the tests that run the statement of a mutation; if no test does, those of its
+        function. A statement outside functions, or a function that runs when its file is imported,
+        has the tests of functions that mention its name, or else all of its file.
+        texts: {(file, function): text}. -> set"""
         owners = [(edit[0], mutation.function) for edit in mutation.edits]
-        found = {test for owner in owners for test, lines in self.ran[owner].items()
-                 if mutation.statement in lines and mutation.statement > 0}
+        found = set().union(*(self.at(*owner, mutation.statement) for owner in owners))
         found = found or {test for owner in owners for test in self.ran[owner]}
-        if not found:
-            names = {*mutation.names} or {mutation.function.rpartition(".")[2]}
-            for _ in range(2):          # also under names that statements set to something of it
-                word = re.compile(rf"\b(?:{'|'.join(names)})\b")
-                mentions = [owner for owner, text in texts.items() if word.search(text)]
-                names |= {name for _, function in mentions if function.startswith("=")
-                          for name in function[1:].split()}
+        if mutation.statement == 0:     # defaults, which some tests read without a call
+            return found | {test for test in self.seconds if test.startswith(SIGNATURES)}
+        names = {*mutation.function.lstrip("=").rpartition(".")[2].split()}
+        for _ in range(0 if found else 2):      # also names that statements set to something of it
+            word = re.compile(rf"\b(?:{'|'.join(names)})\b")
+            mentions = [owner for owner, text in texts.items() if word.search(text)]
+            names |= {name for _, function in mentions if function.startswith("=")
+                      for name in function[1:].split()}
             found = {test for owner in mentions for test in self.ran[owner]}
-        return found
-
-    def at(self, places, source):
-        """Find the tests that run the lines of a file at these places: (file, position). -> set"""
-        found = set()
-        for file, position in places:
-            line = source.count("\n", 0, position) + 1
-            function, number = owners(ROOT / file).get(line, ("", 0))
-            found |= {test for test, lines in self.ran[file, function].items() if number in lines}
-        return found
-
-    def within(self, files):
-        """List the tests of some files of tests. -> set"""
-        return {test for test in self.seconds if test.partition("::")[0] in files}
+        return found or {test for owner, tests in self.ran.items() if owner[0] == mutation.file
+                         for test in tests}
 
     def choose(self, tests):
         """Choose one test of each function of tests, the fast ones first, for half of the BUDGET,
         then the fastest of all others, which often differ in a parameter; at least one. -> list"""
-        def cost(test):
-            return self.seconds[test] + self.imports[test.partition("::")[0]]
         firsts = {}
-        for test in sorted(tests, key=cost):
+        for test in sorted(tests, key=self.seconds.get):
             firsts.setdefault(test.partition("[")[0], test)
         others = sorted({*tests} - {*firsts.values()}, key=self.seconds.get)
-        chosen, files, total = [], set(), 0
+        chosen, total = [], 0
         for budget, group in ((BUDGET / 2, firsts.values()), (BUDGET, others)):
             for test in group:
-                file = test.partition("::")[0]
-                more = self.seconds[test] if file in files else cost(test)
-                if total + more <= budget or not chosen:
-                    total += more
+                if total + self.seconds[test] <= budget or not chosen:
+                    total += self.seconds[test]
                     chosen.append(test)
-                    files.add(file)
         return chosen
 
 
@@ -186,20 +169,15 @@ def contexts(changed=None):
 class Outcome:
     """A plugin of pytest, which records the first test or file that fails, and whether any test
     ran."""
-
-    def __init__(self):
-        self.failed = ""
-        self.has_run = self.is_skipped = False
+    failed = ""
+    has_run = False
 
     def pytest_collectreport(self, report):
-        self.is_skipped |= report.skipped               # a whole file
         if report.failed:
             self.failed = self.failed or report.nodeid
 
     def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.failed = self.failed or report.nodeid
-        self.is_skipped |= report.skipped
+        self.pytest_collectreport(report)
         self.has_run |= report.when == "call" and not report.skipped
 
 
@@ -227,10 +205,10 @@ def import_as(texts):
             linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
 
-def run_tests(tests, words, texts, sender):
-    """Run tests, and send pytest's exit code, and the test that failed."""
+def run_tests(tests, texts, sender):
+    """Run tests, and send the test that failed, or "", and whether any test ran."""
     os.setsid()                         # so that the processes that tests start can be ended, too
-    if {test.partition("::")[0] for test in tests} != {INTERPRETED}:
+    if not tests[0].startswith(INTERPRETED):
         os.environ.pop("TRITON_INTERPRET", None)
     output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
@@ -239,66 +217,56 @@ def run_tests(tests, words, texts, sender):
     outcome = Outcome()
     temporary = f"../{Path.cwd().name}-tmp"     # outside: a test copies the repository there
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp",
-                        temporary, *tests, "-k", words], plugins=[outcome])
-    if code in (0, SKIPPED) and not outcome.has_run:
-        code = SKIPPED if outcome.is_skipped else NONE
-    reason = outcome.failed
-    if code == NONE and not reason:
-        reason = "no test ran"
-    sender.send((int(code), reason))
+                        temporary, *tests], plugins=[outcome])
+    if code == pytest.ExitCode.USAGE_ERROR:
+        outcome.failed = GONE
+    sender.send((outcome.failed, outcome.has_run))
 
 
-def ask(tests, words, texts, seconds=SECONDS):
-    """Run files of tests, or single tests, in a fork. -> pytest's exit code, and the test that
-    failed or the reason"""
+def ask(tests, texts, seconds=SECONDS):
+    """Run files of tests, or single tests, in a fork. -> the test that failed or the reason, ""
+    if all passed; whether any test ran"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(tests, words, texts, sender))
+    process = FORK.Process(target=run_tests, args=(tests, texts, sender))
     process.start()
     sender.close()
     try:
-        result = receiver.recv() if receiver.poll(seconds) else (1, f"no end in {seconds} s")
+        result = receiver.recv() if receiver.poll(seconds) else (f"no end in {seconds} s", True)
     except EOFError:
-        result = (1, "the process died")
+        result = ("the process died", True)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.join()
     return result
 
 
-trusted = {}            # test -> whether it passes without a mistake
-
-
+@functools.cache
 def fails_without(test):
     """Check whether a test also fails without a mistake."""
-    if test not in trusted:
-        trusted[test] = ask([test], "", {})[0] == 0
-    return not trusted[test]
+    return ask([test], {})[0] != ""
 
 
 def plant(mistake):
     """Plant a mistake, and run its tests. -> a word for the result, the test that failed or what
     happened"""
-    tests = [*mistake.tests]
-    of_kernels = [test for test in tests if test.startswith(INTERPRETED)]
-    single = [test for test in tests if "::" in test and test not in of_kernels]
-    files = [test for test in tests if "::" not in test and test not in of_kernels]
+    of_kernels = [test for test in mistake.tests if test.startswith(INTERPRETED)]
+    others = [test for test in mistake.tests if test not in of_kernels]
     has_run = False
-    for group in filter(None, (single[:FIRST], of_kernels, single[FIRST:], files)):
-        while group:
-            code, failed = ask(group, mistake.words, mistake.texts)
-            has_run |= code in (0, 1)
-            if code == SKIPPED or code == 0:
-                break
-            if "::" in failed and fails_without(failed):
-                group = [test for test in group if test != failed]
-                continue
-            if code == NONE and ask(group, mistake.words, {})[0] == NONE:
+    for group in filter(None, (others[:FIRST], of_kernels, others[FIRST:])):
+        failed = True
+        while failed:
+            failed, any_ran = ask(group, mistake.texts)
+            has_run |= any_ran
+            if failed == GONE == ask(group, {})[0]:
                 return "BROKEN", failed
-            return "killed", failed
-    return ("SURVIVED" if has_run else "skipped" if tests else "UNTESTED"), f"{len(tests)} tests"
+            if failed and ("::" not in failed or not fails_without(failed)):
+                return "killed", failed
+            group = [*group, f"--deselect={failed}"]
+    word = "SURVIVED" if has_run else "skipped" if mistake.tests else "UNTESTED"
+    return word, f"{len(mistake.tests)} tests"
 
 
-def run(mistakes, processes=None, seconds=math.inf):
+def run(mistakes, seconds=math.inf):
     """Plant mistakes, and print a line for each, until the time is over. -> {mistake's name: (word,
     what failed)}"""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
@@ -309,7 +277,7 @@ def run(mistakes, processes=None, seconds=math.inf):
     results = {}
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
-            processes or os.cpu_count(), FORK, start, [scratch]) as pool:
+            os.cpu_count(), FORK, start, [scratch]) as pool:
         # No variable may hold what map returns: it cancels the rest when it is freed, at Ctrl-C.
         for mistake, (word, failed) in zip(mistakes, pool.map(plant, mistakes)):
             results[mistake.name] = (word, failed)
@@ -325,82 +293,62 @@ def run(mistakes, processes=None, seconds=math.inf):
 
 def of_practice(contexts):
     """Read the mistakes that readers meet. Each names its tests; of these, the fast ones that run
-    its lines come first. -> [(Mistake, its edits)]"""
+    its lines come first. -> list of Mistake"""
     found = []
     for edit in parse((ROOT / PRACTICE).read_text("utf-8")):
-        source = (ROOT / edit.file).read_text("utf-8")
-        places = [(edit.file, source.index(old)) for old, _ in edit.hunks]
-        files, words = edit.tests
-        tests = [*files]
-        if not words:
-            tests = contexts.choose(contexts.at(places, source) & contexts.within(files)) + tests
-        mistake = Mistake(f"practice {edit.file} {edit.name}", {edit.file: edit.apply(source)},
-                          tests, words)
-        found.append((mistake, places))
+        source = mutations.read(edit.file)
+        lines = [source.count("\n", 0, source.index(old)) + 1 for old, _ in edit.hunks]
+        known = owners(ROOT / edit.file)
+        files, _ = edit.tests
+        run_it = set().union(*(contexts.at(edit.file, *known[line]) for line in lines
+                               if line in known))
+        tests = [test for test in run_it if test.partition("::")[0] in files]
+        found.append(Mistake(f"practice {edit.file} {edit.name}",
+                             {edit.file: edit.apply(source)}, contexts.choose(tests) + files))
     return found
 
 
-def mistake_of(mutation, contexts, texts):
-    """Choose the tests of a mutation. -> Mistake"""
-    tests = contexts.choose(contexts.of(mutation, texts))
-    return Mistake(str(mutation), mutations.apply(mutation), tests)
-
-
 def equivalent():
-    """Read tests/equivalent.txt. -> {name of a mutation: reason}"""
-    lines = (ROOT / "tests/equivalent.txt").read_text("utf-8").splitlines()
-    pairs = [line.split(": ", 1) for line in lines if line and not line.startswith("#")]
-    return dict(pairs)
+    """Read tests/equivalent.txt. -> names of mutations"""
+    lines = mutations.read("tests/equivalent.txt").splitlines()
+    return {line.partition(": ")[0] for line in lines if not line.startswith("#")}
 
 
-def git(*words):
-    """Run git. -> what it prints; None if it fails"""
-    done = subprocess.run(["git", *words], text=True, capture_output=True, cwd=ROOT)
-    return done.stdout if done.returncode == 0 else None
+def text_at(base, file):
+    """Read a file as it was at a commit; "" if it did not exist."""
+    return subprocess.run(["git", "show", f"{base}:{file}"], text=True, capture_output=True,
+                          cwd=ROOT).stdout
 
 
-def texts_of(file, source):
-    return {(file, name): mutations.text_of(source, node)
-            for name, node in mutations.units(source)}
-
-
-def all_texts():
+def all_texts(read=mutations.read):
     """Read all functions, and statements outside functions. -> {(file, name): text}"""
-    texts = {}
-    for folder in mutations.FOLDERS:
-        for file in mutations.files_of(folder):
-            texts |= texts_of(file, (ROOT / file).read_text("utf-8"))
-    return texts
+    files = [file for folder in mutations.FOLDERS for file in mutations.files_of(folder)]
+    return {(file, name): text for file in files
+            for name, text in mutations.texts_of(read(file)).items()}
 
 
 def changed_since(base, texts):
     """Find the functions that changed since a commit. -> set of (file, name)"""
-    changed = set()
-    for file in {file for file, _ in texts}:
-        before = texts_of(file, git("show", f"{base}:{file}") or "")
-        changed |= {key for key, text in texts.items() if key[0] == file
-                    and before.get(key) != text}
-    return changed
+    before = all_texts(functools.partial(text_at, base))
+    return {key for key, text in texts.items() if before.get(key) != text}
 
 
-def report(results, folders):
+def report(results):
     """Print the share killed in each folder. -> whether each folder may reach its goal, if those
-    planted are a sample: whether no fewer than 1.96 standard deviations below it were killed."""
-    is_reached = True
+    planted are a sample: whether no fewer than 1.96 standard deviations below it were killed; and
+    whether no mistake of practice survived, and each recorded test still exists."""
+    is_reached = not any(word == "BROKEN" or name.startswith("practice") and word == "SURVIVED"
+                         for name, (word, _) in results.items())
     for folder in mutations.FOLDERS:
-        words = [word for name, (word, _) in results.items() if folders.get(name) == folder
-                 and word != "skipped"]
-        if not words:
-            continue
-        killed = words.count("killed")
-        share = killed / len(words)
-        margin = 1.96 * math.sqrt(share * (1 - share) / len(words))
-        print(f"{folder:9} {killed:5} of {len(words):5} killed: {share:6.1%} +- {margin:.1%}")
-        deviation = math.sqrt(GOAL * (1 - GOAL) * len(words))
-        is_reached &= killed + 0.5 >= GOAL * len(words) - 1.96 * deviation
-    broken = [name for name, (word, _) in results.items()
-              if word == "BROKEN" or (name.startswith("practice") and word == "SURVIVED")]
-    return is_reached and not broken
+        files = mutations.files_of(folder)
+        words = [word for name, (word, _) in results.items() if name.split()[0] in files]
+        number = len(words) - words.count("skipped")
+        if number:
+            killed = words.count("killed")
+            print(f"{folder:9} {killed:5} of {number:5} killed: {killed / number:6.1%}")
+            deviation = math.sqrt(GOAL * (1 - GOAL) * number)
+            is_reached &= killed + 0.5 >= GOAL * number - 1.96 * deviation
+    return is_reached
 
 
 def main(argv):
@@ -411,38 +359,35 @@ def main(argv):
     parser.add_argument("--changed", action="store_true")
     parser.add_argument("--practice", action="store_true", help=f"only those of {PRACTICE}")
     parser.add_argument("--show", action="store_true", help="print the mistakes that survive")
-    parser.add_argument("--processes", type=int)
     args = parser.parse_args(argv)
     clock = time.monotonic()
-    folders = () if args.practice else mutations.FOLDERS
-    made = [(folder, one) for folder in folders for one in mutations.of_folder(folder)]
     known = equivalent()
-    made = [(folder, one) for folder, one in made if str(one) not in known
-            and all(word in f"{folder} {one}" for word in args.words)]
+    made = [one for folder in mutations.FOLDERS for one in mutations.of_folder(folder)
+            if not args.practice and str(one) not in known
+            and all(word in str(one) for word in args.words)]
     texts = all_texts()
     base = os.environ.get("BASE", "HEAD")
-    if args.changed:
-        changed = changed_since(base, texts)
-        if not changed:
-            print(f"no function has changed since {base}")
-            return 0
-        made = [(folder, one) for folder, one in made
-                if any((file, one.function) in changed for file, *_ in one.edits)]
-    made.sort(key=lambda pair: pair[1].order(args.seed))
+    changed = changed_since(base, texts) if args.changed else texts.keys()
+    if not changed:
+        print(f"no function has changed since {base}")
+        return 0
+    made = [one for one in made
+            if any((file, one.function) in changed for file, *_ in one.edits)]
+    made.sort(key=lambda one: zlib.crc32(f"{args.seed} {one}".encode()))
     made = made[:args.sample]
-    found = contexts(changed) if args.changed else contexts()
-    mistakes = [mistake_of(one, found, texts) for _, one in made]
+    found = contexts(changed if args.changed else None)
+    mistakes = [Mistake(str(one), mutations.apply(one), found.choose(found.of(one, texts)))
+                for one in made]
     if args.practice or not (args.changed or args.sample):
-        edited = (git("diff", "--name-only", base) or "").split() if args.changed else None
-        mistakes += [one for one, _ in of_practice(found)
-                     if all(word in one.name for word in args.words)
-                     and (edited is None or not one.texts.keys().isdisjoint(edited))]
+        files = {file for file, _ in changed}
+        mistakes += [one for one in of_practice(found) if not files.isdisjoint(one.texts)
+                     and all(word in one.name for word in args.words)]
     left = CHANGED - (time.monotonic() - clock) if args.changed else math.inf
-    results = run(mistakes, args.processes, left)
-    for _, one in made:
+    results = run(mistakes, left)
+    for one in made:
         if args.show and results.get(str(one), ("",))[0] in ("SURVIVED", "UNTESTED"):
             print(f"\n{results[str(one)][0]} {one}\n{mutations.shown(one)}")
-    is_reached = report(results, {str(one): folder for folder, one in made})
+    is_reached = report(results)
     print(f"{len(results)} planted, {time.monotonic() - clock:.0f} s")
     if len(results) < len(mistakes):
         print(f"{len(mistakes) - len(results)} were not planted, because {CHANGED} s were over")

@@ -55,8 +55,7 @@ def test_in_a_mix_a_prompt_is_of_the_first_task_with_an_environment_or_else_of_t
 # ---- bad input -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, said", [
-    ("", "1 to 6"), ("(3+4)= ", "1 to 6"), ("\udcff", r"\udcff"),
-    ("\x1b[2J(3+4)=", r"\x1b[2J"), ("\u0663=", r"\u0663")])
+    ("", "1 to 6"), ("(3+4)= ", "1 to 6"), ("\x1b[2J(3+4)=", r"\x1b[2J")])
 def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
     refused(said, ask.main, [str(finished), prompt])
 

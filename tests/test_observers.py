@@ -88,13 +88,9 @@ GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio
 
 
 @pytest.mark.parametrize("metrics, said", [
-    ({}, ""), ({"entropy": 0.001}, ""),                         # one step shows no collapse
-    ({"frac_reward_zero_std": 1.0}, "--num_generations"),
+    ({}, ""), ({"frac_reward_zero_std": 1.0}, "--num_generations"),
     ({"frac_reward_zero_std": 1.0, "accuracy": 1.0}, ""),
-    ({"completions/clipped_ratio": 0.6}, "--max_completion_length"),
-    ({"rewards/chosen": -0.1}, ""),
-    ({"sampling/sampling_logp_difference/max": 0.01}, "--kernel torch"),
-    ({"sampling/sampling_logp_difference/mean": 0.02}, "same temperature")])
+    ({"completions/clipped_ratio": 0.6}, "--max_completion_length")])
 def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsys):
     observer = observers.Warnings()
     for _ in range(2):
@@ -115,7 +111,7 @@ def test_the_console_says_if_no_sample_of_the_base_is_right_or_few_problems_are_
     assert printed.startswith(said) and printed.count("\n") == bool(said)
 
 
-@pytest.mark.parametrize("loss, has_clip", [("clip_cov", True), ("dro", False), ("cispo", False)])
+@pytest.mark.parametrize("loss, has_clip", [("clip_cov", True), ("dro", False)])
 def test_the_console_shows_the_clip_of_a_loss_with_a_range_and_else_says_once_why_not(
         tmp_path, capsys, loss, has_clip):
     zoo.main(arguments(INSTANT | {"loss_type": loss, "max_steps": 2, "output_dir": tmp_path / "a"}))

@@ -31,8 +31,7 @@ grpo --kernel torch --dynamic_sampling 1 --num_mini_batches 3 --beta 0.1 --entro
 grpo --task arithmetic:2-3,countdown --curriculum --mask_truncated_completions --overlong_buffer 8
 gspo --task lookup --beta 0.1 --dynamic_sampling 1
 reinforce --baseline rloo --view token
-ppo --length_adaptive --nll_coef 0.1 --critic_pretrain_steps 1 --beta 0.1
-ppo --task gridworld --trust_region penalty --target_kl 0.001 --kernel torch
+ppo --task gridworld --trust_region penalty --target_kl 0.001 --critic_pretrain_steps 1
 dpo --online --nll_coef 0.1
 examples.lag --sampler_lag 1 --importance_sampling_correction truncate
 examples.turns --task number --adv_estimator reward_to_go
@@ -162,13 +161,11 @@ def test_a_gpu_that_torch_cannot_use_gets_a_line_unless_the_cpu_was_chosen(
     monkeypatch.setattr(kernels, "DRIVER", "version")
     assert note() == ""
     Path(file).touch(mode=0o755)
-    line = note()
-    assert line.startswith("note: NVIDIA's driver is installed") and line.count("\n") == 1
+    assert note().startswith("note: NVIDIA's driver is installed")
     Path("config.json").write_text(json.dumps({"script": "grpo.py", "config": {"device": "cpu"}}))
     assert note("--device", "cpu") == note("--resume_from_checkpoint", ".") == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert note() == ""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert note() == line
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(common, "HAS_CUDA", True)
     assert note() == ""

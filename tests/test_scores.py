@@ -87,10 +87,6 @@ def test_training_and_evaluation_average_lengths_and_entropy_over_sampled_tokens
     assert metrics["entropy"] == pytest.approx((0.3 + 0.5 + 0.7) / 3)
 
 
-def test_a_problem_of_a_task_without_levels_has_none():
-    assert Problem("3+4=", "7", "", 0, None, "arithmetic", "") == SUM
-
-
 # ---- thoughts --------------------------------------------------------------------------------
 
 def test_greedy_answers_have_the_accuracy_of_those_that_think():
@@ -142,14 +138,10 @@ def test_of_a_mix_only_the_tasks_that_can_think_have_a_share_that_thinks():
     ("<think>8+5=12", {"8+5": [1, 0]}),
     ("<think>8+5=1", {}), ("<think>8+5=", {}), ("<think>8-7=1", {"8-7": [1, 1]}),   # cut off
     ("<think>8+5=1</think>", {"8+5": [1, 0]}),                      # not by the end of the text
-    ("<think>1</think><think>8+5=1", {}), ("x" * 99 + "<think>8+5=1", {}),
     ("<think>8+5=;8+5=130;8+5=013;8+5=13x\n8+5=13", {"8+5": [5, 2]}),
-    ("<think>13+8=21;2-3=-1;7*3=21;20+1=21;3+0=3;3+10=13;4/2=2</think>", {}),   # cannot occur
+    ("<think>13+8=21;2-3=-1;7*3=21;3+10=13;4/2=2</think>", {}),     # cannot occur
     ("<think>113+4=117;2*3+4=10;08+5=13;-8+5=3;13+4=17</think>", {"13+4": [1, 1]}),
-    ("<think>\u0668+5=13;8+\u0665=13;\uff18+5=13;8\u22125=3;8+5=\u0661\u0663;</think>",
-     {"8+5": [1, 0]}),
-    ("<think>0*9=0;20-1=19;20*1=20;11+9=20</think>",
-     {"0*9": [1, 1], "20-1": [1, 1], "20*1": [1, 1], "11+9": [1, 1]})])
+    ("<think>\u0668+5=13;8+5=\u0661\u0663;</think>", {"8+5": [1, 0]})])
 def test_steps_are_counted_in_thoughts_once_each_and_right_if_their_result_is(text, steps):
     assert count_steps([text]) == steps
     assert count_steps([text, "8+5=13", text]) == {
@@ -166,26 +158,21 @@ def test_351_steps_can_occur_in_arithmetic_and_its_demonstrations_are_read_witho
     assert all(written == right for written, right in counts.values())
 
 
-@pytest.mark.parametrize("pattern", [
-    "<think>", "</think>", "<think>8+5=", "8+5=13;", "8" * 9, "8+5=" + "1" * 5000,
-    "<think>1</think>", "=", "+", "8+", "\u0663", "\ud800", "\x00", "<think", "wait,"])
+@pytest.mark.parametrize("pattern", ["<think>", "<think>8+5=", "8+5=13;", "8" * 9, "="])
 def test_the_time_to_count_steps_grows_with_the_length_of_a_hostile_text(pattern):
     seconds = []
     for size in (50_000, 200_000):
         text = "<think>" + pattern * (size // len(pattern))
         clock = time.process_time()
-        counts = count_steps([text])
+        count_steps([text])
         seconds.append(time.process_time() - clock)
-        assert len(counts) <= 1
     assert seconds[1] < 12 * seconds[0] + 0.05
 
 
 def test_samples_have_steps_where_thoughts_consist_of_them_and_greedy_answers_do_not():
     text = "<think>3+4=7;7+1=9</think><answer>7</answer>"
     for name, steps in (("arithmetic", {"3+4": [2, 2], "7+1": [2, 0]}),
-                        ("arithmetic:3-7", {"3+4": [2, 2], "7+1": [2, 0]}),
-                        ("key", {"3+4": [2, 2], "7+1": [2, 0]}),
-                        ("notation", None), ("countdown", None)):
+                        ("key", {"3+4": [2, 2], "7+1": [2, 0]}), ("countdown", None)):
         task = load_named(name)
         problem = common.sample_problems(task, 1, 0)[0]
         batch = batch_of(task, [problem], [text, text], 2)

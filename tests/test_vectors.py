@@ -182,29 +182,17 @@ IN_MASK = "    ratio ="
 NO_EOS = "    mask = mask * (mask.cumsum(1) < mask.sum(1, True))\n    ratio ="
 LAST = "values.gather(1, (mask * torch.arange(1, 1 + mask.shape[1])).argmax(1)[:, None])[:, 0]"
 MISTAKES = [            # a mistake of the reference, a right loss, a part of it, what replaces it
-    ("min_max", "grpo", "torch.min", "torch.max"),
-    ("alike", "grpo", "torch.min(ratio * A, ", "("),
-    ("not_clipped", "grpo", CLIPPED, "ratio"),
+    ("min_max", "grpo", "torch.min", "torch.max"), ("not_clipped", "grpo", CLIPPED, "ratio"),
     ("sign", "grpo", "-torch.min", "torch.min"),
     ("inverse", "grpo", "logps - old_logps", "old_logps - logps"),
     ("own_old", "grpo", "logps - old_logps", "logps - logps.detach()"),
-    ("shifted", "grpo", "logps - old_logps", "logps - old_logps.roll(1, dims=1)"),
     ("pessimism", "grpo", f"ratio * A, {CLIPPED} * A)", f"ratio, {CLIPPED}) * A"),
     ("bounds_swapped", "grpo", "1 - epsilon_low, 1 + epsilon_high",
      "1 - epsilon_high, 1 + epsilon_low"),
     ("other_mean", "grpo", MEAN, POOLED), ("over_slots", "grpo", MEAN, "(x * mask).mean()"),
     ("no_mask", "grpo", MEAN, "x.mean()"), ("no_B", "grpo", ".mean()", ".sum()"),
-    ("prefix", "grpo", IN_MASK, "    mask = (torch.arange(mask.shape[1]) < mask.sum(1, "
-     "keepdim=True)).to(mask)\n    ratio ="),
     ("detached", "grpo", "torch.exp(logps - old_logps)", "torch.exp(logps - old_logps).detach()"),
-    ("log_clip", "grpo", CLIPPED, "ratio.log().clamp(-epsilon_low, epsilon_high).exp()"),
-    ("mask_inverted", "grpo", IN_MASK, "    mask = 1 - mask\n    ratio ="),
     ("mask_shifted", "grpo", IN_MASK, "    mask = F.pad(mask[:, :-1], (1, 0))\n    ratio ="),
-    ("mask_shifted_back", "grpo", IN_MASK, "    mask = F.pad(mask[:, 1:], (0, 1))\n    ratio ="),
-    ("mask_rolled", "grpo", IN_MASK, "    mask = mask.roll(1, 1)\n    ratio ="),
-    ("mask_rolled_back", "dapo", IN_MASK, "    mask = mask.roll(-1, 1)\n    ratio ="),
-    ("mask_longer", "grpo", IN_MASK,
-     "    mask = F.pad(mask[:, :-1], (1, 0), value=1.0)\n    ratio ="),
     ("no_eos", "grpo", IN_MASK, NO_EOS), ("sum", "dapo", " / mask.sum()", ""),
     ("micro_batches", "dapo", POOLED, "sum((a * m).sum() / m.sum() for a, m in "
      "zip(x.split(2), mask.split(2))) / len(x.split(2))"),
@@ -213,22 +201,12 @@ MISTAKES = [            # a mistake of the reference, a right loss, a part of it
     ("straight_through", "grpo", CLIPPED, f"(ratio + ({CLIPPED} - ratio).detach())"),
     ("whitened", "grpo", "A = advantages[:, None]",
      "A = ((advantages - advantages.mean()) / (advantages.std() + 1e-8))[:, None]"),
-    ("own_delta", "grpo", "    return",
-     "    x = torch.where(A < 0, torch.min(x, -3 * A), x)\n    return"),
     ("outside_dropped", "grpo", "    return", "    x = torch.where((ratio > 1 + epsilon_high) | "
      "(ratio < 1 - epsilon_low), 0.0, x)\n    return"),
-    ("cut_1", "grpo", "logps - old_logps", "(logps - old_logps).clamp(-1, 1)"),
-    ("cut_2", "dapo", "logps - old_logps", "(logps - old_logps).clamp(-2, 2)"),
-    ("cut_4", "dapo", "logps - old_logps", "(logps - old_logps).clamp(-4, 4)"),
-    ("cut_4", "gspo", "logps - old_logps", "(logps - old_logps).clamp(-4, 4)"),
     ("cut_4", "step", "logps - old_logps", "(logps - old_logps).clamp(-4, 4)"),
-    ("cut_A_2", "dr_grpo", "advantages[:, None]", "advantages.clamp(-2, 2)[:, None]"),
-    ("cut_A_2", "cispo", "advantages[:, None]", "advantages.clamp(-2, 2)[:, None]"),
-    ("cut_A_2", "rloo", "(advantages", "(advantages.clamp(-2, 2)"),
     ("cut_A_2", "step", ".view(-1, 1)", ".view(-1, 1).clamp(-2, 2)"),
     ("zero_rows", "grpo", MEAN, MEAN.replace("mean()", "sum() / (advantages != 0).sum()")),
     ("constant", "dr_grpo", "(max_length or x.shape[1])", "mask.sum(1).max()"),
-    ("other_length", "dr_grpo", f"(x * mask).sum() / {LONGEST}", MEAN),
     ("one_epsilon", "dapo", "1 + epsilon_high", "1 + epsilon_low"),
     ("product", "gspo", " / mask.sum(1)", ""),
     ("arithmetic", "gspo", "(((logps - old_logps) * mask).sum(1) / mask.sum(1)).exp()",
@@ -236,37 +214,21 @@ MISTAKES = [            # a mistake of the reference, a right loss, a part of it
     ("ratio_slots", "gspo", "((logps - old_logps) * mask)", "(logps - old_logps)"),
     ("weight_grad", "cispo", ".detach()", ""), ("no_log", "cispo", " * logps * mask", " * mask"),
     ("no_cap", "cispo", ".clamp(max=1 + epsilon_high)", ""),
-    ("trl_cap", "cispo", "max=1 + epsilon_high", "max=epsilon_high"),
-    ("drops_clipped", "cispo", ".clamp(max=1 + epsilon_high).detach()",
-     ".detach()\n    weight = torch.where(weight > 1 + epsilon_high, 0.0, weight)"),
     ("token_advantages", "ppo", "A = advantages", "A = advantages.mean(1)[:, None]"),
-    ("tokens_mean", "ppo", "A = advantages",
-     "A = ((advantages * mask).sum(1) / mask.sum(1))[:, None]"),
-    ("A_shifted", "ppo", "A = advantages", "A = F.pad(advantages[:, :-1], (1, 0))"),
-    ("A_shifted_back", "ppo", "A = advantages", "A = F.pad(advantages[:, 1:], (0, 1))"),
-    ("other_mean", "rloo", "(advantages * (logps * mask).sum(1)).mean()",
-     "(advantages[:, None] * logps * mask).sum() / mask.sum()"),
-    ("mask_ignored", "rloo", "(logps * mask)", "logps"),
     ("beta_outside", "dpo", "F.logsigmoid(beta * (", "beta * F.logsigmoid(("),
-    ("reference_added", "dpo", MARGIN, "(chosen + ref_chosen) - (rejected + ref_rejected)"),
     ("swapped", "dpo", MARGIN, "(rejected - ref_rejected) - (chosen - ref_chosen)"),
     ("reference", "dpo", MARGIN, "chosen - rejected"),
     ("chosen_mask", "pairs", "* mask_rejected)", "* mask_chosen)"),
-    ("rejected_mask", "pairs", "* mask_chosen)", "* mask_rejected)"),
     ("k1", "kl", "(d.exp() - d - 1)", "-d"), ("kl_sign", "kl", "x + beta", "x - beta"),
-    ("k2", "kl", "(d.exp() - d - 1)", "d.square() / 2"), ("kl_missing", "kl", "x + beta", "x + 0"),
     ("kl_swapped", "kl", "ref_logps - logps", "logps - ref_logps"),
     ("rows", "step", ".view(-1, 1)", ".t().reshape(-1, 1)"),
     ("variance", "normalized", "rewards.std", "rewards.var"),
-    ("batch_mean", "normalized", "rewards.mean(1, keepdim=True)", "rewards.mean()"),
     ("whole_batch", "normalized", "rewards.mean(1, keepdim=True)\n    return (rewards - mean) / "
      "(rewards.std(1, keepdim=True)",
      "rewards.mean()\n    return (rewards - mean) / (rewards.std()"),
     ("scaled", "centered", "rewards - rewards.mean(1, keepdim=True)",
      "(rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)"),
-    ("bootstrapped", "gae", "values[:, 0] * 0", LAST),
-    ("no_gamma", "gae", "    A =", "    gamma = 1.0\n    A ="),
-    ("no_lam", "gae", "gamma * lam", "gamma"),
+    ("bootstrapped", "gae", "values[:, 0] * 0", LAST), ("no_lam", "gae", "gamma * lam", "gamma"),
     ("min_for_max", "value", "torch.max", "torch.min")]
 
 
@@ -310,7 +272,6 @@ MODEL = """
 """
 IDS = "ids=mask.new_zeros(len(mask), 1 + mask.shape[1]).long()"
 KNOWN = [("m=...", "m=mask"), ("old=...", "old=old_logps"), ("A=advantages", "A=advantages")]
-TIME_FIRST = GAE.replace("[:, t]", "[t]").replace("[:, 0]", "[0]").replace("shape[1]", "shape[0]")
 JAX = """import jax.numpy as np
 
 def loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high):
@@ -335,8 +296,6 @@ FORMS = [               # name, source, what the user says, gaps as a person fil
         "(x * m).sum() / m.sum()", "(x * m).sum(1) / m.sum(1)"), "--recipe grpo", None),
     ("a dict", f"def loss({ARGUMENTS}):" + PLAIN.replace(
         "(x * m).sum() / m.sum()", "{'pg_loss': (x * m).sum() / m.sum(), 'ratio': r}"), "", None),
-    ("a list", f"def loss({ARGUMENTS}):" + PLAIN.replace(
-        "(x * m).sum() / m.sum()", "[(x * m).sum() / m.sum(), {}]"), "", None),
     ("positions alone", "def loss(logps, old_logps, advantages, mask, /, epsilon_low, "
      f"epsilon_high):{PLAIN}", "", None),
     ("advantages (B, 1)", f"def loss({ARGUMENTS}):" + PLAIN.replace("[:, None]", ""),
@@ -352,24 +311,8 @@ FORMS = [               # name, source, what the user says, gaps as a person fil
         "new", "old", "A[:, None]", "m", "low", "high"), "",
      [*KNOWN, ("new=...", "new=logps"), ("low=...", "low=epsilon_low"),
       ("high=...", "high=epsilon_high")]),
-    ("a bool mask", f"def loss({ARGUMENTS}):" + PLAIN.replace(
-        "(x * m).sum() / m.sum()", "x[m].mean()"), "", [("mask=mask", "mask=mask > 0")]),
-    ("lists of rows", f"def loss({ARGUMENTS}):\n    rows = zip(logps, old_logps, advantages)\n"
-     "    x = [-torch.min((a - b).exp() * A, (a - b).exp().clamp(1 - epsilon_low, 1 + "
-     "epsilon_high) * A) for a, b, A in rows]\n    return torch.cat(x).mean()\n", "",
-     [(" logps=logps", " logps=rows(logps, mask)"),
-      ("=old_logps", "=rows(old_logps, mask)")]),
-    ("packed rows", "def loss(new, old, A, low, high):" + clipped(
-        "new", "old", "A", "1", "low", "high", "x"), "",
-     [("new=...", "new=pack(logps, mask)"), ("old=...", "old=pack(old_logps, mask)"),
-      ("A=advantages", "A=pack(advantages[:, None] + 0 * mask, mask)"),
-      ("low=...", "low=epsilon_low"), ("high=...", "high=epsilon_high"),
-      ("return yours", "return unpack(yours"), ("    )\n", "    ), mask)\n")]),
     ("a model", f"def loss(model, ids, {ARGUMENTS[7:]}):{MODEL}{PLAIN}", "",
      [("model=...", "model=model_of(logps)"), ("ids=...", IDS)]),
-    ("logits", f"def loss(logits, ids, {ARGUMENTS[7:]}):{MODEL}{PLAIN}".replace(
-        'model(ids)["logits"][:, :-1]', "logits").replace("ids[:, 1:, None]", "ids[..., None]"), "",
-     [("logits=...", "logits=logits_of(logps)"), ("ids=...", "ids=mask.long() * 0")]),
     ("a batch and a config", f"def loss(b, cfg):{BATCH}", "", FILL_BATCH),
     ("a method of a trainer", f"class Trainer:\n  def f(self, b):{BATCH}".replace(
         "cfg.clip", "self.args.clip").replace("torch.min", "self.min") + "\nloss = Trainer.f\n", "",
@@ -386,29 +329,20 @@ FORMS = [               # name, source, what the user says, gaps as a person fil
      .replace("epsilon_low", "0.2").replace("epsilon_high", "b['high']"), "epsilon_low=0.2",
      [("...,  #", "**{'x': logps, 'old': old_logps, 'A': advantages, 'm': mask, 'high': "
        "epsilon_high}  #")]),
-    ("a KL's own weight", KL.replace("beta", "coef"), "--recipe grpo",
-     [("coef=...", "coef=beta")]),
     ("rewards in a row, with a number of groups", "def loss(scores, num_generations):\n"
      "    x = scores.view(-1, num_generations)\n    std = x.std(1, keepdim=True)\n"
      "    return {'A': ((x - x.mean(1, keepdim=True)) / (std + 1e-4)).flatten()}\n",
      "advantages --recipe grpo eps=1e-4",
      [("scores=...", "scores=rewards.flatten()"), ("ns=...", "ns=rewards.shape[1]"),
       ("    )\n", "    )['A'].view_as(rewards)\n")]),
-    ("GAE with time first, and returns of the caller", TIME_FIRST.replace(
-        "return A, (A + values) * mask", "return A"), "gae",
-     [("rewards=rewards", "rewards=rewards.T"), ("values=values", "values=values.T"),
-      ("mask=mask", "mask=mask.T"), ("return yours", "A = yours"),
-      ("    )\n", "    ).T\n    return A, (A + values) * mask\n")]),
     ("verl's critic, whose values are the old ones", "def loss(vpreds, returns, values, "
      "response_mask, cliprange_value):" + VALUE.partition(":")[2].replace("old_values", "old")
      .replace("values", "vpreds").replace("old", "values").replace("mask", "response_mask")
      .replace("cliprange", "cliprange_value"), "value_loss",
      [("vpreds=...", "vpreds=values"), ("        values=...", "        values=old_values")]),
-    ("JAX", JAX, "", None), ("numpy", JAX.replace("jax.numpy", "numpy"), "", None),
-    ("JAX with other names", JAX.replace("old_logps", "old"), "", [KNOWN[1]])]
+    ("JAX", JAX, "", None), ("numpy", JAX.replace("jax.numpy", "numpy"), "", None)]
 WRONG = [("minimum(ratio", "maximum(ratio"), ("torch.min(", "torch.max("),
-         ("self.min", "-self.min"), ("torch.max((", "torch.min(("), ("- mean", "+ mean"),
-         ("x - x.mean", "x + x.mean"), ("gamma * lam", "gamma")]
+         ("self.min", "-self.min"), ("torch.max((", "torch.min(("), ("x - x.mean", "x + x.mean")]
 
 
 @pytest.mark.parametrize("name, source, words, edits", FORMS, ids=[row[0] for row in FORMS])
@@ -516,15 +450,6 @@ def test_what_an_adapter_does_not_use_is_not_taken(gap, verdict, answer):
         assert code == 0 and "11 skipped: they have other constants" not in text, text
 
 
-def test_arguments_that_a_person_exchanges_do_not_pass(answer):
-    edits = [("new=...", "new=old_logps"), ("old_logps=old_logps", "old_logps=logps"),
-             ("flag=...,  # None by default", ""), ("low=...", "low=0.2")]
-    source = OTHER.replace("(logps", "(new").replace("advantages", "A").replace(
-        "epsilon_low", "low").replace("epsilon_high", "low")
-    assert answer(source, "--recipe", "dapo", "epsilon_low=0.2", "epsilon_high=0.2",
-                  edits=edits)[0] == 1
-
-
 def test_a_bag_lacks_what_it_was_not_given():
     bag = adapter.Bag(a=1)
     assert bag.a == bag["a"] == bag.get("a") == 1 and bag.get("b") is None
@@ -599,21 +524,6 @@ def test_robustness_and_data_decide_only_if_asked(words, expected, answer):
     assert code == 1 and expected in text, text
 
 
-def test_gae_without_returns_fails_in_that_part(answer):
-    code, text = answer(GAE.replace("return A, (A + values) * mask", "return A"), "gae")
-    assert code == 1 and "likely: " not in text
-    assert text.count("  returns is not returned: (B, T) A + V, 0 in masked slots\n") == 2
-    assert "advantages at" not in text
-
-
-def test_nothing_ran_if_all_cases_need_what_the_function_lacks(answer):
-    lacks = "def loss(logps, old_logps, advantages, mask, epsilon_low):" + PLAIN.replace(
-        "epsilon_high", "0.1")
-    code, text = answer(lacks, "--recipe", "dapo")
-    assert code == 2 and text.startswith("NOTHING RAN: 0 of 15 core cases of policy_loss ran")
-    assert "if it has constants of its own, state them: epsilon_high=0.2|0.28; if it has" in text
-
-
 def test_what_is_not_implemented_is_skipped_and_what_stays_at_its_default_is_told(answer):
     source = RIGHT.replace("epsilon_high):", "epsilon_high, agg='mean'):\n    if epsilon_low == "
                            "epsilon_high:\n        raise NotImplementedError(REASON)")
@@ -661,12 +571,6 @@ def test_a_loss_that_is_right_in_float32_alone_passes_with_a_line(answer):
     assert code == 1 and "right in float32" not in text
 
 
-def test_a_function_gets_float32_if_asked_for(answer):
-    source = ("def loss(rewards):\n    assert rewards.dtype == torch.float32\n"
-              "    return rewards - rewards.mean(1, keepdim=True)\n")
-    assert answer(source, "--recipe", "dr_grpo", "--float32")[0] == 0
-
-
 def test_numpy_is_checked_without_gradients_and_conventions_are_listed(answer):
     source = """import numpy as np
 def loss(rewards, eps=0, ddof=1):
@@ -706,33 +610,6 @@ def test_a_convention_of_others_is_right_and_a_mistake_is_not(gamma, is_right, a
     assert (code == 0) == is_right and ("right if" in text) == (gamma == "beta")
 
 
-def test_logprobs_may_change_their_inputs_and_free_what_they_keep(answer):
-    source = """
-class Kept(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tokens):
-        logps = x.log_softmax(dim=-1)
-        ctx.save_for_backward(logps.exp(), tokens.clone())
-        return logps.gather(-1, tokens[..., None])[..., 0], -(logps.exp() * logps).sum(dim=-1)
-    @staticmethod
-    def backward(ctx, slope, slope_entropy):
-        p, tokens = ctx.saved_tensors
-        H = -(p * p.log()).sum(dim=-1, keepdim=True)
-        moved = slope[..., None] * (F.one_hot(tokens, p.shape[-1]) - p)
-        moved -= slope_entropy[..., None] * p * (p.log() + H)
-        p.zero_()
-        return moved, None
-def loss(logits, tokens, temperature):
-    found = Kept.apply(logits / temperature, tokens)
-    tokens.zero_()
-    return found
-"""
-    code, text = answer(source, "logprobs")
-    assert code == 0 and "PASSED: 1 of 1 core cases" in text and "not robust: impossible" in text
-    text = answer(source.replace("return logps", "return 2 * logps"), "logprobs")[1]
-    assert re.search(r"made from logits \[[^[]*\], tokens", text)      # of one token
-
-
 @pytest.mark.parametrize("function, words, reply", [
     ("nothing", ["policy_loss"], "has no function nothing; it has loss"),
     ("EPS", ["policy_loss"], "has no function EPS; it has loss"),
@@ -768,10 +645,8 @@ def test_a_file_is_imported_even_if_a_module_of_python_has_its_name(tmp_path, mo
 
 @pytest.mark.parametrize("target, recipe", [
     ("nano.py:surrogate_loss", "grpo"), ("real.py:surrogate_loss", "grpo"),
-    ("grpo.py:policy_loss", "grpo"), ("grpo.py:policy_loss", "dapo"),
-    ("grpo.py:policy_loss", "dr_grpo"), ("gspo.py:policy_loss", "gspo"),
-    ("ppo.py:policy_loss", "ppo"), ("reinforce.py:policy_loss", "rloo"),
-    ("grpo.py:advantages", "grpo"), ("dpo.py:dpo_loss", "dpo")])
+    ("grpo.py:policy_loss", "dapo"), ("gspo.py:policy_loss", "gspo"),
+    ("reinforce.py:policy_loss", "rloo"), ("dpo.py:dpo_loss", "dpo")])
 def test_our_own_losses_pass_the_command(target, recipe, capsys):
     if target.startswith("real"):
         pytest.importorskip("transformers", reason="needs engines/requirements.txt")
