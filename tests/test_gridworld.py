@@ -29,17 +29,13 @@ def test_there_are_370_prompts_of_which_114_are_held_out_and_half_of_the_maps_ar
 @pytest.mark.parametrize("prompt, text, rewards", [
     ("A b3 7", "", []),
     ("A b3 7", "RURR", [-1, -1, -1, 5]),
-    ("A b3 7", "DRRRUU", [-1, -1, -1, -1, -1, 5]),
     ("A b3 7", "DDLU", [-1, -3, 4, -1]),
     ("A b3 7", "RURRRR", [-1, -1, -1, 5, -1, -1]),                  # after the end
     ("A b3 7", "LURRURR", [-1, -1, -1, -1, -1, -1, 5]),             # a wall: a wasted move
     ("A b3 7", "DD?L", [-1, -3, -3, 4]),                            # stopped by the edge at x
     ("A b3 7", "R U R  R", [-1, -1, -1, -1, -1, -1, -1, -1]),       # the 7th move is the last
-    ("A b3 6", "LURRURR", [-1] * 7),
     ("A b3 7", "RU\u0663RR", [-1, -1, -1, -1, 5]),
-    ("A b3 7", "<answer>5</answer>", [-1] * 18),
     ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # the mirror image of A b3 7
-    ("L a2 8", "RD", [-3, 4]),
     ("B a2 5", "RD", [-3, 4])], ids=ascii)
 def test_each_character_earns_what_the_cell_is_worth_in_which_it_ends(prompt, text, rewards):
     assert verify(Problem(prompt, ""), text) == rewards
