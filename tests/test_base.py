@@ -23,7 +23,6 @@ import common
 import grpo
 import plumbing
 from kernels import decode
-from tasks import calls
 from vectors.edits import replace_once
 
 
@@ -111,15 +110,6 @@ def test_tasks_share_a_base_if_their_demonstrations_are_equal_and_only_then(conf
         Words(itertools.cycle(["aaa"]).__next__), Words(lambda: "bbb"),
         Words(lambda: "aaa", unused=[1, 2, 3])))
     assert same == plain != other
-
-
-def test_what_an_environment_inserts_belongs_to_a_base(config, load_task, monkeypatch):
-    cfg = config(task="lookup")
-    policy, task = grpo.GPT(cfg), load_task(cfg)
-    before = plumbing.base_path(policy, task, cfg)
-    monkeypatch.setattr(calls, "sampled_masks", lambda task, examples, ids: [
-        torch.ones(len(row)) for row in ids])
-    assert plumbing.base_path(policy, task, cfg) != before
 
 
 def test_the_weights_before_training_belong_to_a_base_with_their_names_shapes_and_type(
@@ -229,16 +219,6 @@ def test_a_task_that_shows_something_else_in_other_processes_is_refused_in_one_l
     assert done.returncode == 2
     error = "error: --task unordered: another process draws other demonstrations"
     assert done.stderr.startswith(error), done.stderr
-
-
-def test_a_task_whose_only_problem_is_held_out_is_refused_in_one_line(config, stops):
-    class Only(Words):
-        def sample(self, rng):
-            return common.Problem("1=", "")
-    task = Only(lambda: "a")
-    assert task.is_held_out(task.sample(None))
-    stops("only: has hardly any train problems", plumbing.base_path, grpo.GPT(config()), task,
-          config())
 
 
 # ---- the warm start --------------------------------------------------------------------------

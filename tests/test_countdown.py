@@ -42,7 +42,8 @@ def test_only_an_expression_of_the_given_numbers_that_hits_the_target_is_right()
 
 @pytest.mark.parametrize("answer", [
     "(" * 1_000_000, "4+" * 90 + "4", "4*" * 500_000, "9" * 1_000_000,
-    "<answer></answer>" * 100_000, "((4+8)+2)" * 100_000, "\ud83d" * 100], ids=lambda answer: ascii(answer[:12]))
+    "<answer></answer>" * 100_000, "((4+8)+2)" * 100_000, "\ud83d" * 100],
+    ids=lambda answer: ascii(answer[:12]))
 def test_every_answer_is_read_once_and_none_raises(answer):
     assert answered(answer) == 0
     assert count_work(answered, answer) < 1_500 + len(answer)
