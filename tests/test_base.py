@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import itertools
 import os
 import subprocess
 import sys
@@ -85,31 +84,6 @@ def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
     elif task == COUNTDOWN and file == "tasks/countdown.py":
         own.parts["countdown"] = made.Countdown(cfg)
     assert (path(policy, own, cfg) == before) == is_same
-
-
-class Words(common.Task):
-    """A task whose demonstrations say the word that `tell` returns."""
-    prompt_width = 4
-
-    def __init__(self, tell, **attributes):
-        super().__init__()
-        vars(self).update(attributes, tell=tell)
-
-    def sample(self, rng):
-        return common.Problem(f"{rng.randint(100, 999)}=", "")
-
-    def demonstration(self, rng, phase):
-        return self.sample(rng)._replace(completion=self.tell())
-
-
-def test_tasks_share_a_base_if_their_demonstrations_are_equal_and_only_then(config):
-    """However the words come about: no code is read to find out."""
-    cfg = config()
-    policy = grpo.GPT(cfg)
-    same, other, plain = (plumbing.base_path(policy, task, cfg) for task in (
-        Words(itertools.cycle(["aaa"]).__next__), Words(lambda: "bbb"),
-        Words(lambda: "aaa", unused=[1, 2, 3])))
-    assert same == plain != other
 
 
 def test_the_weights_before_training_belong_to_a_base_with_their_names_shapes_and_type(

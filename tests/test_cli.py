@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import io
 import os
-import pickle
 import re
 import resource
 import shlex
@@ -283,7 +282,6 @@ def flip_one_bit(path):
 DAMAGES = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
     "one bit flipped": flip_one_bit,
-    "a pickle with code": lambda path: path.write_bytes(pickle.dumps(Trap())),
     "a checkpoint with code": lambda path: torch.save({"policy": {}, "state": Trap()}, path),
     "something else": lambda path: torch.save({"epoch": torch.ones(3)}, path),
     "another model": lambda path: torch.save({"policy": {"embed.weight": torch.ones(2)}}, path)}

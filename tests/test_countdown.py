@@ -1,7 +1,6 @@
 """The countdown task: the verifier with correct and hostile answers, and the form in which maj@k
 counts votes."""
-import pytest
-from conftest import count_work, load_named
+from conftest import load_named
 
 from common import Problem
 
@@ -38,15 +37,6 @@ def test_only_an_expression_of_the_given_numbers_that_hits_the_target_is_right()
     assert answered("5+5+7", TWINS) == answered("(7+5)+5", TWINS) == 1
     assert answered("5+5+5+2", TWINS) == answered("7+7+3", TWINS) == 0
     assert answered("5+5+5", TWINS._replace(prompt="5 5 7>15:")) == 0
-
-
-@pytest.mark.parametrize("answer", [
-    "(" * 1_000_000, "4+" * 90 + "4", "4*" * 500_000, "9" * 1_000_000,
-    "<answer></answer>" * 100_000, "((4+8)+2)" * 100_000, "\ud83d" * 100],
-    ids=lambda answer: ascii(answer[:12]))
-def test_every_answer_is_read_once_and_none_raises(answer):
-    assert answered(answer) == 0
-    assert count_work(answered, answer) < 1_500 + len(answer)
 
 
 # ---- the canonical form ----------------------------------------------------------------------

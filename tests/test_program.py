@@ -1,6 +1,5 @@
 """tasks/program.py: the interpreter, the tests of a program, and what the levels reward."""
 import random
-from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -108,13 +107,6 @@ def test_a_report_says_what_each_test_gives():
                                           for x in (0, 3, 5, 6, 7, 8, 9)]
 
 
-def test_only_the_only_answer_block_is_run():
-    task = load("program")
-    assert task.verify(ASKED, f"<think>x</think>{answered(' x2*1+ ')}") == 1
-    for text in ("x2*1+", "<answer>x2*1+", answered("x2*1+") * 2, "x2*1+</answer>"):
-        assert task.verify(ASKED, text) == 0
-
-
 # ---- problems and demonstrations -------------------------------------------------------------
 
 @pytest.mark.parametrize("level, kinds", [
@@ -128,21 +120,6 @@ def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(
             problem.answer)) == 1
         kind = 3 if problem.answer[1] == "x" else 2 if problem.answer[-1] == "-" else 1
         assert problem.difficulty == kind and len(task_file.tests(problem)) == 10
-
-
-@pytest.mark.parametrize("phase, thoughts, cases", [
-    ("textbook", 0.9, 0.05), ("forum", 0.3, 0.35), ("cold_start", 1, 0)])
-def test_demonstrations_think_or_list_the_shown_cases_or_write_the_formula(phase, thoughts, cases):
-    task = load("program:3")
-    drawn = common.sample_problems(task, 2000, 0, phase=phase)
-    texts = [problem.completion for problem in drawn]
-    assert fmean("<think>" in text for text in texts) == pytest.approx(thoughts, abs=0.03)
-    listed = [problem for problem in drawn if ":" in problem.completion]
-    assert len(listed) / 2000 == pytest.approx(cases, abs=0.03)
-    shown = load("program:shown")
-    assert all(shown.verify(problem, problem.completion) == 1 for problem in drawn)
-    assert not any(task.verify(problem, problem.completion) for problem in listed)
-    assert max(len(common.TOKENIZER.encode(text, allowed_special="all")) for text in texts) < 48
 
 
 def test_each_step_of_a_thought_is_true():

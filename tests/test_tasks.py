@@ -5,7 +5,6 @@ import re
 import sys
 import zlib
 from collections import Counter
-from statistics import fmean
 
 import pytest
 import torch
@@ -68,7 +67,8 @@ def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monke
 @pytest.mark.parametrize("name, checksum", [
     ("arithmetic:3-5", 3883610429), ("countdown", 414979693), ("gridworld", 656171213),
     ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 4285053654),
-    ("key", 4021235287), ("key:half", 490764696), ("notation", 3006372533)])
+    ("key", 4021235287), ("key:half", 490764696), ("notation", 3006372533),
+    ("program:3", 4291344283)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
@@ -115,27 +115,6 @@ def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_th
     assert common.held_out_problems(load(name), 200) == problems
 
 
-@pytest.mark.parametrize("level, share", [("work", 1), ("half", 0.5), ("answer", 0)])
-def test_three_in_ten_examples_begin_with_their_answer_and_only_a_level_says_what_follows(
-        level, share):
-    task = load(f"key:{level}")
-    drawn = common.sample_problems(task, 2000, 0, phase="textbook")
-    keyed = [problem for problem in drawn if problem.prompt.startswith(f"{problem.answer}|")]
-    assert abs(len(keyed) - 600) < 60
-    assert abs(fmean("<think>" in problem.completion for problem in keyed) - share) < 0.06
-    assert not any("|" in problem.prompt for problem in common.sample_problems(task, 100, 0))
-
-
-@pytest.mark.parametrize("phase", ["textbook", "forum"])
-def test_about_half_of_the_steps_of_most_thoughts_are_in_words(phase):
-    task = load("notation:4")
-    drawn = common.sample_problems(task, 2000, 0, phase=phase)
-    shares = [task.share_in_words(problem.completion) for problem in drawn
-              if "<think>" in problem.completion]
-    assert abs(fmean(shares) - 0.5) < 0.03
-    assert fmean(0 < share < 1 for share in shares) > 0.5
-
-
 @pytest.mark.parametrize("name", ["arithmetic", "countdown", "key", "lookup", "notation:4",
                                   "program:3"])
 def test_what_a_base_learns_from_at_a_cold_start_is_right(name):
@@ -158,7 +137,9 @@ def test_the_metric_of_notation_is_a_mean_over_all_completions():
 PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
           "</search>", "<think>", "</think>", "<information>", "</information>", "ka", "(4+8)*2",
           " ", "\n", "\x00", "\u0663", "\ud800", "<", ">", "9" * 60, "x2*1+", "1:3", ",", "x"]
-LONG = ["<think>" + "<information>" * 2_000 + "</think>", "<search>" * 2_000, "<" * 20_000,
+LONG = ["<answer>" * 2_000 + "7" + "</answer>" * 2_000, "<answer>7" + "</answer" * 2_000,
+        *(f"<answer>{text}</answer>" for text in ("(" * 10_000, "9" * 10_000, "4*" * 5_000)),
+        "<think>" + "<information>" * 2_000 + "</think>", "<search>" * 2_000, "<" * 20_000,
         "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 10_000, "\x00" * 10_000]
 
 
@@ -183,7 +164,8 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
             assert isinstance(value, float) and 0 <= value <= 2, (row, text)
     for text in LONG:
         for judge in (task.verify, task.respond):
-            assert count_work(judge, problems[0], text) < 1_000 + 5 * len(text), judge
+            most = 1_000 + (12 if name == "program" else 5) * len(text)     # it has ten tests
+            assert count_work(judge, problems[0], text) < most, judge
 
 
 # ---- your own task ---------------------------------------------------------------------------
