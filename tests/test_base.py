@@ -3,7 +3,6 @@ the gradient, the learning rates, and the step of Muon."""
 import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pretend
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, TINY, close, every_script
+from conftest import ROOT, close, every_script
 from small_models import Recording
 from small_runs import INSTANT, arguments, changed_weights, load, policy_of, read_summary
 from update_scenes import gradients
@@ -31,14 +30,6 @@ def times(folder):
 
 
 # ---- which runs share a base -----------------------------------------------------------------
-
-def test_all_scripts_share_a_base(own_bases):
-    for name in SCRIPTS:
-        script = importlib.import_module(name)
-        cfg = script.Config(**TINY, base_steps=0)
-        plumbing.load_base(script.GPT(cfg), common.load_task(cfg, script.verify), cfg)
-    assert len(times(own_bases)) == 1
-
 
 @every_script
 def test_a_run_begins_with_the_policy_of_another_if_told(new_run, finished):

@@ -143,8 +143,3 @@ def test_what_is_added_to_a_batch_takes_its_graph(graphs):
     for each in (case, few, case, few):
         equal(each.decode(), each.rollout())
     assert len(graphs) == 1
-    more = case.change(num_prompts=12, prompts=case.prompts.repeat(2, 1),
-                       uniforms=case.uniforms.repeat(2, 1))
-    for each in (more, case):
-        equal(each.decode(), each.rollout())
-    assert len(graphs) == 2 and len(decode_path.GRAPHS[case.policy]) == 1

@@ -45,23 +45,6 @@ def problems_of(task, *difficulties):
     return [Problem(f"{i}=", "", difficulty=n, task=task) for i, n in enumerate(difficulties)]
 
 
-# ---- the way from a text to a reward ---------------------------------------------------------
-
-@pytest.mark.parametrize("flags", [
-    {}, {"task": "gridworld,lookup"}, {"reward": "accuracy+format"}], ids=str)
-def test_the_method_that_judges_is_the_one_of_a_copy_of_three_files(flags, monkeypatch):
-    task = load(**flags)
-    if "reward" not in flags:
-        assert task.judge.__func__ is common.Task.judge
-    assert task.scores.__func__ is common.Task.scores
-    monkeypatch.setattr(common, "optional", lambda name: None)      # as in a copy of three files
-    alone = load()
-    assert type(alone) is common.Arithmetic and type(alone).judge is common.Task.judge
-    if not flags:
-        assert type(task) is type(alone)
-        assert vars(task) == vars(alone)
-
-
 # ---- levels, and refused flags ---------------------------------------------------------------
 
 @pytest.mark.parametrize("name, checksum", [

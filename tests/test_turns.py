@@ -145,26 +145,6 @@ def test_the_environment_reads_a_forced_opening_as_verify_does(watch):
 
 # ---- turns, returns and groups ---------------------------------------------------------------
 
-def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
-    rewards = f64([[1, 0, 4], [0, 2, 0]])
-    close(turns.returns(rewards, 0.5), f64([[2, 2, 4], [1, 2, 0]]))
-    close(turns.returns(rewards, 1.0), f64([[5, 4, 4], [2, 2, 0]]))
-    close(turns.returns(rewards, 0.0), rewards)
-
-
-@pytest.mark.parametrize("scale", ["group", "none"])
-def test_a_return_is_compared_with_the_others_of_its_label_and_alone_it_is_0(scale):
-    R = f64([[1, 5, 2], [3, 7, 9]])
-    labels = torch.tensor([[0, 4, -1], [0, 2, -1]])
-    one = 1 / (2 ** 0.5 + 1e-4) if scale == "group" else 1.0
-    close(turns.compared(R, labels, scale), f64([[-one, 0, 0], [one, 0, 0]]))
-    labels[0, 1] = 0
-    expected = grpo.advantages(f64([[1, 5, 3]]), scale)[0]
-    found = turns.compared(R, labels, scale)
-    close(found[[0, 0, 1], [0, 1, 0]], expected)
-    assert found[0, 2] == found[1, 1] == found[1, 2] == 0
-
-
 def same(labels):
     """List the places that share a label, for each label that several places have. -> set"""
     places = {}
