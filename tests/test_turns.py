@@ -145,6 +145,13 @@ def test_the_environment_reads_a_forced_opening_as_verify_does(watch):
 
 # ---- turns, returns and groups ---------------------------------------------------------------
 
+def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
+    rewards = f64([[1, 0, 4], [0, 2, 0]])
+    close(turns.returns(rewards, 0.5), f64([[2, 2, 4], [1, 2, 0]]))
+    close(turns.returns(rewards, 1.0), f64([[5, 4, 4], [2, 2, 0]]))
+    close(turns.returns(rewards, 0.0), rewards)
+
+
 def same(labels):
     """List the places that share a label, for each label that several places have. -> set"""
     places = {}
