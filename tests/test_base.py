@@ -21,6 +21,7 @@ import common
 import grpo
 import plumbing
 from kernels import decode
+from tasks import calls
 from vectors.edits import replace_once
 
 
@@ -75,6 +76,15 @@ def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
     elif task == COUNTDOWN and file == "tasks/countdown.py":
         own.parts["countdown"] = made.Countdown(cfg)
     assert (path(policy, own, cfg) == before) == is_same
+
+
+def test_what_an_environment_inserts_belongs_to_a_base(config, load_task, monkeypatch):
+    cfg = config(task="lookup")
+    policy, task = grpo.GPT(cfg), load_task(cfg)
+    before = plumbing.base_path(policy, task, cfg)
+    monkeypatch.setattr(calls, "sampled_masks", lambda task, examples, ids: [
+        torch.ones(len(row)) for row in ids])
+    assert plumbing.base_path(policy, task, cfg) != before
 
 
 def test_the_weights_before_training_belong_to_a_base_with_their_names_shapes_and_type(

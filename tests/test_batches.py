@@ -48,6 +48,15 @@ def check_rows(script, policy, task, batch):
     assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
 
 
+def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
+    cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
+    batch, more = (grpo.sample_batch(policy, task, cfg, step) for step in range(2))
+    joined = common.gather([batch, more], torch.tensor([1, 7, 4]))
+    check_rows(grpo, policy, task, joined)
+    assert joined.problems == batch.problems[4:8] + more.problems[8:12] + batch.problems[16:20]
+    assert torch.equal(joined.rewards[[0, 2]], batch.rewards[[1, 4]])
+
+
 # ---- dynamic sampling ------------------------------------------------------------------------
 
 def odd_lengths_of_some_prompts(problem, text):
