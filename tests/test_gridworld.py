@@ -7,21 +7,11 @@ from update_scenes import made_batch
 import common
 import grpo
 from common import Problem
-from tasks.gridworld import LIMITS, MAPS, MOVES, PRIZES, STARTS, play, values
+from tasks.gridworld import MAPS, MOVES, PRIZES, play, values
 
 TASK = load_named("gridworld")
 verify = TASK.verify
 GOLDEN = Problem("A b3 7", "")
-
-
-def test_there_are_370_prompts_of_which_114_are_held_out_and_half_of_the_maps_are_mirrored():
-    prompts = [Problem(f"{start} {limit}", "") for start in STARTS for limit in LIMITS]
-    assert len({*prompts}) == 370 and sum(map(TASK.is_held_out, prompts)) == 114
-    for name, mirror in zip("ABCDEF", "GHIJKL"):
-        turned = {"edcba"["abcde".index(column)] + rank: mark
-                  for (column, rank), mark in MAPS[name].items()}
-        assert turned == MAPS[mirror]
-        assert sorted(MAPS[name].values()).count("5") == sorted(MAPS[name].values()).count("4") == 1
 
 
 # ---- rewards ---------------------------------------------------------------------------------
@@ -29,17 +19,13 @@ def test_there_are_370_prompts_of_which_114_are_held_out_and_half_of_the_maps_ar
 @pytest.mark.parametrize("prompt, text, rewards", [
     ("A b3 7", "", []),
     ("A b3 7", "RURR", [-1, -1, -1, 5]),
-    ("A b3 7", "DRRRUU", [-1, -1, -1, -1, -1, 5]),
     ("A b3 7", "DDLU", [-1, -3, 4, -1]),
     ("A b3 7", "RURRRR", [-1, -1, -1, 5, -1, -1]),                  # after the end
     ("A b3 7", "LURRURR", [-1, -1, -1, -1, -1, -1, 5]),             # a wall: a wasted move
     ("A b3 7", "DD?L", [-1, -3, -3, 4]),                            # stopped by the edge at x
     ("A b3 7", "R U R  R", [-1, -1, -1, -1, -1, -1, -1, -1]),       # the 7th move is the last
-    ("A b3 6", "LURRURR", [-1] * 7),
     ("A b3 7", "RU\u0663RR", [-1, -1, -1, -1, 5]),
-    ("A b3 7", "<answer>5</answer>", [-1] * 18),
     ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # the mirror image of A b3 7
-    ("L a2 8", "RD", [-3, 4]),
     ("B a2 5", "RD", [-3, 4])], ids=ascii)
 def test_each_character_earns_what_the_cell_is_worth_in_which_it_ends(prompt, text, rewards):
     assert verify(Problem(prompt, ""), text) == rewards
@@ -67,10 +53,20 @@ def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_on
     assert TASK.token_rewards(batch)[0].tolist() == pytest.approx(paid + [0.0] * padding)
 
 
-def test_an_episode_is_correct_if_it_earns_the_best_return():
-    for text, is_best in (("RURR", True), ("RURRR", False), ("DDL", False), ("", False)):
-        batch = common.Batch(*[None] * 6, problems=[GOLDEN], texts=[text])
-        assert TASK.judge(batch, 1, 0).is_correct.item() == is_best
+class Tenths(common.Task):
+    def verify(self, problem, text):
+        return [0.1] * len(text)                        # ten of them add up to 1 - 1e-16
+
+    def best_return(self, problem):
+        return 1.0
+
+
+@pytest.mark.parametrize("task, texts", [
+    (TASK, ["RURR", "RURRR", "DDL", ""]), (Tenths(), ["x" * 10, "x" * 9])], ids=["task", "tenths"])
+def test_an_episode_is_correct_if_it_earns_the_best_return(task, texts):
+    batch = common.Batch(*[None] * 6, problems=[GOLDEN] * len(texts), texts=texts)
+    is_correct = task.judge(batch, len(texts), 0).is_correct[0].tolist()
+    assert is_correct == [True] + [False] * (len(texts) - 1)
 
 
 def test_the_value_of_a_policy_is_the_mean_return_over_all_that_it_may_do():
@@ -91,14 +87,3 @@ def test_the_value_of_a_policy_is_the_mean_return_over_all_that_it_may_do():
     assert V[0][start] == pytest.approx(mean_return("", 1.0))
     assert V[0][start] == pytest.approx(sum(p * Q[0][start][m] for m, p in chances.items()))
     assert (len(V), len(Q)) == (5, 4)
-
-
-def test_an_episode_that_earns_the_best_return_in_inexact_steps_is_correct():
-    class Tenths(common.Task):
-        def verify(self, problem, text):
-            return [0.1] * len(text)                        # ten of them add up to 1 - 1e-16
-
-        def best_return(self, problem):
-            return 1.0
-    batch = common.Batch(*[None] * 6, problems=[GOLDEN] * 2, texts=["x" * 10, "x" * 9])
-    assert Tenths().judge(batch, 2, 0).is_correct.tolist() == [[True, False]]

@@ -270,10 +270,6 @@ def test_the_loss_on_the_page_is_that_of_grpo(B=3, T=5, V=40):
     [ours], [theirs] = torch.autograd.grad(loss, x), torch.autograd.grad(exact, y)
     assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-7)
     assert theirs[1, 1].abs().max() == 0 < theirs[1, 0].abs().max()
-    logps, *_ = fused.logprob_torch(x, tokens, temperature=0.7)
-    ratio = (logps - old_logps).exp()                   # what the page warns of
-    [plain] = torch.autograd.grad(ratio.clamp(0.8, 1.28).sum(), x)
-    assert plain[1, 1].isnan().all()
 
 
 def empty(n):

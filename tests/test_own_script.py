@@ -38,69 +38,51 @@ EDITS = [("    task = common.load_task(cfg, verify)\n", "    task = Addition()\n
          ('run.log(batch, A, metrics | {"kl": mean_kl})',
           'run.log(batch, A, metrics | {"kl": mean_kl, "size": A.abs().mean().item()})'),
          ("COLUMNS = {", TASK + '"size": "size", ')]
-FLAGS = INSTANT | {"base_steps": 3, "max_steps": 4000, "eval_steps": 1000, "num_eval_problems": 8}
+FLAGS = INSTANT | {"base_steps": 3, "max_steps": 4000, "eval_steps": 1000, "num_eval_problems": 8,
+                   "output_dir": "it's $x é"}
 del FLAGS["task"], FLAGS["hidden_size"]
 
 
-def stopped(words, folder, number, num_steps):
-    """Start a run, and send it a signal after some steps. -> what it printed, its exit code"""
-    process = subprocess.Popen(words, cwd=folder.parent, text=True, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, shell=isinstance(words, str))
-    log = folder / "metrics.jsonl"
-    while process.poll() is None and not (log.is_file() and len(lines(log)) > num_steps):
-        time.sleep(0.05)
-    process.send_signal(number)
-    return process.communicate()[1], process.returncode
-
-
 def pasted(command, folder):
-    """Run a command in a shell. -> what it printed"""
-    command = command.replace("python ", f"{sys.executable} ", command.startswith("python "))
-    done = subprocess.run(command, shell=True, cwd=folder, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    """Run a command in a new shell in which nothing is active and whose encoding is ASCII.
+    -> what it printed"""
+    command = re.sub("^python ", f"{sys.executable} ", command)
+    done = subprocess.run(
+        command, shell=True, encoding="utf-8", cwd=folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={
+            "PATH": os.defpath, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+            "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 def test_a_copy_with_its_own_task_advantage_width_and_metric_can_do_all_that_a_script_can(
-        copied, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        copied, tmp_path_factory):
     source = (copied / "grpo.py").read_text()
     for old, new in EDITS:
         source = replace_once(source, old, new)
     (copied / "add.py").write_text(source)
-    start = [sys.executable, "add.py"]
-    run = copied / "one"
-    _, code = stopped([*start, *arguments(FLAGS | {"output_dir": "one"})], run, signal.SIGKILL, 2)
-    assert code == -signal.SIGKILL
-    killed = len(lines(run / "metrics.jsonl"))
-    error, code = stopped([*start, "--resume_from_checkpoint", "one"], run, signal.SIGINT, killed)
-    assert code == 130
+    work = tmp_path_factory.mktemp("work")
+    process = subprocess.Popen([sys.executable, copied / "add.py", *arguments(FLAGS)], cwd=work,
+                               text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    run = work / FLAGS["output_dir"]
+    log = run / "metrics.jsonl"
+    while process.poll() is None and not (log.is_file() and len(lines(log)) > 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate()[1]
+    assert process.returncode == 130 and "Traceback" not in error
+    (work / "common.py").write_text("raise OSError('of the user')")
     command = re.search("resume with:\n  (.*)", error)[1]
-    printed = pasted(f"{command} --max_steps {len(lines(run / 'metrics.jsonl')) + 1}", copied)
-    record = lines(run / "metrics.jsonl")
+    printed = pasted(f"{command} --max_steps {len(lines(log)) + 1}", work)
+    record = lines(log)
     assert [line["step"] for line in record] == list(range(len(record)))
     assert all(line["size"] >= 0 for line in record[1:]) and " size" in printed
-    assert read_summary(run)["steps"] == len(record) - 1 > killed
-
-    answer = pasted(re.search("Ask the policy:\n  (.*)", printed)[1], copied)
+    assert read_summary(run)["steps"] == len(record) - 1 > 2
+    answer = pasted(re.search("Ask the policy:\n  (.*)", printed)[1], work)
     assert answer.count("\n") == 1
-
-    pasted(" ".join([*start, *arguments(FLAGS | {"output_dir": "two", "max_steps": 2})]), copied)
-    pasted("python -m report.page one two", copied)
-    page = (run / "comparison.html").read_text()
+    page = (run / "report.html").read_text()
     command = html.unescape(re.search(r"python add\.py [^\"<\\]*", page)[0])
     assert "--task add.Addition" in command
     pasted(f"{command} --output_dir three --max_steps 1", copied)
-    assert os.path.exists(copied / "three/summary.json")
-
-
-def test_a_verifier_that_returns_a_fraction_is_refused_before_a_base_is_made(copied):
-    source = replace_once((copied / "grpo.py").read_text(), *EDITS[0])
-    source = replace_once(source, "COLUMNS = {", TASK)
-    source = replace_once(source, "        return verify(problem, text)\n",
-                          "        return 0.5 * verify(problem, text)\n")
-    (copied / "add.py").write_text(source)
-    done = subprocess.run([sys.executable, "add.py"], cwd=copied, text=True, capture_output=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "verify returned 0.5: must be 1.0 (right) or 0.0 (wrong)" in done.stderr
-    assert not (copied / "runs").exists()
+    assert (copied / "three/summary.json").exists()

@@ -1,17 +1,14 @@
 """tasks/program.py: the interpreter, the tests of a program, and what the levels reward."""
 import random
-from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import count_work
 from conftest import load_named as load
 from small_runs import INSTANT, arguments, lines, steps
 
 import common
 import grpo
-import plumbing
 from common import Problem
 from tasks import program as task_file
 from tasks.program import INPUTS, run
@@ -49,29 +46,22 @@ def test_formulas_have_the_values_that_python_computes():
 
 @pytest.mark.parametrize("program, results", [
     ("1:3,2:5,4:9", {1: 3, 2: 5, 4: 9, 0: None, 3: None}), ("0:-7", {0: -7, 7: None}),
-    ("3:007", {3: 7}), ("1:3,1:5", {1: 5}), ("x", {4: 4}), ("7", {0: 7, 9: 7}),
-    ("xx*x-", {3: 6}), ("12-", {0: -1}), ("9" * 8 + "*" * 7, {0: 9**8})])
+    ("3:007", {3: 7}), ("1:3,1:5", {1: 5}), ("9" * 8 + "*" * 7, {0: 9**8})])
 def test_a_program_gives_these_results(program, results):
     assert {x: run(program, x) for x in results} == results
 
 
-@pytest.mark.parametrize("program", [
-    "", "+", "x+", "x2", "x2*1", "x2**", "x 2*", "2x*\n", "x2/", "x2%", "x2^", "y2*", "X2*",
-    "(x*2)", "-1", "x-1+", "x1.5*", "\u0663", "x\u00b2", "x\u22121-", "x" * 16,
-    "x" * 8 + "+" * 8, "9" * 10**5, "1:", ":3", "1:3,", ",1:3", "1:3,,2:5", "1:3;2:5", "1: 3",
-    "10:3", "a:3", "1:x", "1:3+", "1:+3", "1:--3", "1:1234", "1:3,2:x2*", "1>3",
-    ",".join(["1:3"] * 11), "1:\u0663", "1:3\n", "x=3", "def f(x): return 3",
-    "__import__('os')", "x\x00", "1:3,2:5,4:9=", "lambda x: x", "[1][0]"])
-def test_a_text_that_is_no_program_has_no_result_and_passes_no_test(program):
-    assert {run(program, x) for x in INPUTS} == {None}
-    assert load("program").verify(ASKED, answered(program)) == 0
-    assert load("program:shown").verify(ASKED, answered(program)) == 0
+NO_PROGRAMS = [
+    "", "+", "x+", "x2", "x2**", "x 2*", "x2/", "y2*", "X2*", "-1", "x1.5*", "\u0663", "x\u00b2",
+    "x" * 16, "9" * 10**5, "1:", ":3", "1:3,", "1:3,,2:5", "1:3;2:5", "10:3", "1:x", "1:--3",
+    "1:1234", "1:3,2:x2*", ",".join(["1:3"] * 11), "1:\u0663", "1:3\n", "__import__('os')", "x\x00"]
 
 
-def test_the_work_for_a_program_has_a_bound():
-    task = load("program")
-    longest = [answered(text) for text in ("9" * 8 + "*" * 7, ",".join(["1:999"] * 10))]
-    assert max(count_work(task.verify, ASKED, text) for text in longest) < 2_000
+def test_a_text_that_is_no_program_has_no_result_and_passes_no_test():
+    for program in NO_PROGRAMS:
+        assert {run(program, x) for x in INPUTS} == {None}, ascii(program)
+        assert load("program").verify(ASKED, answered(program)) == 0
+        assert load("program:shown").verify(ASKED, answered(program)) == 0
 
 
 # ---- tests -----------------------------------------------------------------------------------
@@ -87,9 +77,8 @@ def test_each_input_has_one_test_and_the_order_of_the_hidden_ones_follows_from_t
 
 
 @pytest.mark.parametrize("program, shown, hidden", [
-    ("x2*1+", True, 7), ("1x2*+", True, 7), ("xx+1+", True, 7), ("1:3,2:5,4:9", True, 0),
-    ("0:1,1:3,2:5,3:7,4:9,5:11,6:13,7:15,8:17,9:19", True, 7), ("1:3,2:5", False, 0),
-    ("x2*", False, 0), ("x1+", False, 0), ("21-x*3+", False, 1)])
+    ("xx+1+", True, 7), ("1:3,2:5,4:9", True, 0), ("1:3,2:5", False, 0), ("x2*", False, 0),
+    ("0:1,1:3,2:5,3:7,4:9,5:11,6:13,7:15,8:17,9:19", True, 7), ("21-x*3+", False, 1)])
 def test_a_program_is_right_if_it_passes_the_tests_of_the_level(program, shown, hidden):
     text = answered(program)
     assert load("program:shown").verify(ASKED, text) == shown
@@ -118,18 +107,10 @@ def test_a_report_says_what_each_test_gives():
                                           for x in (0, 3, 5, 6, 7, 8, 9)]
 
 
-def test_only_the_only_answer_block_is_run():
-    task = load("program")
-    assert task.verify(ASKED, f"<think>x</think>{answered(' x2*1+ ')}") == 1
-    for text in ("x2*1+", "<answer>x2*1+", answered("x2*1+") * 2, "x2*1+</answer>"):
-        assert task.verify(ASKED, text) == 0
-
-
 # ---- problems and demonstrations -------------------------------------------------------------
 
 @pytest.mark.parametrize("level, kinds", [
-    ("", {1}), (":1", {1}), (":2", {1, 2}), (":3", {1, 2, 3}), (":3+shown", {1, 2, 3}),
-    (":hidden=2+2", {1, 2}), (":hidden=2", {1})])
+    ("", {1}), (":2", {1, 2}), (":3+shown", {1, 2, 3}), (":hidden=2+2", {1, 2})])
 def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(level, kinds):
     task = load(f"program{level}")
     problems = common.sample_problems(task, 500, 0)
@@ -141,28 +122,6 @@ def test_a_problem_has_a_formula_of_its_kind_that_passes_and_a_prompt_that_fits(
         assert problem.difficulty == kind and len(task_file.tests(problem)) == 10
 
 
-@pytest.mark.parametrize("phase, thoughts, cases", [
-    ("textbook", 0.9, 0.05), ("forum", 0.3, 0.35), ("cold_start", 1, 0)])
-def test_demonstrations_think_or_list_the_shown_cases_or_write_the_formula(phase, thoughts, cases):
-    task = load("program:3")
-    drawn = common.sample_problems(task, 2000, 0, phase=phase)
-    texts = [problem.completion for problem in drawn]
-    assert fmean("<think>" in text for text in texts) == pytest.approx(thoughts, abs=0.03)
-    listed = [problem for problem in drawn if ":" in problem.completion]
-    assert len(listed) / 2000 == pytest.approx(cases, abs=0.03)
-    shown = load("program:shown")
-    assert all(shown.verify(problem, problem.completion) == 1 for problem in drawn)
-    assert not any(task.verify(problem, problem.completion) for problem in listed)
-    assert max(len(common.TOKENIZER.encode(text, allowed_special="all")) for text in texts) < 48
-
-
-def test_levels_that_differ_in_the_tests_of_the_reward_share_a_base():
-    policy = grpo.GPT(grpo.Config())
-    levels = ("", ":1", ":shown", ":hidden=2", ":2", ":3")
-    paths = [plumbing.base_path(policy, load(f"program{level}"), grpo.Config()) for level in levels]
-    assert len({*paths[:4]}) == 1 and len({*paths}) == 3
-
-
 def test_each_step_of_a_thought_is_true():
     for problem in common.sample_problems(load("program:3"), 300, 0):
         for step in problem.work.split(";"):
@@ -171,8 +130,7 @@ def test_each_step_of_a_thought_is_true():
 
 
 @pytest.mark.parametrize("level", [
-    "4", "0", "1-3", "-1", "hidden=0", "hidden=8", "hidden", "Shown", "1+2", "shown+hidden=2", "1+",
-    "+", "+shown", " 1", "\u0663"])
+    "4", "0", "1-3", "hidden=0", "hidden=8", "hidden", "Shown", "1+2", "shown+hidden=2", "1+"])
 def test_another_level_is_refused(level, refused):
     refused("the level must be 1, 2 or 3", load, f"program:{level}")
 

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 import torch
-from small_runs import SMALL, arguments, child, difference, load, outcome, resume
+from small_runs import SMALL, arguments, child, difference, load, mortal, outcome, resume
 
 import grpo
 import plumbing
@@ -84,36 +84,28 @@ def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole, stops):
 
 # ---- kill -9 ---------------------------------------------------------------------------------
 
-# Each moment: owner and name of a function, the file that its calls name, the call that dies.
+# Each moment: the call of a function that dies (mortal explains it).
 MOMENTS = {
-    "before its base is there": (os, "replace", "base.pt", 1),
-    "before its first checkpoint is there": (os, "replace", "checkpoint.pt", 1),
-    "in a checkpoint": (torch, "save", ".tmp", 4),
-    "between log and checkpoint": (plumbing.Run, "save", "", 2)}
-
-
-def die_in(owner, name, file, number):
-    """Make one call of a function kill the process; torch.save writes half a file before that."""
-    function = getattr(owner, name)
-    calls = []
-
-    def mortal(*args, **options):
-        calls.extend(1 for value in args if str(getattr(value, "name", value)).endswith(file))
-        if len(calls) == number:
-            if owner is torch:
-                args[1].write(b"half")
-                args[1].flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **options)
-    setattr(owner, name, mortal)
+    "before its base is there": (os, "replace", 1, "base.pt"),
+    "before its first checkpoint is there": (os, "replace", 1, "checkpoint.pt"),
+    "in a checkpoint": (torch, "save", 4, ".tmp"),
+    "between log and checkpoint": (plumbing.Run, "save", 2, "")}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_path, moment):
-    def mortal():
-        die_in(*MOMENTS[moment])
+    owner, name, number, file = MOMENTS[moment]
+
+    def die(*args):
+        if owner is torch:
+            args[1].write(b"half")
+            args[1].flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def run():
+        setattr(owner, name, mortal(getattr(owner, name), number, die, file))
         script.main(arguments(SMALL | {"output_dir": tmp_path / "run"}))
-    assert child(mortal) == -signal.SIGKILL
+    assert child(run) == -signal.SIGKILL
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
 

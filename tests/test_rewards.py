@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import load_named as load
-from conftest import scripts
 from small_runs import difference, outcome, resume, steps
 from update_scenes import made_batch
 
@@ -36,14 +35,11 @@ def call(name, **parameters):
 
 @pytest.mark.parametrize("true, predicted, expected", [
     ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),
-    ([call("search", q="x")], [call("search", q="y")], 2 / 3),
     ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),        # values swapped
-    ([call("get", a=1, b=2)], [call("get")], (1 + 0 + 0) / 4),
     ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                      # another tool
     ([call("get", a=1), call("get", a=2)], [call("get", a=2), call("get", a=1)], 1),
     ([call("get", a=1), call("get", a=1)], [call("get", a=1)], (1 / 2 + 2) / 5),    # once
     ([call("get", a=1)], [call("get", a=3), call("get", a=1)], (1 / 2 + 2) / 3),    # the best
-    ([call("get", a=1), call("get", b=2)], [call("get", b=2)], (1 / 2 + 0) / 5), # used
     ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2), ([], [], 1), ([], [call("get")], 0)])
 def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
     assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
@@ -101,11 +97,9 @@ STEP = "3 plus 4 is 7"
     (f"<think>{STEP};7 minus 5 is 2</think><answer>2</answer>", 1), (f"<think>{STEP};7-5=2", 0),
     (f"<think>{STEP};7-5=2</think>", 1 / 2), ("<think>3 plus 4 is 9;wait," + STEP + "</think>", 1),
     (f"<think>3+4=7;7-5=2;2*4=8</think>{STEP};{STEP}", 0), (STEP, 0), ("<think></think>", 0),
-    ("<think>plus;minus;times;is</think>", 0), (f"<think>{STEP}{STEP}</think>", 0),
-    (f"<think>{STEP};;;</think>", 1 / 4), (f"<think>{STEP}</think><think>{STEP}</think>", 0),
-    (f"<think>{STEP} </think>", 0), (f"<think>{STEP}\n</think>", 0),
+    (f"<think>{STEP}{STEP}</think>", 0), (f"<think>{STEP}</think><think>{STEP}</think>", 0),
     ("<think>\u0663 plus 4 is 7</think>", 0), ("<think>99999 plus 4 is 7</think>", 0),
-    (f"<think>3+4=7,{STEP}</think>", 0), ("<think>3 plus 4=7</think>", 0)], ids=ascii)
+    ("<think>3 plus 4=7</think>", 0)], ids=ascii)
 def test_language_is_the_share_of_the_steps_in_words_and_other_texts_get_nothing(text, share):
     problem = Problem("((3+4)-5)=", "2", task="notation")
     assert reward("language", text, problem) == pytest.approx(share, abs=1e-12)
@@ -231,14 +225,11 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
     assert ratings[is_correct].mean() - ratings[~is_correct].mean() > 0.7
 
 
-@scripts("dpo", "grpo")
 def test_a_run_learns_from_the_ratings_of_a_reward_model(
-        script, new_run, at_work_folder, monkeypatch, capsys):
+        new_run, at_work_folder, monkeypatch, capsys):
     """The reward model is trained once, on samples of the base, and a resumed run still has it."""
     monkeypatch.setattr(preferences, "BATCHES", 4)
-    flags = {"reward": "model"} | (
-        {"dynamic_sampling": 2} if script.__name__ == "grpo" else
-        {"task": "arithmetic:2-3", "curriculum": True})
+    flags = {"reward": "model", "dynamic_sampling": 2}
     four = new_run(max_steps=4, **flags)
     assert capsys.readouterr().out.count("reward model: ") == 1
     for line in steps(four):

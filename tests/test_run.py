@@ -112,15 +112,15 @@ def test_completions_that_the_verifier_likes_become_frequent(script, train, monk
 
 
 WHOLE_JOB = {
-    "device": "cpu", "max_steps": 30, "num_eval_problems": 128, "num_eval_samples": 4,
+    "device": "cpu", "max_steps": 20, "num_eval_problems": 128, "num_eval_samples": 4,
     "eval_steps": 30}
 
 
 def test_from_nothing_a_policy_learns_to_think_and_mends_the_sums_that_its_thoughts_had_wrong(
         tmp_path, monkeypatch):
-    """With seeds 0, 1 and 2, greedy accuracy rises from 0.09, 0.11 and 0.10 to 0.98, 0.98 and 0.96;
+    """With seeds 0, 1 and 2, greedy accuracy rises from 0.09, 0.11 and 0.10 to 0.93, 0.98 and 0.99;
     forced to think, the base had 0.69, 0.68 and 0.70. Of the samples that think, 0.63, 0.71 and
-    0.66 are right before, and 0.89, 0.88 and 0.91 after."""
+    0.66 are right before, and 0.82, 0.83 and 0.85 after."""
     monkeypatch.chdir(tmp_path)
     summary = grpo.main(arguments(WHOLE_JOB))
     base = summary["base"]

@@ -32,19 +32,15 @@ def guess(*numbers):
 
 @pytest.mark.parametrize("text, response", [
     ("", ""), ("<search>30", ""), (guess(30), HIGHER), (guess(30, 44), BOTH), (guess(36), RIGHT),
-    (guess(44), LOWER), (guess(44, 30), BOTH), (guess(30, 44, 36), RIGHT), (guess(99), ALL),
-    (guess(30, 20, 50), HIGHER), (guess(5), ALL), ("hm" + guess(30), HIGHER),
-    (guess(30) + HIGHER, ""), (guess(30) + HIGHER + "<think>", ""),
-    (guess(1, 2, 3, 4, 5), ALL), (guess(1, 2, 3, 4, 36), RIGHT),
+    (guess(44), LOWER), (guess(99), ALL), (guess(30, 20, 50), HIGHER), ("hm" + guess(30), HIGHER),
+    (guess(30) + HIGHER, ""), (guess(1, 2, 3, 4, 5), ALL), (guess(1, 2, 3, 4, 36), RIGHT),
     # after the end, nobody responds
     (guess(36) + RIGHT + "<search>36</search>", ""),
-    (guess(1, 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
     (guess("x", 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
     # not one number in one block: the turn is lost
     *((f"{action}</search>", ALL) for action in (
-        "", "36", "<search>", "<search>x", "<search>-36", "<search>036", "<search>3 6",
-        "<search>" + "9" * 10_000, "<search>\u0663\u0666", "<search>36<search>36",
-        "<search><search>36", "<Search>36"))], ids=lambda text: ascii(text[:40]))
+        "", "36", "<search>", "<search>x", "<search>036", "<search>" + "9" * 10_000,
+        "<search>\u0663\u0666", "<search>36<search>36"))], ids=lambda text: ascii(text[:40]))
 def test_a_guess_is_answered_until_the_number_is_found_or_five_guesses_are_used(text, response):
     assert TASK.respond(PROBLEM, text) == response
     assert TASK.respond(PROBLEM._replace(secret=None), text) == ""
@@ -52,11 +48,11 @@ def test_a_guess_is_answered_until_the_number_is_found_or_five_guesses_are_used(
 
 @pytest.mark.parametrize("verdict, texts", [
     (1.0, [guess(36), guess(30, 36), guess(1, 2, 3, 4, 36), guess(36) + RIGHT + guess(1),
-           guess(" 36 "), "<answer>9</answer>" + guess(36), guess("x", 36), HIGHER + guess(36)]),
-    (0.0, ["", guess(30), "36", "<search>36", "<answer>36</answer>", RIGHT, guess(30) + RIGHT,
-           guess(1, 2, 3, 4, 5) + ALL + guess(36), guess("36<search>36"), guess(1, 2, 3, 4, 5),
+           guess(" 36 "), guess("x", 36)]),
+    (0.0, ["", guess(30), "36", "<answer>36</answer>", RIGHT, guess(30) + RIGHT,
+           guess(1, 2, 3, 4, 5) + ALL + guess(36), guess("36<search>36"),
            # two guesses without a response between them: the first was never answered
-           "<search>30</search><search>36</search>", 40 * "</search>" + guess(36),
+           "<search>30</search><search>36</search>",
            # the policy imitates a response to a guess that is wrong, or was never made
            "<search>30</search>" + RIGHT + guess(36), "<search>" + RIGHT + "</search>"])])
 def test_only_the_number_within_five_answered_guesses_gets_a_reward(verdict, texts):
@@ -156,19 +152,6 @@ def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
     close(turns.returns(rewards, 0.0), rewards)
 
 
-@pytest.mark.parametrize("scale", ["group", "none"])
-def test_a_return_is_compared_with_the_others_of_its_label_and_alone_it_is_0(scale):
-    R = f64([[1, 5, 2], [3, 7, 9]])
-    labels = torch.tensor([[0, 4, -1], [0, 2, -1]])
-    one = 1 / (2 ** 0.5 + 1e-4) if scale == "group" else 1.0
-    close(turns.compared(R, labels, scale), f64([[-one, 0, 0], [one, 0, 0]]))
-    labels[0, 1] = 0
-    expected = grpo.advantages(f64([[1, 5, 3]]), scale)[0]
-    found = turns.compared(R, labels, scale)
-    close(found[[0, 0, 1], [0, 1, 0]], expected)
-    assert found[0, 2] == found[1, 1] == found[1, 2] == 0
-
-
 def same(labels):
     """List the places that share a label, for each label that several places have. -> set"""
     places = {}
@@ -188,8 +171,6 @@ def test_turns_are_equal_if_question_and_state_are_at_any_time_even_twice_in_an_
     # s, b, a, (b: no token) | s, a, (the end)      other question: a, b | a, a
     assert same(by_state) == {((0, 0), (1, 0)), ((0, 2), (1, 1)), ((2, 0), (3, 0), (3, 1))}
     assert by_state[1, 2] == by_number[1, 2] == -1          # after the end
-    _, _, by_state = turns.read_turns(walk, batch_of(["b?.b?.b?.b", "b?.y?.!!"], 2))
-    assert same(by_state) == {((0, 0), (1, 0)), ((0, 1), (0, 2), (0, 3), (1, 1))}
     _, _, by_state = turns.read_turns(walk, batch_of(["b?.", "b?.b?.b"], 2))
     assert same(by_state) == {((0, 0), (1, 0)), ((1, 1), (1, 2))}       # row 0 did not act at b
 
@@ -254,8 +235,6 @@ def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are
         assert one.items() - {("step_time", one["step_time"])} <= other.items()
         assert 1 <= other["turns/mean"] <= 5 and other["turns/shared_states"] > 0.1
     turns.main(arguments(FLAGS | {"output_dir": "turns-gigpo"}))
-    turns.main(arguments(FLAGS | {"output_dir": "turns-plain", "adv_estimator": "grpo"}))
-    assert changed_weights(policy_of("turns-gigpo"), policy_of("turns-plain"))
     signals = [steps(f"turns-{name}")[0]["signal"] for name in ("gigpo", "one")]
     assert signals[0] < signals[1]                      # some groups were replaced
     refused("has no turns", turns.main, arguments(SMALL))
