@@ -560,6 +560,8 @@ class Run:
             self.line = {"step": 0} | logged(self.state["base"])
         for name, part in self.parts.items() if self.resumed else ():
             part.load_state_dict(self.resumed[name])
+        if self.cfg.reward != "accuracy" and self.task.is_judged:
+            print(f"reward: {self.cfg.reward}; scores of held-out problems count right answers")
         print(" step", *(f"{heading:>8}" for heading in (*self.columns, "seconds")))
         self.step_clock = time.perf_counter()
 

@@ -17,6 +17,7 @@ class Mix:
     """Several tasks as one task, each with the same share of the problems. It has all methods of
     tasks.Task; a method about one problem calls the task of that problem, problem.task."""
     judge = Task.judge
+    rate = Task.rate
     scores = Task.scores
 
     def __init__(self, cfg, parts):

@@ -75,7 +75,9 @@ REFUSED = """
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
     ppo --trust_region penalty --penalty_coef 0         | must be above 0
-    reinforce --method rejection --reward accuracy+format | --reward
+    grpo --reward points+model                          | choose model or points
+    grpo --reward points --task gridworld               | rewards each move
+    grpo --reward accuracy+points --task arithmetic,gridworld | rewards each move
     reinforce --method rejection --baseline rloo        | --baseline rloo
     reinforce --method rejection --view token           | --view token
     grpo --kl_estimator k3_ratio                        | needs --beta

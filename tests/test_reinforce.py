@@ -85,8 +85,10 @@ def four_answers(bigram):
     ({"beta": 0.1, "view": "token"},
      [[-3 * PRICE, -2 * PRICE, -PRICE], [-PRICE, 0, 0],
       [1 - 3 * PRICE, 1 - 2 * PRICE, 1 - PRICE], [-2 * PRICE, -PRICE, 0]]),
-    ({"method": "rejection", "rewards": [[0.1, 0.0, 1.3, 1.0]]},
-     [[0] * 3, [0] * 3, [4] * 3, [0] * 3])], ids=str)
+    ({"method": "rejection", "rewards": [[0, 0, 1, 0]]}, [[0] * 3, [0] * 3, [4] * 3, [0] * 3]),
+    ({"method": "rejection", "rewards": [[5, 9, 9, 7]]},
+     [[0] * 3, [2, 0, 0], [2] * 3, [0] * 3]),
+    ({"method": "rejection", "rewards": [[0, 0, -1, 0]]}, [[0] * 3] * 4)], ids=str)
 def test_a_token_is_worth_what_comes_after_it_or_all_that_came_of_its_row(
         four_answers, flags, expected):
     close(four_answers(**flags), f64(expected))
@@ -101,7 +103,7 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
     batch.problems = [common.Problem("A b3 7", "", task="gridworld")] * 4
     batch.verified = [[-1.0, 5.0]] * 4
     close(reinforce.token_rewards(task, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
-    batch.is_correct[:] = False                         # nothing to learn from
+    batch.rewards[:] = 0                                # nothing to learn from
     close(reinforce.token_rewards(task, batch, cfg), 0 * ones(4, 2))
 
 
