@@ -567,6 +567,8 @@ def overview():
                 is_asked = any(at == name and text.startswith(words)
                                for at, words in ASKED.values())
                 is_main = claim is claims[name][0] or claim.finding and not claim.reason
+                if claim.finding and claim.verdict in (CONTRADICTED, NOT_FOUND):
+                    verdict += f": {text}"          # the finding says the opposite
                 if is_main and not is_asked:
                     rows.append([claim.title, verdict, source, link_to(name)])
         tables += [f"### {question}\n", table(["finding", "verdict", "source", "page"], rows)]

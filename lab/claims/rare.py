@@ -60,9 +60,9 @@ def page(x):
     best = {case.removesuffix(", 0.0005"): x[case] for case in CASES} | best
     part = {case: score(columns, MENDED) for case, columns in best.items()}
     few, many = part[FEW].mean(), part[LARGE].mean()
-    finding = ("Larger groups do not help: if the base's authors write the wrong result of a sum "
-               f"in 97% of the cases, RL mends {few:.0%} of these sums with groups of 8 outputs, "
-               f"and {many:.0%} with groups of 64 and as many outputs")
+    finding = ("With as many outputs, larger groups mean fewer questions, and mend less: if the "
+               "base's authors write the wrong result of a sum in 97% of the cases, RL mends "
+               f"{few:.0%} of these sums with groups of 8, and {many:.0%} with groups of 64")
     for text, source, side, other, shown in (
             ("with 97% wrong results, groups of 64 mend more sums than groups of 8, with as many "
              "outputs", OURS, LARGE, FEW, finding),

@@ -58,8 +58,9 @@ def page(x):
     yield Claim("if the reward runs only the shown tests, fewer programs pass all tests after RL "
                 "than before", OURS, (right[SHOWN], before), at_most=-GAIN,
                 finding="If the reward runs only the tests that the policy sees, "
-                f"{lists.mean():.0%} of the programs become lists of these tests, and "
-                f"{right[SHOWN].mean():.0%} pass all tests. If it runs one hidden test more, "
+                f"{lists.mean():.0%} of the programs become lists of these tests. With "
+                f"{(right[SHOWN] < 0.06).sum()} of {len(right[SHOWN])} seeds fewer than 6% pass "
+                f"all tests, with one {right[SHOWN].max():.0%}. If it runs one hidden test more, "
                 f"{right[ONE_HIDDEN].mean():.0%} do, and if it runs all, {right[ALL].mean():.0%}")
     yield Claim("if the reward runs one hidden test, the share that passes all tests ends at most "
                 f"{GAIN} lower than if it runs all seven", OURS, (right[ONE_HIDDEN], right[ALL]),
