@@ -18,7 +18,7 @@ import plumbing
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
 # Flags whose code has a state between steps, or could have one.
-STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}
+STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05, "num_eval_problems": 4}
 EVERYTHING = [
     ("reinforce", STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9}),
     ("ppo", STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
