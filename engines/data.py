@@ -4,14 +4,18 @@ Lines of JSON keep their numbers and dates as texts, because `datasets` would tu
 values: 007 into 7, a date into a time. So an answer is what the file says.
 """
 import inspect
+import itertools
 import json
+import os
 import re
 from pathlib import Path
 
 import datasets
+import transformers
 
 import engines
 
+TRIED = 100             # problems on which rewards are tried, at most
 load_dataset = datasets.load_dataset
 
 
@@ -59,6 +63,33 @@ def rewards_of(word):
         raise ValueError(f"--reward_funcs {word}: has no such reward, which is a function such as "
                          "right(completions, answer, **columns)")
     return [f"{module.__name__}.{name}" for name in names]
+
+
+def try_rewards(rewards, problems):
+    """Call each reward with the answer of each of the first problems as its completion, so that one
+    that it cannot judge does not end the training at some step. Models and async functions are left
+    out. ValueError, with one line that names the row, if a call fails."""
+    functions = [one for one in rewards
+                 if inspect.isfunction(one) and not inspect.iscoroutinefunction(one)]
+    home = os.getcwd()                                  # which a reward may leave
+    for number, row in enumerate(itertools.islice(problems, TRIED), 1):
+        columns = {name: [value] for name, value in row.items()
+                   if name not in ("prompt", "completion")}
+        text = str(row.get("answer", 0))
+        if not isinstance(row["prompt"], str):
+            text = [{"role": "assistant", "content": text}]
+        for reward in functions:
+            try:
+                found = reward(
+                    prompts=[row["prompt"]], completions=[text], completion_ids=[[0]],
+                    trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
+                    log_metric=lambda *_: None, **columns)
+                [float(one or 0) for one in found]                      # None: not rated
+            except (Exception, SystemExit) as error:    # the function may be anybody's
+                raise ValueError(
+                    f"row {number}: the reward {reward.__name__} fails for the answer "
+                    f"{row.get('answer')!r:.60}: {engines.one_line(error)}") from error
+            os.chdir(home)
 
 
 def last_number(completions, answer, **columns):

@@ -13,6 +13,7 @@ loss.json in the output folder, each checkpoint and the trackers' config, under 
 import engines.behind  # isort: split
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -268,11 +269,17 @@ class Stop(transformers.TrainerCallback):
 
 # ---- 3. the command --------------------------------------------------------------------------
 
+@dataclasses.dataclass
+class Flags(script.GRPOScriptArguments):
+    try_rewards: bool = dataclasses.field(default=True, metadata={
+        "help": f"call each reward for {data.TRIED} answers before the training"})
+
+
 def parsed(text, words):
     """Read the flags as TRL's script does. ValueError or OSError if something does not fit.
     -> arguments of its main()"""
-    parser = trl.TrlParser((script.GRPOScriptArguments, trl.GRPOConfig, trl.ModelConfig,
-                            trl.DatasetMixtureConfig), allow_abbrev=False)
+    parser = trl.TrlParser((Flags, trl.GRPOConfig, trl.ModelConfig, trl.DatasetMixtureConfig),
+                           allow_abbrev=False)
     parser.error = common.fail                  # without a list of all flags
     defaults = {name: parser.get_default(name) for name in REPLACED}
     parser.set_defaults(**dict.fromkeys(REPLACED))      # to find those that are given
@@ -298,6 +305,8 @@ def main(argv=None):
     made = []
 
     def make(*given, **named):
+        if flags[0].try_rewards:
+            data.try_rewards(named["reward_funcs"], named["train_dataset"])
         made.append(Trainer(*given, loss=text, **named))
         made[0].add_callback(Stop(made[0], words))
         return made[0]

@@ -323,10 +323,14 @@ def nothing(completions, trainer_state, **columns):
 def infinite(completions, trainer_state, **columns):
     return [float("inf") if trainer_state.global_step else 0.5] * len(completions)
 
+def judged(completions, answer, **columns):
+    return [float(float(text) == float(right)) for text, right in zip(completions, answer)]
+
 def failing(completions, trainer_state, **columns):
     return [1 / (1 - trainer_state.global_step)] * len(completions)
 
 """ + inspect.getsource(digits)
+JUDGED = MINE[:MINE.index("float(float(text)")].count("\n") + 1         # the line that fails
 
 
 @pytest.fixture
@@ -336,6 +340,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
+    Path("bad.jsonl").write_text(
+        '{"prompt": "a", "answer": "4"}\n{"prompt": "b", "answer": "12 km"}')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
     Path("mine.py").write_text(MINE)
     Path("bound.py").write_text("FACTOR = 1.0\n")
@@ -375,6 +381,8 @@ def failed(capsys, *words):
     ("grpo eps=3", "", "eps: is not a setting of grpo"),
     ("bad.py:my_loss", "", "bad.py: cannot be imported: bad.py:2: AttributeError: module 'bound'"),
     ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
+    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judged",
+     f"row 2: the reward judged fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
     ("grpo", "--reward_funcs none.py:a", "none.py: there is no such file"),
     ("grpo", "--reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no such reward"),
     ("grpo", "--output_dir runs", "--output_dir FOLDER/runs: has checkpoints of another run; name "
