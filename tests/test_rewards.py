@@ -281,7 +281,7 @@ def test_a_run_learns_from_the_ratings_of_a_reward_model(
         new_run, at_work_folder, monkeypatch, capsys):
     """The reward model is trained once, on samples of the base, and a resumed run still has it."""
     monkeypatch.setattr(preferences, "BATCHES", 4)
-    flags = {"reward": "model", "dynamic_sampling": 2}
+    flags = {"reward": "model", "dynamic_sampling": 2, "task": "arithmetic:2-3", "curriculum": True}
     four = new_run(max_steps=4, **flags)
     assert capsys.readouterr().out.count("reward model: ") == 1
     for line in steps(four):
