@@ -89,6 +89,7 @@ REFUSED = """
     gspo --loss_type sapo --epsilon 0.2                 | --epsilon: has no effect
     gspo --loss_type cispo --importance_sampling_level sequence_token | --loss_type cispo
     ppo --trust_region penalty --epsilon 0.1            | --epsilon: has no effect
+    ppo --trust_region penalty --epsilon_high 0.28      | --epsilon_high: has no effect
     ppo --target_kl 0.1 --num_mini_batches 1            | --num_iterations
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     dpo --label_smoothing 0.5                           | below 0.5
