@@ -4,9 +4,10 @@
                                             the same for reinforce, ppo, grpo, gspo and dpo
   python -m learn.practice grpo 1 3         leaves blanks for equations (1) and (3) only
   python -m learn.practice check practice/grpo.py       grades it; exits with 0 if all is right
-  python -m learn.practice hunt grpo 1      writes hunt/grpo_1.py, with one mistake; levels 1 to 3
-  python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? (or in a function)
-  python -m learn.practice answer hunt/grpo_1.py        shows the mistake, and the tests that fail
+  python -m learn.practice hunt grpo 1      writes hunt/grpo_level1_1.py, with one mistake; there
+                                            are levels 1 to 3
+  python -m learn.practice answer hunt/grpo_level1_1.py 143     is it in line 143? (or a function)
+  python -m learn.practice answer hunt/grpo_level1_1.py         shows it, and the tests that fail
   python -m learn.practice plant "cold sampler" --max_steps 10      trains with a mistake of
                                             mistakes.txt, or of the lab's bugs.txt
 """

@@ -334,7 +334,7 @@ def grade(exercise, mine, function, left=()):
     known = (f"a known mistake gives the same numbers: {mistake.name}"
              for mistake, its in planted(exercise, exercise.functions[function])
              if difference(ask(its), ask(mine), bool(left)) is None)
-    return "WRONG", [*explain(blanks, wrong), *itertools.islice(known, 2)], marks
+    return "WRONG", [*explain(blanks, wrong), *[*dict.fromkeys(known)][:2]], marks
 
 
 def concerned(blanks, wrong):
