@@ -20,7 +20,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-for name in [*sys.modules]:     # with -p hunt.grpo_1, the tests get that file instead of grpo.py
+for name in [*sys.modules]:     # with -p hunt.grpo_level1_1, the tests get it instead of grpo.py
     if name.startswith("hunt."):
         script = name[5:].partition("_")[0]
         sys.modules["examples.distill" if script == "distill" else script] = sys.modules[name]

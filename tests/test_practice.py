@@ -103,12 +103,22 @@ def test_old_log_probabilities_may_be_detached_in_any_way_but_get_no_gradient(na
         assert state == "right" or "is a detach missing?" in " ".join(graded["log_ratio"][1])
 
 
-def test_a_mistake_that_grpo_knows_is_named_in_gspo():
-    [known] = [one for one in mistakes("grpo.py") if one.name == "k2 is not halved"]
-    text = known.apply(EXERCISES["gspo"].source)
-    said = [said for _, state, said, _ in grades.grades(EXERCISES["gspo"], text)
-            if state == "WRONG"]
-    assert len(said) == 1 and known.name in " ".join(said[0])
+INVERTED = "the ratio is pi_old / pi instead of pi / pi_old"
+QUOTIENT = "ratio is logps / old_logps, a quotient of logarithms"
+LOG_RHO = {"nano": "(logps - old_logps).clamp(max=80)"} | dict.fromkeys(
+    ("ppo", "grpo", "gspo"), "logps - old_logps.detach()")
+
+
+@pytest.mark.parametrize("name", LOG_RHO)
+@pytest.mark.parametrize("line, known", [
+    ("old_logps.detach() - logps", INVERTED), ("old_logps - logps", INVERTED),
+    ("(old_logps.exp() / logps.exp()).log()", INVERTED), ("(-logps).sub(-old_logps)", INVERTED),
+    ("logps / old_logps", QUOTIENT), ("logps.div(old_logps.data)", QUOTIENT)])
+def test_a_wrong_ratio_is_named_however_it_is_written(name, line, known):
+    text = replace_once(EXERCISES[name].source, LOG_RHO[name], line)
+    [said] = [said for _, state, said, _ in grades.grades(EXERCISES[name], text)
+              if state == "WRONG"]
+    assert known in said[-1] and said.count(said[-1]) == 1
 
 
 def test_the_shape_of_a_tag_begins_in_its_comment():
@@ -214,8 +224,14 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("-torch.min(ratio * A, clipped", "torch.min(ratio * A, clipped",
      " surrogate_loss: (2) is right so far, (3) is wrong, (5) is not graded yet"),
     ("- rewards.mean(1", "- reward.mean(1", " WRONG  advantages: (1) is wrong\n"),
-    ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'")])
-def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
+    ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
+    ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 2 seconds"),
+    ("    A = rewards", "    import os; os._exit(0)", "ends the program before it is graded"),
+    ("    A = rewards", "    raise KeyboardInterrupt; rewards", "line 144: KeyboardInterrupt"),
+    ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
+     "ends the program before it is graded")])
+def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
+    monkeypatch.setattr(grades, "LIMIT", 2)
     run("nano")
     text = replace_once((ROOT / "nano.py").read_text(), old, new)
     (tmp_path / "practice/nano.py").write_text(text)
@@ -240,18 +256,17 @@ def test_a_command_that_cannot_run_says_why(run, words, message):
 def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     source = (ROOT / hunt.file_of(name)).read_text()
     hunts = hunt.hunts_of(name)
-    levels = [level for level, _ in hunts]
     own = {mistake.name: mistake for mistake in mistakes(hunt.file_of(name))}
-    assert {*levels} == {"1", "2", "3"}
-    assert all(mistake == own.get(mistake.name, mistake) for _, mistake in hunts)
-    hard = f"hunt/{name}_{1 + levels.index('3')}.py"
+    assert all(mistake == own.get(mistake.name, mistake) for mistake in hunts.values())
+    hard = f"hunt/{name}_level3_1.py"
     assert run("hunt", name, 3)[1].startswith(f"{hard} is ")
     (tmp_path / hard).unlink()
-    for number, (level, *_) in enumerate(hunts, start=1):
+    for number, file in enumerate(hunts):
+        level = re.fullmatch(rf"{name}_level([123])_\d.py", file)[1]
         code, said = run("hunt", name, level)
-        path = tmp_path / f"hunt/{name}_{number}.py"
+        path = tmp_path / "hunt" / file
         text = path.read_text()
-        assert f"answer hunt/{name}_{number}.py" in said
+        assert f"answer hunt/{file}" in said
         comments = [[(line.find("  # "), line.partition("  # ")[2]) for line in one.split("\n")
                      if "  # " in line] for one in (source, text)]
         assert comments[0] == comments[1] and max(map(len, text.split("\n"))) <= 100
@@ -268,7 +283,8 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
 
 def test_the_tests_that_catch_a_hunt_run_on_its_file(run):
     run("hunt", "distill", 1)
-    command = run("answer", "hunt/distill_1.py")[1].partition("Tests that catch it: ")[2].strip()
+    _, said = run("answer", "hunt/distill_level1_1.py")
+    command = said.partition("Tests that catch it: ")[2].strip()
     assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1
 
 

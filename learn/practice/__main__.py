@@ -4,9 +4,10 @@
                                             the same for reinforce, ppo, grpo, gspo and dpo
   python -m learn.practice grpo 1 3         leaves blanks for equations (1) and (3) only
   python -m learn.practice check practice/grpo.py       grades it; exits with 0 if all is right
-  python -m learn.practice hunt grpo 1      writes hunt/grpo_1.py, with one mistake; levels 1 to 3
-  python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? (or in a function)
-  python -m learn.practice answer hunt/grpo_1.py        shows the mistake, and the tests that fail
+  python -m learn.practice hunt grpo 1      writes hunt/grpo_level1_1.py, with one mistake; there
+                                            are levels 1 to 3
+  python -m learn.practice answer hunt/grpo_level1_1.py 143     is it in line 143? (or a function)
+  python -m learn.practice answer hunt/grpo_level1_1.py         shows it, and the tests that fail
   python -m learn.practice plant "cold sampler" --max_steps 10      trains with a mistake of
                                             mistakes.txt, or of the lab's bugs.txt
 """
@@ -19,9 +20,9 @@ import plumbing
 from common import HERE as ROOT
 from learn.practice import hunt
 from learn.practice.exercise import Exercise
-from learn.practice.grades import grades, line_of
+from learn.practice.grades import grades_of
 from learn.sync import SCRIPTS
-from report import command, escape, start
+from report import command, start
 
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
@@ -58,12 +59,9 @@ def check(word):
                     "after _, for example practice/grpo_2.py")
     exercise = Exercise(f"{name}.py")
     try:
-        graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
-    except SyntaxError as error:
-        common.fail(f"{word}, line {error.lineno}: {error.msg}", 1)
-    except (Exception, SystemExit) as error:        # a file may raise anything
-        place = f"line {line_of(error, sys.modules['practised'])}: {type(error).__name__}"
-        common.fail(f"{word}, {place}: {escape(str(error))}", 1)
+        graded = [*grades_of(path, exercise)]
+    except ValueError as error:
+        common.fail(error, 1)
     for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
         wrong = min(marks, default=0)           # the equations after it may depend on it

@@ -10,10 +10,14 @@ is named. The right numbers are computed from the batches of numbers.txt; no res
 import ast
 import contextlib
 import dataclasses
+import faulthandler
 import functools
 import inspect
 import itertools
+import multiprocessing
 import re
+import sys
+import tempfile
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +25,7 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from learn.practice.exercise import mistakes, set_by
+from learn.practice.exercise import Exercise, mistakes, set_by
 from learn.record import Recorder
 from learn.script import tags
 from report import escape
@@ -33,6 +37,8 @@ LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
 # Arguments that get no gradient where the script detaches them. Where it does not, it does not
 # matter, because its callers compute them without gradients.
 CONSTANTS = ("old_logps",)
+LIMIT = 20              # seconds in which a file has to load, and each function has to be graded
+SPAWN = multiprocessing.get_context("spawn")
 # for the script, and for its texts with a planted mistake
 load_script = functools.cache(functools.partial(load, name="practised"))
 
@@ -143,7 +149,7 @@ class Case:
             self.keep(result)
             self.results |= {f"{name} after the call": tensor.detach()
                              for name, tensor in tensors.items()}
-        except (Exception, SystemExit) as raised:       # a learner's line may raise anything
+        except BaseException as raised:         # a learner's line may raise anything
             first = str(raised).partition("\n")[0]
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
             self.error = escape(f"{type(raised).__name__}: {first}  (shapes: {shapes})")
@@ -237,14 +243,56 @@ def difference(right, mine, is_open=False):
     return None
 
 
+def grades_of(path, exercise):
+    """Grade a learner's file in a child process, because the file may end its process, or never
+    end. ValueError with one line if it does, or cannot run. -> iterator of what `grades` yields"""
+    receiver, sender = SPAWN.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        stack = Path(folder, "stack")
+        child = SPAWN.Process(target=send_grades, daemon=True,
+                              args=(sender, stack, path, exercise.file, LIMIT))
+        child.start()
+        sender.close()
+        try:
+            for _ in exercise.blanks:
+                graded = receiver.recv() if receiver.poll(4 * LIMIT) else child.kill()
+                if not isinstance(graded, tuple):
+                    raise ValueError(f"{path}{graded or ': cannot be stopped'}")
+                yield graded
+        except EOFError:
+            child.join()
+            line = re.search(r'"practised.py", line (\d+)', stack.read_text("utf-8"))
+            raise ValueError(f"{path}, line {line[1]}: has not ended after {LIMIT} seconds" if line
+                             else f"{path}: ends the program before it is graded") from None
+        finally:
+            child.kill()
+
+
+def send_grades(sender, stack, path, file, limit):
+    """Send the grades of a file, or what it raises. After the limit, write the stack, and exit."""
+    exercise = Exercise(file)
+    right = load_script(exercise.source)
+    with open(stack, "w", encoding="utf-8") as lines:
+        faulthandler.dump_traceback_later(limit, exit=True, file=lines)
+        try:
+            for graded in grades(exercise, path.read_text(encoding="utf-8-sig")):
+                sender.send(graded)
+                faulthandler.dump_traceback_later(limit, exit=True, file=lines)
+        except SyntaxError as error:
+            sender.send(f", line {error.lineno}: {error.msg}")
+        except BaseException as error:          # a file may raise anything
+            line = line_of(error, sys.modules.get("practised", right))
+            sender.send(f", line {line}: {type(error).__name__}: {escape(str(error))}")
+        faulthandler.cancel_dump_traceback_later()
+
+
 def grades(exercise, source):
     """Grade a learner's text. Raises SyntaxError, and what the text itself raises when it runs.
-    -> list of (function, *what `grade` returns)"""
+    -> iterator of (function, *what `grade` returns)"""
     tree = ast.parse(source)
     right = load_script(exercise.source)
     mine = load(source, "practised")
     own = dict(vars(mine))
-    graded = []
     for function, blanks in exercise.blanks.items():
         vars(mine).update({name: getattr(right, name) for name in exercise.blanks} | {
             function: own.get(function)})
@@ -252,8 +300,7 @@ def grades(exercise, source):
                 for node in ast.walk(part) if isinstance(node, (ast.Assign, ast.Return))
                 and isinstance(node.value, ast.Constant) and node.value.value is ...
                 for number in numbers_of(blanks, node, source.split("\n"))]
-        graded.append((function, *grade(exercise, mine, function, left)))
-    return graded
+        yield function, *grade(exercise, mine, function, left)
 
 
 def numbers_of(blanks, node, lines):
@@ -287,7 +334,7 @@ def grade(exercise, mine, function, left=()):
     known = (f"a known mistake gives the same numbers: {mistake.name}"
              for mistake, its in planted(exercise, exercise.functions[function])
              if difference(ask(its), ask(mine), bool(left)) is None)
-    return "WRONG", [*explain(blanks, wrong), *itertools.islice(known, 2)], marks
+    return "WRONG", [*explain(blanks, wrong), *[*dict.fromkeys(known)][:2]], marks
 
 
 def concerned(blanks, wrong):

@@ -17,7 +17,7 @@ from vectors.edits import load, parse, replace_once
 
 HUNTS = Path(__file__).with_name("hunts.txt")
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 "
-         "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
+         "--num_eval_problems 128 --num_eval_samples 4")
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
          "dpo": "--online --label_smoothing 0.1",
@@ -48,11 +48,16 @@ def file_of(name):
 
 
 def hunts_of(name):
-    """List the hunts of a script. -> list of (level, mistake)"""
+    """Read the hunts of a script. -> {their file, such as grpo_level1_2.py: mistake}"""
     file = file_of(name)
     known = {mistake.name: mistake for mistake in mistakes("grpo.py") + mistakes(file)}
-    return [(one.words, known[one.name]) for one in parse(HUNTS.read_text("utf-8"))
-            if one.file == file]
+    hunts = {}
+    for one in parse(HUNTS.read_text("utf-8")):
+        if one.file == file:
+            start = f"{name}_level{one.words}_"
+            number = 1 + sum(path.startswith(start) for path in hunts)
+            hunts[f"{start}{number}.py"] = known[one.name]
+    return hunts
 
 
 def metrics_of(folder):
@@ -100,13 +105,14 @@ def begin(name="grpo", level="1"):
     that run it."""
     if name not in FLAGS or level not in ("1", "2", "3"):
         common.fail(f"hunt {name} {level}: name one of {', '.join(FLAGS)}, and a level from 1 to 3")
-    for number, hunt in enumerate(hunts_of(name), start=1):
-        path = Path("hunt", f"{name}_{number}.py")
-        if hunt[0] == level and not path.exists():
+    hunts = hunts_of(name)
+    for file in hunts:
+        path = Path("hunt", file)
+        if file.startswith(f"{name}_level{level}_") and not path.exists():
             break
     else:
         common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat")
-    text, *_ = plant(name, hunt[1])
+    text, *_ = plant(name, hunts[file])
     plumbing.write(path, text)
     flags = f"{FLAGS[name]} {SHORT}".split()
     runs = [f"hunt/{path.stem}-wrong", f"hunt/{path.stem}-right"]
@@ -123,12 +129,11 @@ def answer(word, guess=None):
     """Print whether a line or a function has the mistake. If so, or without a guess, explain it. A
     line is compared as text, because a learner's edits may have moved it."""
     path = Path(word)
-    name, _, number = path.stem.partition("_")
-    hunts = hunts_of(name)
-    if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
-        common.fail(f"{word}: there is no such hunt; to write hunt/grpo_1.py, run: "
+    name, *_ = path.stem.partition("_")
+    mistake = hunts_of(name).get(path.name)
+    if not path.is_file() or mistake is None:
+        common.fail(f"{word}: there is no such hunt; to write hunt/grpo_level1_1.py, run: "
                     f"{command('learn.practice', 'hunt', 'grpo', 1)}")
-    _, mistake = hunts[int(number) - 1]
     text, first, last = plant(name, mistake)
     lines = text.split("\n")
     right = (ROOT / file_of(name)).read_text("utf-8").split("\n")
