@@ -121,6 +121,48 @@ def test_a_wrong_ratio_is_named_however_it_is_written(name, line, known):
     assert known in said[-1] and said.count(said[-1]) == 1
 
 
+EQUATION = re.compile(r"^  \S.*\n", re.M)
+FROM_MEMORY = EQUATION.sub("", EXERCISES["nano"].source)
+ORDER = "for rows in torch.randperm(P * G).chunk(2):"
+
+
+@pytest.mark.parametrize("old, new, said", [
+    ("", "", None),
+    (ORDER, "for rows in torch.arange(P * G).view(2, -1):", None),
+    ("with torch.no_grad():", "if True:", "old_logps have a gradient"),
+    ("for problem in problems for _ in range(G)", "for _ in range(G) for problem in problems",
+     "a group has outputs to several questions"),
+    ("list(map(verify, answers", "list(map(verify, answers[::-1]", "the answer to another"),
+    ("view(P, G)", "view(G, P)", "shape (4, 3) instead of (P, G)"),
+    ("A[rows], mask[rows])", "A[rows], mask[:len(rows)])", "mask is that of other outputs"),
+    ("A[rows], mask[rows])", "A[rows], mask[rows] * 0 + 1)", "mask is that of other outputs"),
+    ("A[rows], mask", "A[:len(rows)], mask", "A is that of other outputs"),
+    ("view(-1, 1)", "view(-1)", "A has the shape (6,), not (6, 1)"),
+    ("old_logps[rows], A", "logps.detach(), A", "or computed after an update"),
+    ("loss = surrogate_loss(logps,", "loss = surrogate_loss(logps.detach(),", "no gradient, so"),
+    (ORDER, ORDER.replace("2", "1"), "2 steps make 2 updates instead of 4"),
+    (ORDER, ORDER.replace("perm(P * G)", "int(P * G, (P * G,))"), "each output must be in one"),
+    ("rewards = torch", "reward = torch", ": NameError: name 'rewards'"),
+    ("loss, RATE * (1 - step / steps)", "loss, RATE", "the learning rate must fall"),
+    ("problems = [sample_problem(rng)", "problems = [sample_problem(rng, True)", "held out"),
+    ("encode(questions, W))  ", "encode(questions, W), True)  ", "greedy outputs")])
+def test_the_loop_from_memory_is_right_or_its_mistake_is_named(old, new, said):
+    text = replace_once(FROM_MEMORY, old, new) if old else FROM_MEMORY
+    *others, (function, state, sentences, _) = grades.grades(EXERCISES["nano"], text)
+    assert {one[1] for one in others} == {"right"} and function == "main"
+    assert (state == "right" and not sentences) if said is None else said in " ".join(sentences)
+
+
+@every_name
+def test_from_memory_nothing_gives_an_equation_away(name):
+    exercise = EXERCISES[name]
+    text = exercise.text([], from_memory=True)
+    assert not any(equation in text for equation in exercise.equations.values())
+    assert not re.search(r"\.\.\. +# .*\((\d|.*, from )", text)
+    found = states(exercise, text)
+    assert {*found.values()} == {"open"} and ("main" in found) == (name == "nano")
+
+
 def test_the_shape_of_a_tag_begins_in_its_comment():
     assert tags(["", "y = f(M)  # (N,)  eq. (4), a text for (5)"]) == [
         Tag(2, "(N,)  ", "eq. (4)", 4), Tag(2, "", "for (5)", 5)]
@@ -227,7 +269,7 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
     ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 2 seconds"),
     ("    A = rewards", "    import os; os._exit(0)", "ends the program before it is graded"),
-    ("    A = rewards", "    raise KeyboardInterrupt; rewards", "line 144: KeyboardInterrupt"),
+    ("    A = rew", "    raise KeyboardInterrupt; rew", "line 144: KeyboardInterrupt:   (shapes"),
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
