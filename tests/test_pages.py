@@ -23,7 +23,6 @@ from lab import bench, docs, doctor, measure, names, r1, replicate
 from lab.conform import compare as conform
 from report.check import mapping
 from report.page import write_report
-from vectors.edits import patch
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -104,19 +103,6 @@ def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
     exec(table, {})
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
-
-
-def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
-    _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
-    diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
-    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "engines/names.py",
-             "learn/practice/mistakes.txt")
-    for name, diff in zip(files, diffs, strict=True):
-        text = (ROOT / name).read_text("utf-8")
-        if "taper" not in text:                         # else somebody has followed the recipe
-            diff = re.sub("^([-+ ])", r"\1 ", diff.rstrip("\n"), flags=re.M)
-            text = patch(text, diff.replace("\n\n", "\n@@\n"))
-        assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
 
 
 def test_a_run_prints_what_the_readme_shows_but_for_its_numbers(tmp_path, capsys):
