@@ -234,7 +234,8 @@ def kernel_table(rows):
                 ratios = [their / our for our, their in zip(row["seconds"]["ours"], taken)]
                 low, gain, high = statistics.quantiles(ratios, n=4)
                 digits = 1 if gain > 1.3 else 2         # near 1, hundredths matter
-                cells.append(f"{gain:.{digits}f}x ({low:.{digits}f} - {high:.{digits}f})")
+                spread = f" ({low:.{digits}f} - {high:.{digits}f})" if high - low > gain / 10 else ""
+                cells.append(f"{gain:.{digits}f}x{spread}")
         lines.append(cells)
     return table(head, lines)
 
