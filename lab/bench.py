@@ -90,7 +90,7 @@ DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
 SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
          "tokens, says nothing about a large model.")
 ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
-READ = "This is one small policy: [how to read a verdict](../lab.md#how-to-read-a-verdict)."
+READ = "[How to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
          "--device cpu")
