@@ -87,8 +87,6 @@ DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
             "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
             "EQUAL": "base, problems, batches and other flags",
             "TUNED": "nothing; the learning rate is 5e-4"}
-SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
-         "tokens, says nothing about a large model.")
 ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
 READ = "[How to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
@@ -543,7 +541,7 @@ def answers(claims):
 
 def overview():
     """Write the generated parts of docs/lab.md: findings with their charts, the questions ASKED,
-    and the number of verdicts with a table of experiments for each of QUESTIONS.
+    and the number of verdicts with a table of experiments.
     -> str, str, str"""
     claims = {name: page(name)[0] for name in NAMES if (docs.DOCS / f"lab/{name}.json").exists()}
     findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
@@ -558,9 +556,9 @@ def overview():
     one_base = sum(module(name).ONE_BASE and not claim.computed for claim, name in shown)
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. Of "
               f"those shown, {computed} were computed without a run, and {one_base} have one base. "
-              f"The tables have the main ones that the ten questions leave out. {SMALL}\n"]
-    for question, names in QUESTIONS.items():
-        rows = []
+              "The table has the main ones that the ten questions leave out.\n"]
+    rows = []
+    for names in QUESTIONS.values():
         for name in names:
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
@@ -571,7 +569,7 @@ def overview():
                     verdict += f": {text}"          # the finding says the opposite
                 if is_main and not is_asked:
                     rows.append([claim.title, verdict, source, link_to(name)])
-        tables += [f"### {question}\n", table(["finding", "verdict", "source", "page"], rows)]
+    tables.append(table(["finding", "verdict", "source", "page"], rows))
     return "\n".join(findings), answers(claims), "\n".join(tables)
 
 
