@@ -11,7 +11,7 @@ whatever differs from DEFAULTS:
                     METRICS are kept of each step of a script, and SCORES of the trained policy
   ONE_BASE = True   if all seeds start from one base; else each seed has its own
   OTHER_SEEDS       seeds that measure uses besides SEEDS and TUNING
-  EQUAL, TUNED      what its page says about fairness
+  EQUAL, TUNED      what its page says about fairness, if it is not what docs/lab.md says
   CHECK             a command whose first two steps show whether the code has changed, if none of
                     SIDES does
   page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
@@ -507,6 +507,8 @@ def page(name):
         for claim, row in zip(claims, rows):
             row.insert(3, claim.sides())
     note = [f"{ONE}\n"] if one.ONE_BASE else []
+    fair = "".join(f"{what}: {vars(one)[key]}. " for key, what in (
+        ("EQUAL", "Held equal"), ("TUNED", "Tuned")) if vars(one)[key] != DEFAULTS[key])
     before = f" ({about['before']})" if "before" in about else ""
     more = ""
     if found:
@@ -514,7 +516,7 @@ def page(name):
                 f"{spans(about_more['seeds'])}, which `make replicate` added.")
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
-        f"Held equal: {one.EQUAL}. Tuned: {one.TUNED}. {READ}\n",
+        f"{fair}{READ}\n",
         table(heads, rows), *note,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
