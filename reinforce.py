@@ -69,14 +69,12 @@ class Config(common.Config):                # G, P, T and more are in common.Con
     beta: float = flag(0.0, "weight of the KL to the base")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)")
     method: Literal["reinforce", "rejection"] = flag(
-        "reinforce", "rejection uses only right outputs")
+        "reinforce", "rejection imitates the best output of each group, if its reward is above 0")
 
     def rules(self):
         yield from super().rules()
         yield self.gamma <= 1, f"--gamma {self.gamma}: must be at most 1"
         if self.method == "rejection":
-            is_used = self.reward == "accuracy"
-            yield is_used, f"--reward {self.reward}: has no effect with --method rejection"
             has_none = self.baseline == "none"
             yield has_none, f"--baseline {self.baseline}: --method rejection has none; leave it out"
             is_one = self.gamma == 1 and self.beta == 0     # then G_t is R for all tokens
@@ -171,8 +169,10 @@ def score_reference(reference, batch, cfg):
 
 def token_rewards(task, batch, cfg):
     """Compute r_t, 0 in masked slots. -> (B, T)"""
-    if cfg.method == "rejection":                           # so (5) averages over right outputs
-        rewards = batch.is_correct / batch.is_correct.double().mean().clamp(min=1e-9)
+    if cfg.method == "rejection":                           # so (5) averages over the kept outputs
+        best = batch.rewards.amax(dim=1, keepdim=True)                          # (P, 1)
+        is_kept = ((batch.rewards == best) & (best > 0)).to(batch.rewards)      # (P, G)
+        rewards = is_kept / is_kept.mean().clamp(min=1e-9)
         no_moves = [[]] * len(batch.texts)
         batch = dataclasses.replace(batch, rewards=rewards, verified=no_moves)
     return task.token_rewards(batch)

@@ -2,7 +2,8 @@
 
 Each of these names is a row of the table REWARDS: a function of (task, problem, completion text,
 verified, purpose) that returns a float. `verified` is what the task's verify returned, a float or a
-list of floats. One more row, "model", is not a function: a reward model rates whole batches.
+list of floats. Two rows rate whole batches: "points", whose judge makes mistakes, and "model", a
+reward model, which is not a function.
 """
 import re
 from collections import Counter
@@ -59,8 +60,18 @@ def language(task, problem, text, verified, purpose):
     return task.share_in_words(text)
 
 
+def points(task, problem, text, verified, purpose):
+    """The points of a judge who makes no mistake: 7.0 for a right answer, 5.0 for a wrong one, 1.0
+    without an answer block, or with two."""
+    if verified == 1:
+        return 7.0
+    return 5.0 if (block(text, "answer") or "").strip() else 1.0
+
+
 REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
-           "growing_length": growing_length, "fine": fine, "coarse": coarse, "language": language}
+           "growing_length": growing_length, "fine": fine, "coarse": coarse, "language": language,
+           "points": points}
+RATED = "model", "points"
 # The task that a row needs, and a method that only this task has
 NEEDS = {"fine": ("lookup", "predicted_calls"), "coarse": ("lookup", "predicted_calls"),
          "language": ("notation", "share_in_words")}
@@ -68,12 +79,14 @@ NEEDS = {"fine": ("lookup", "predicted_calls"), "coarse": ("lookup", "predicted_
 
 class Rewards(Wrapper):
     """A task that rewards a completion with the sum of the rows that --reward names."""
+    judge = Task.judge              # with the methods of the wrapper
     model = None                    # the reward model, once preferences.py has trained it
 
     def __init__(self, cfg, task):
         super().__init__(task)
+        self.seed = cfg.seed
         self.names = cfg.reward.split("+")
-        known = [*REWARDS, "model"]
+        known = dict.fromkeys([*REWARDS, *RATED])
         for name in self.names:
             if name not in known or self.names.count(name) > 1:
                 common.fail(f"--reward {cfg.reward}: each name must be one of {', '.join(known)}, "
@@ -82,26 +95,41 @@ class Rewards(Wrapper):
             if not hasattr(task, method):
                 common.fail(f"--reward {cfg.reward}: {name} needs --task {needed}; {task.name} has "
                             "nothing that it could rate")
+        if {*RATED} <= {*self.names}:
+            common.fail(f"--reward {cfg.reward}: choose model or points, because each of them "
+                        "rates the whole answer")
+        if "points" in self.names and not task.is_judged:
+            common.fail(f"--reward points: nothing is right or wrong in {task.name}, so a judge "
+                        "has nothing to rate")
         if "model" in self.names and not common.optional("report"):
             common.fail("--reward model: needs report/, which trains the model when a run begins")
         if "model" in self.names and not task.is_judged:
             common.fail(f"--reward model: nothing is right or wrong in {task.name}, so there is "
                         "nothing to learn from")
 
-    def judge(self, batch, G, purpose, reward=None):
-        """Judge as Task does. A reward model rates the whole batch before. -> the batch"""
-        if self.model is not None:
+    def rate(self, batch, purpose):
+        """Fill batch.ratings. The mistakes of a judge are normal, of one point; they depend on the
+        seed, the step and the row alone. Its points are integers from 1 to 10."""
+        if "points" in self.names:
+            if any(isinstance(verified, list) for verified in batch.verified):
+                common.fail(f"--reward points: {self.task.name} rewards each move, and a judge "
+                            "rates whole answers")
+            judged = zip(batch.problems, batch.texts, batch.verified)
+            fair = torch.tensor([points(self.task, *each, purpose) for each in judged])     # (B,)
+            draws = common.generator("points", self.seed, purpose)
+            mistakes = torch.randn(len(fair), generator=draws, dtype=torch.double)
+            batch.ratings = (fair + mistakes).round().clamp(1, 10).tolist()
+        elif self.model is not None:
             batch.ratings = self.model.rewards(batch).tolist()
         elif "model" in self.names:
             batch.ratings = [0.0] * len(batch.texts)
-        return Task.judge(self, batch, G, purpose, reward)
 
     def rows(self, batch, purpose):
         """Compute the reward of each row for all completions of a batch. -> {name: (P, G)}"""
         by_name = {}
         for name in self.names:
             rewards = batch.ratings
-            if name != "model":
+            if name not in RATED:
                 judged = zip(batch.problems, batch.texts, batch.verified)
                 rewards = [REWARDS[name](self.task, *each, purpose) for each in judged]
             rewards = torch.tensor(rewards, dtype=torch.get_default_dtype())    # (B,)
@@ -110,7 +138,7 @@ class Rewards(Wrapper):
 
     def reward(self, problem, text, verified, purpose):
         judged = self.task, problem, text, verified, purpose
-        return float(sum(REWARDS[name](*judged) for name in self.names if name != "model"))
+        return float(sum(REWARDS[name](*judged) for name in self.names if name not in RATED))
 
     def observe(self, batch, step):
         """Add the mean of each row to the task's metrics, if there are several rows. -> metrics"""
