@@ -1,9 +1,8 @@
 """Imitation: what does RL add to learning from one's own best outputs, and when is a baseline
 needed?"""
 import functools
+import importlib
 
-import grpo
-import ppo
 import reinforce
 from lab.bench import OURS, Claim, at_best, numbers
 from lab.docs import run_once
@@ -93,10 +92,9 @@ def measure(case, seed):
         changes["advantages"] = functools.partial(positive, reinforce.advantages)
     if way == BY_LENGTH:
         changes["aggregate"] = functools.partial(by_length, reinforce.aggregate)
-    script = {"reinforce.py": reinforce, "grpo.py": grpo, "ppo.py": ppo}[command.split()[0]]
     if reward == PARITY:
         changes["reward"] = parity
-    with replaced(script, **changes):
+    with replaced(importlib.import_module(command.partition(".py")[0]), **changes):
         return run_once(command, seed, (), SCORES)
 
 
@@ -108,8 +106,8 @@ def score(columns, what):
 # a reward; the way that is claimed to be better, the other one; by how much; a finding
 JUDGED = (
     (EXACT, THREE, GRPO, GAIN, "imitation in three rounds of three passes gets a higher pass@1 "
-     "than GRPO", "With as many outputs, imitation of its own right answers gets a pass@1 of {:.3f} and "
-     "GRPO one of {:.3f}"),
+     "than GRPO", "From as many outputs, imitation of its own right ones gets a pass@1 of {:.3f}, "
+     "and GRPO one of {:.3f}"),
     (EXACT, FEW, GRPO, -GAIN, "with as many updates, too, imitation in three rounds of one pass is "
      "not behind GRPO", ""),
     (EXACT, NONE, GRPO, -GAIN, "REINFORCE without a baseline is not behind GRPO", ""),
