@@ -41,19 +41,19 @@ GRPO, GSPO, COLD, WARM, DPO = "GRPO", "GSPO", "PPO", "PPO, critic first", "DPO"
 REINFORCE = f"reinforce.py {SCORED}"
 WAYS = {
     ROUND: (imitation(1, 3), 360, 1e-3, 1e-3, 0),
-    THREE: (imitation(3, 3), 360, 1e-3, 1e-3, 1e-3),
-    FEW: (imitation(3, 1), 120, 1e-3, 1e-3, 0),
-    TEN: (imitation(10, 3), 360, 1e-3, 1e-3, 1e-3),
+    THREE: (imitation(3, 3), 360, 1e-3, 0, 0),
+    FEW: (imitation(3, 1), 120, 1e-3, 0, 0),
+    TEN: (imitation(10, 3), 360, 0, 1e-3, 1e-3),
     MANY: (imitation(10, 6), 720, 0, 1e-3, 0),
-    EACH: (imitation(60, 1), 120, 1e-3, 1e-3, 0),
+    EACH: (imitation(60, 1), 120, 1e-3, 0, 0),
     NONE: (REINFORCE, 120, 5e-4, 2.5e-4, 2.5e-4),
-    BATCH: (f"{REINFORCE} --baseline batch", 120, 5e-4, 5e-4, 5e-4),
-    POSITIVE: (f"{REINFORCE} --baseline batch", 120, 5e-4, 5e-4, 0),
+    BATCH: (f"{REINFORCE} --baseline batch", 120, 0, 5e-4, 0),
+    POSITIVE: (f"{REINFORCE} --baseline batch", 120, 0, 5e-4, 0),
     BY_LENGTH: (REINFORCE, 120, 5e-4, 2.5e-4, 2.5e-4),
     GRPO: (f"grpo.py {SCORED}", 120, 5e-4, 5e-4, 5e-4),
     GSPO: (f"gspo.py {SCORED}", 120, 5e-4, 0, 0),
     COLD: (f"ppo.py {SCORED}", 120, 5e-4, 2.5e-4, 0),
-    WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 100, 5e-4, 5e-4, 0),
+    WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 100, 0, 5e-4, 0),
     DPO: (f"dpo.py {SCORED}", 120, 1e-4, 0, 0)}
 EXACT, POINTS, PARITY = "exact", "points", "even or odd"
 SIDES = {f"{reward}: {way}": (None, rates[place])
