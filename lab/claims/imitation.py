@@ -8,7 +8,7 @@ import gspo
 import ppo
 import reinforce
 from lab.bench import OURS, Claim, at_best, numbers
-from lab.docs import run_once
+from lab.docs import run_once, table
 from report import chart, replaced
 from tasks import extract
 
@@ -166,3 +166,6 @@ def page(x):
             "greedy": columns["greedy"], PASS: columns[PASS], "pass@8": columns["pass@8"],
             "share that thinks": columns["think_share"]}
             for side, columns in best.items() if side.startswith(f"{reward}:")}, title, ".2f")
+    yield table(["way", "command, without the rate, `--base_seed` and the reward"],
+                [[way, f"`python {command.replace(f' {SCORED}', '')}`"]
+                 for way, (command, *_) in WAYS.items() if way not in (POSITIVE, BY_LENGTH)])
