@@ -608,8 +608,9 @@ def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second
     stored = {}
     monkeypatch.setattr(measure, "record", lambda name, **content: stored.update(content))
     monkeypatch.setattr(measure, "put", lambda *_: None)
-    printed = ["held-out questions, before: 0.125 right, 0.625 after a forced <think>, q", "step 0",
-               "step 1", "held-out questions, after:  0.875 right, 0.5 after a forced <think>, q"]
+    scores = "held-out questions, {} right, {} after a forced <think>, q={}"
+    printed = [scores.format("before: 0.125", 0.625, "<1>"), "step 0", "step 1",
+               scores.format("after:  0.875", 0.5, "<2>")]
     monkeypatch.setattr(measure, "printed_by", lambda *_: "\n".join(printed))
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     monkeypatch.setattr(docs, "DOCS", tmp_path)
@@ -637,7 +638,7 @@ def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(
     printed = ["making the base", "base: a", *"bcdef", "  .venv/x -m report.ask runs/a"]
     monkeypatch.setattr(measure, "printed_by", lambda *words: (
         runs.append(" ".join(map(str, words))) or "\n".join(printed)))
-    scores = {name: 0.5 for name, _ in measure.SCORES.values()}
+    scores = dict.fromkeys(measure.SCORES.values(), 0.5)
     monkeypatch.setattr(measure, "read_summary", lambda folder: {
         "base": scores, "trained": scores | {"other": 1}, "steps": 60})
     one = measure.measure_main("grpo.py", 3)

@@ -288,7 +288,7 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, wor
     ("check", "check: has too few or too many words"),
     ("check practice/grpo.py", "practice/grpo.py: there is no such file"),
     (f"check {ROOT / 'common.py'}", "common.py: the name of an exercise is that of a script"),
-    (f"check {ROOT / 'docs/nano.md'}", "nano.md: the name of an exercise is that of a script")])
+    (f"check {ROOT / 'docs/start.md'}", "start.md: the name of an exercise is that of a script")])
 def test_a_command_that_cannot_run_says_why(run, words, message):
     code, said = run(*words.split())
     assert code == 2 and message in said
