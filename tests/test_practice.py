@@ -14,6 +14,7 @@ from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import MISTAKES, Exercise, mistakes
 from learn.script import Tag, tags
+from report.page import read_run
 from vectors.edits import load, parse, replace_once
 
 PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
@@ -323,6 +324,20 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     path.write_text("mine")
     code, said = run("hunt", name, level)
     assert code == 2 and path.read_text() == "mine"
+
+
+def test_a_watched_run_of_nano_has_what_its_page_shows(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(hunt, "STEPS", 2)
+    text = (ROOT / "nano.py").read_text()
+    for old, new in (("base_steps=1000", "base_steps=1"), ("HELD_OUT = 500", "HELD_OUT = 8")):
+        text = replace_once(text, old, new)
+    (tmp_path / "nano.py").write_text(text)
+    assert run("watch", "nano.py", "a")[0] == 0
+    shown = read_run("a")
+    assert {*shown["metrics"][1]} == {"step", *hunt.METRICS.values()}
+    assert len(shown["metrics"]) == 2 and 0 <= shown["summary"]["trained"]["greedy"] <= 1
+    code, said = run("watch", "nano.py", "a")
+    assert code == 2 and "the name of a new folder" in said
 
 
 def test_the_tests_that_catch_a_hunt_run_on_its_file(run):

@@ -8,6 +8,8 @@
   python -m learn.practice check practice/grpo.py       grades it; exits with 0 if all is right
   python -m learn.practice hunt grpo 1      writes hunt/grpo_level1_1.py, with one mistake; there
                                             are levels 1 to 3
+  python -m learn.practice watch nano.py hunt/right     runs nano.py, and writes a folder for the
+                                            page of a run, to compare it with a hunt in nano
   python -m learn.practice answer hunt/grpo_level1_1.py 143     is it in line 143? (or a function)
   python -m learn.practice answer hunt/grpo_level1_1.py         shows it, and the tests that fail
   python -m learn.practice plant "cold sampler" --max_steps 10      trains with a mistake of
@@ -101,9 +103,11 @@ def main():
             hunt.begin(*words)
         case ["answer", word, *guess] if len(guess) <= 1:
             hunt.answer(word, *guess)
+        case ["watch", word, folder]:
+            hunt.watch(word, folder)
         case ["plant", name, *flags]:
             hunt.run(name, *flags)
-        case ["memory" | "check" | "hunt" | "answer" | "plant" as word, *_]:
+        case ["memory" | "check" | "hunt" | "answer" | "watch" | "plant" as word, *_]:
             common.fail(f"{word}: has too few or too many words after it; for the list of commands "
                         f"run: {command('learn.practice', '--help')}")
         case [word, *_]:

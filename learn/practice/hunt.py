@@ -2,6 +2,7 @@
 rises."""
 import contextlib
 import io
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import common
 import measuring
 import plumbing
 from common import HERE as ROOT
+from learn.path import runs
 from learn.practice.exercise import MISTAKES, mistakes
 from report import command
 from report.logs import read_log
@@ -20,9 +22,14 @@ SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 
          "--num_eval_problems 128 --num_eval_samples 4")
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
-         "dpo": "--online --label_smoothing 0.1",
+         "dpo": "--online --label_smoothing 0.1", "nano": "",
          "distill": "--task key --teacher self --hint sibling --distillation_mode sampled_token "
                     "--teacher_coef 0.05"}
+STEPS = 20              # of nano.py
+# What learn.path measures in a run of nano.py, and the name of this metric in a report.
+METRICS = {"reward": "reward", "right": "accuracy", "tokens": "completions/mean_length",
+           "think": "think_share", "silent": "frac_reward_zero_std",
+           "cut": "completions/clipped_ratio", "kl": "kl", "step_kl": "policy_kl"}
 
 
 def planted(source, mistake):
@@ -100,6 +107,24 @@ def run(name, *flags):
     load(text, "practised", path).main(list(flags))
 
 
+def watch(word, folder):
+    """Run nano.py, or its file with a mistake, with seed 0. Write what the page shows of a run into
+    a new folder, under the names of docs/metrics.md."""
+    if not Path(word).is_file() or Path(folder).exists():
+        common.fail(f"watch {word} {folder}: needs an existing file and the name of a new folder")
+    found = runs.run(Path(word).read_text("utf-8"), 0, "", word, steps=STEPS)
+    logged = [{name: step[key] for key, name in METRICS.items()} | {"step": number}
+              for number, step in enumerate(found["steps"], 1)]
+    base, trained = ({"greedy": right} for right in found["accuracy"])
+    files = {"config.json": {"script": "nano.py", "config": {"steps": STEPS}},
+             "summary.json": {"base": base, "trained": trained, "steps": STEPS,
+                              "seconds_total": found["seconds"]}}
+    for name, content in files.items():
+        plumbing.write(Path(folder, name), json.dumps(content))
+    lines = (f"{json.dumps(line)}\n" for line in logged)
+    plumbing.write(Path(folder, "metrics.jsonl"), "".join(lines))
+
+
 def begin(name="grpo", level="1"):
     """Write the next hunt of a script and a level into the current folder, and print the commands
     that run it."""
@@ -115,13 +140,18 @@ def begin(name="grpo", level="1"):
     text, *_ = plant(name, hunts[file])
     plumbing.write(path, text)
     flags = f"{FLAGS[name]} {SHORT}".split()
-    runs = [f"hunt/{path.stem}-wrong", f"hunt/{path.stem}-right"]
+    folders = [f"hunt/{path.stem}-wrong", f"hunt/{path.stem}-right"]
     print(f"{path} is {file_of(name)} with one mistake. Read it, and try it out. These commands\n"
           "make 20 steps with the mistake, and without it, and compare the two runs on a page:\n")
     right = file_of(name).removesuffix(".py").replace("/", ".")
-    for module, run in zip((f"hunt.{path.stem}", right), runs):
-        print(f"  {command(module, *flags, '--output_dir', run)}\n")
-    print(f"  {command('report.page', *runs)}\n\nThen name the line, or the function:\n"
+    commands = [(f"hunt.{path.stem}", *flags, "--output_dir", folders[0]),
+                (right, *flags, "--output_dir", folders[1])]
+    if name == "nano":                          # which writes no folder itself
+        commands = [("learn.practice", "watch", file, folder)
+                    for file, folder in zip((path, ROOT / "nano.py"), folders)]
+    for words in (*commands, ("report.page", *folders)):
+        print(f"  {command(*words)}\n")
+    print("Then name the line, or the function:\n"
           f"  {command('learn.practice', 'answer', path, 143)}")
 
 
