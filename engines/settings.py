@@ -1,6 +1,6 @@
 """Print the settings of TRL 1.16 and verl 0.9 that mean the same as the flags of a run.
 
-  python -m engines.settings runs/grpo-arithmetic-s0      # of grpo.py, gspo.py, zoo.py, here.py
+  python -m engines.settings runs/grpo-arithmetic-s0      # of grpo.py, gspo.py, zoo.py, train.py
 
 The first command trains with TRL on the loss of the run, by engines/trl.py. If TRL has this loss
 itself, its own settings follow. verl's command uses engines/verl.py. Flags that have no counterpart
@@ -37,7 +37,7 @@ MISSING = {"TRL": {"kl_estimator": ("k1", "k2"), "scale_rewards": ("mean",)},
 def losses_of(name, script, c):
     """Write the loss of a run as `engines.load` reads it, and translate it into TRL's own. -> str,
     names of the flags in it, {flag: value}, which is {} if TRL lacks it"""
-    if name == "here":
+    if name == "train":
         return c["loss"], ["loss"], {}
     known, _ = engines.parameters_of(script, "policy_loss", c["loss_type"])
     used = [key for key in known if key in c]
@@ -127,9 +127,9 @@ def main(argv=None):
     folder = arguments.parse_args(argv).run
     file, flags = plumbing.read_config(folder)
     name = file.removesuffix(".py")
-    if name not in ("grpo", "gspo", "zoo", "here"):
+    if name not in ("grpo", "gspo", "zoo", "train"):
         common.fail(f"{folder}: is a run of {file}; this command takes runs of grpo.py, gspo.py, "
-                    "examples/zoo.py and engines/here.py")
+                    "examples/zoo.py and engines/train.py")
     script = import_script(file)
     c = {key: field.default for key, field in script.Config.__dataclass_fields__.items()} | flags
     if c["beta"] == 0:

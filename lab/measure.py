@@ -356,7 +356,7 @@ def limits(outputs, tokens):
 def one_step(trainer, folder, outputs):
     """Let a trainer do three steps, and print as the last line the seconds, tokens and gap of the
     last one, the peak memory in GiB, and of real.py its parts: seconds, their limit, and GiB."""
-    import engines.behind  # noqa: F401  (before transformers)
+    import engines.import_path  # noqa: F401  (before transformers)
     outputs, data, updates = int(outputs), f"{folder}/data.jsonl", []
     parts, last, rows = Parts(), {}, []
 

@@ -62,5 +62,5 @@ def compared():
                        f"{about['commit']})")
     heads = ["page", "claim", "verdict there", "new verdict", "new effect (95% interval)"]
     changed = f"\n{table(heads, rows)}" if rows else ""
-    return (f"Repeated so far: {', '.join(covered) or 'none'}. {kept} of {kept + len(rows)} verdicts "
-            f"stay.\n{changed}")
+    return (f"Repeated so far: {', '.join(covered) or 'none'}. {kept} of {kept + len(rows)} "
+            f"verdicts stay.\n{changed}")

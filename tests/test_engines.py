@@ -1,4 +1,4 @@
-"""engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+"""engines.load reads a loss, and engines.import_path keeps our folders from hiding packages."""
 import json
 import os
 import subprocess
@@ -15,7 +15,7 @@ import engines
 import grpo
 import gspo
 import ppo
-from engines import here, names
+from engines import names, train
 from examples import zoo
 from report import ask
 
@@ -226,7 +226,7 @@ def printed_by(*words, **variables):
 PATH = """
 import sys
 sys.path.append("{site}")
-import engines.behind
+import engines.import_path
 import engines
 engines.load("grpo")
 engines.load("zoo loss_type=gmpo")
@@ -239,13 +239,13 @@ print(sys.path[-1], sys.path.count(sys.path[-1]), kernels.__file__)
 def test_no_import_of_ours_hides_a_package_of_the_environment(site):
     program = PATH.format(site=site)
     assert printed_by("-c", program).split() == [str(ROOT), "1", f"{site}/kernels/__init__.py"]
-    without = program.replace("import engines.behind\n", "")
+    without = program.replace("import engines.import_path\n", "")
     assert f"{ROOT}/kernels" in printed_by("-c", without)
 
 
 def test_the_command_that_continues_a_run_of_engines_here_runs(tmp_path):
     """It names the file, as the commands of the scripts do."""
-    assert printed_by("engines/here.py", "--resume_from_checkpoint", str(tmp_path)) == (
+    assert printed_by("engines/train.py", "--resume_from_checkpoint", str(tmp_path)) == (
         f"error: {tmp_path}: this folder contains no run\n")
 
 
@@ -261,8 +261,8 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     # lengths differ, so each group has signal, whatever the base has learned
     small = arguments(SMALL | {"max_steps": 2, "reward": "accuracy+length"})
     grpo.main([*small, "--output_dir", "own"])
-    here.main([*small, "--output_dir", "here"])
-    here.main([*small, "--output_dir", "sums", "--loss", "mine.py:my_loss how=sequence_sum"])
+    train.main([*small, "--output_dir", "here"])
+    train.main([*small, "--output_dir", "sums", "--loss", "mine.py:my_loss how=sequence_sum"])
     own, same_loss, sums = (steps(folder) for folder in ("own", "here", "sums"))
     for one, other in zip(own, same_loss):
         assert [other[name] for name in ("loss", "grad_norm", "reward")] == [
@@ -276,6 +276,6 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
     Path("mine.py").write_text(MINE + "\n# changed\n")
     refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
-            "on loss mine.py:my_loss how=sequence_sum; files", here.main,
+            "on loss mine.py:my_loss how=sequence_sum; files", train.main,
             ["--resume_from_checkpoint", "sums"])
     ask.main(["here", "(3+4)="])
