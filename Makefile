@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds nano-seeds lines levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds nano-seeds lines play-experiments \
         zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
@@ -90,7 +90,7 @@ lines: $(READY)          ## measure nano.py without each of its lines (3 hours o
 nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
 
-levers: $(READY)         ## measure what the levers of docs/play.html do, with node: play.html
+play-experiments: $(READY) ## measure the experiments of docs/play.html, with node: play.html
 	$(PY) -m learn.play --measure
 
 lab: $(READY)            ## test claims from papers in experiments: lab.md; make lab-NAME runs one
