@@ -70,7 +70,7 @@ def count_lines():
 
 
 def table(counts):
-    """Lay out what `sums` counts, with the sum of each kind. -> list of lines"""
+    """Lay out what `count_lines` counts, with the sum of each kind. -> list of lines"""
     rows = [(folder, *map(kinds.get, KINDS)) for folder, kinds in counts.items()]
     totals = [sum(filter(None, column)) for column in list(zip(*rows))[1:]]
     return ["".join([f"{name:12}", *(f"{number or '':>7}" for number in numbers)])
