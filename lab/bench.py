@@ -51,10 +51,10 @@ from report import chart, replaced
 QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "hints"),
-             "What RL adds": ("sharpen", "beliefs", "rare"),
+             "What RL adds": ("imitation", "sharpen", "beliefs", "rare"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("hacking", "beliefs", "rates")     # shown with charts
+FINDINGS = ("imitation", "hacking", "rates")     # shown with charts
 # The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
