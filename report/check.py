@@ -166,8 +166,8 @@ class Rule(NamedTuple):
     look: callable          # (Table, limit) -> the number that shows it, and what to do; or None
     needs: list             # quantities without which it cannot look; of a|b, one is enough
     limit: float
-    parts: list             # of docs/why.md, which has the incidents for which it was made; the text
-                            # names one, if it is not the first
+    parts: list             # of docs/why.md, where the incidents are for which it was made; the
+                            # text names one, if it is not the first
 
 
 RULES = []
