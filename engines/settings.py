@@ -1,6 +1,6 @@
 """Print the settings of TRL 1.16 and verl 0.9 that mean the same as the flags of a run.
 
-  python -m engines.settings runs/grpo-arithmetic-s0      # of grpo.py, gspo.py, zoo.py, train.py
+  python -m engines.settings runs/grpo-arithmetic-s0      # of grpo.py, gspo.py, zoo.py, here.py
 
 The first command trains with TRL on the loss of the run, by engines/trl.py. If TRL has this loss
 itself, its own settings follow. verl's command uses engines/verl.py. Flags that have no counterpart
@@ -129,7 +129,7 @@ def main(argv=None):
     name = file.removesuffix(".py")
     if name not in ("grpo", "gspo", "zoo", "train"):
         common.fail(f"{folder}: is a run of {file}; this command takes runs of grpo.py, gspo.py, "
-                    "examples/zoo.py and engines/train.py")
+                    "examples/zoo.py and engines/here.py")
     script = import_script(file)
     c = {key: field.default for key, field in script.Config.__dataclass_fields__.items()} | flags
     if c["beta"] == 0:

@@ -29,4 +29,4 @@ def test_the_commands_of_the_page_run_and_the_loss_learns(tmp_path, monkeypatch)
     rewards = [float(x) for x in re.findall(r"'reward': '([0-9.]+)'", printed["engines.trl"])]
     assert rewards[0] < 0.5 and min(rewards[-3:]) > 0.9
     assert "right: 3 of 3" in printed["vectors"]
-    assert float(re.findall("greedy ([0-9.]+)", printed["engines.train"])[-1]) > 0.9
+    assert float(re.findall("greedy ([0-9.]+)", printed["engines.here"])[-1]) > 0.9

@@ -133,8 +133,8 @@ REFUSED = """
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
-    engines.train --loss_type dapo                       | --loss_type: belongs to grpo.py's own
-    engines.train --delta 2                              | --delta: belongs to grpo.py's own loss
+    engines.here --loss_type dapo                       | --loss_type: belongs to grpo.py's own
+    engines.here --delta 2                              | --delta: belongs to grpo.py's own loss
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     gspo --resume_from_checkpoint run                   | a run of grpo.py

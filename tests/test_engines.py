@@ -245,7 +245,7 @@ def test_no_import_of_ours_hides_a_package_of_the_environment(site):
 
 def test_the_command_that_continues_a_run_of_engines_here_runs(tmp_path):
     """It names the file, as the commands of the scripts do."""
-    assert printed_by("engines/train.py", "--resume_from_checkpoint", str(tmp_path)) == (
+    assert printed_by("engines/here.py", "--resume_from_checkpoint", str(tmp_path)) == (
         f"error: {tmp_path}: this folder contains no run\n")
 
 

@@ -59,7 +59,7 @@ def of_zoo(cfg):
 
 
 def of_here(cfg):
-    """The same loss, as engines/train.py reads it."""
+    """The same loss, as engines/here.py reads it."""
     return engines.load(f"grpo loss_type={cfg.loss_type} epsilon={cfg.epsilon} "
                         f"epsilon_high={cfg.epsilon_high}")
 

@@ -1,6 +1,6 @@
 """Try a loss in a minute, before you take it to another trainer: GRPO on a task of this project.
 
-  python -m engines.train --loss "mine.py:my_loss slope=0.1" --task arithmetic
+  python -m engines.here --loss "mine.py:my_loss slope=0.1" --task arithmetic
 
 This is grpo.py with another loss: any that `engines.load` reads, with its average. All flags of
 grpo.py work, except those that belong to its own loss. The update is that of examples/zoo.py.
