@@ -15,7 +15,7 @@ import engines
 import grpo
 import gspo
 import ppo
-from engines import names, train
+from engines import here, names
 from examples import zoo
 from report import ask
 
@@ -261,8 +261,8 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     # lengths differ, so each group has signal, whatever the base has learned
     small = arguments(SMALL | {"max_steps": 2, "reward": "accuracy+length"})
     grpo.main([*small, "--output_dir", "own"])
-    train.main([*small, "--output_dir", "here"])
-    train.main([*small, "--output_dir", "sums", "--loss", "mine.py:my_loss how=sequence_sum"])
+    here.main([*small, "--output_dir", "here"])
+    here.main([*small, "--output_dir", "sums", "--loss", "mine.py:my_loss how=sequence_sum"])
     own, same_loss, sums = (steps(folder) for folder in ("own", "here", "sums"))
     for one, other in zip(own, same_loss):
         assert [other[name] for name in ("loss", "grad_norm", "reward")] == [
@@ -276,6 +276,6 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
     Path("mine.py").write_text(MINE + "\n# changed\n")
     refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
-            "on loss mine.py:my_loss how=sequence_sum; files", train.main,
+            "on loss mine.py:my_loss how=sequence_sum; files", here.main,
             ["--resume_from_checkpoint", "sums"])
     ask.main(["here", "(3+4)="])

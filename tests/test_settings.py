@@ -10,7 +10,7 @@ import engines
 import grpo
 import gspo
 import plumbing
-from engines import names, settings, train
+from engines import here, names, settings
 from examples import zoo
 
 
@@ -38,7 +38,7 @@ RUNS = [(grpo, {}), (grpo, {"loss_type": "dapo", "beta": 0.1, "kl_estimator": "k
                 "learning_rate": 1e-4, "scale_rewards": "batch", "num_iterations": 3}),
         (gspo, {"epsilon": 1e-3}), (zoo, {"loss_type": "gmpo", "gmpo_epsilon": 0.3}),
         (zoo, {"loss_type": "vespo"}), (zoo, {"loss_type": "clip_cov"}),
-        (zoo, {"loss_type": "sapo"}), (train, {"loss": "gspo epsilon=0.1 how=sequence_sum"})]
+        (zoo, {"loss_type": "sapo"}), (here, {"loss": "gspo epsilon=0.1 how=sequence_sum"})]
 
 
 @pytest.mark.parametrize("script, flags", RUNS)
@@ -46,7 +46,7 @@ def test_the_loss_of_the_run_is_read_back_with_its_average(script, flags, printe
     _, (_, words, *_, verl) = printed(script, **flags)
     text = " ".join(words[3:words.index("--learning_rate")])
     _, how = engines.load(text)
-    if script is not train:
+    if script is not here:
         assert how == script.LOSS_TYPES[script.Config(**flags).loss_type][1]
     for name in flags.keys() & {"epsilon", "gmpo_epsilon", "delta"}:
         assert f"{name}={flags[name]}" in text.split()
@@ -89,7 +89,7 @@ def test_trl_accepts_the_flags_and_counts_the_same_steps(script, flags, printed,
     (zoo, {"loss_type": "off_policy_mask"}, "--loss_type grpo --epsilon 0.2 --epsilon_high 0.28 "
                                             "--off_policy_mask_threshold 0.5"),
     (zoo, {"loss_type": "dapo"}, "--loss_type dapo --epsilon 0.2 --epsilon_high 0.28"),
-    (zoo, {"loss_type": "dro"}, ""), (train, {"loss": "zoo loss_type=dapo"}, "")])
+    (zoo, {"loss_type": "dro"}, ""), (here, {"loss": "zoo loss_type=dapo"}, "")])
 def test_trls_own_loss_follows_if_it_has_the_loss(script, flags, own, printed):
     _, (_, _, *found, _, _, _) = printed(script, **flags)
     assert " ".join(sum(found, [])) == own
