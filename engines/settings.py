@@ -127,7 +127,7 @@ def main(argv=None):
     folder = arguments.parse_args(argv).run
     file, flags = plumbing.read_config(folder)
     name = file.removesuffix(".py")
-    if name not in ("grpo", "gspo", "zoo", "train"):
+    if name not in ("grpo", "gspo", "zoo", "here"):
         common.fail(f"{folder}: is a run of {file}; this command takes runs of grpo.py, gspo.py, "
                     "examples/zoo.py and engines/here.py")
     script = import_script(file)
