@@ -4,6 +4,7 @@ is q + n / 100 plus the only weight of the policy, which each update raises by 1
 shows to which output it belongs, and when it was computed.
 """
 import collections
+from unittest import mock
 
 import torch
 
@@ -90,8 +91,9 @@ def traced(module):
     names = [name for name in vars(Loop) if not name.startswith("_")]
     vars(module).update({name: getattr(loop, name) for name in names} | SIZES)
     vars(module).update(dict.fromkeys(("make_base", "evaluate", "print"), lambda *_, **__: ""))
-    module.main(steps=STEPS)
-    torch.set_default_device(None)              # main may have set it
+    # The first optimizer takes seconds to load. The stand-ins are on the CPU.
+    with mock.patch("torch.optim.AdamW"), mock.patch("torch.set_default_device"):
+        module.main(steps=STEPS)
     return {name: values if name == "rates" else sorted(values)
             for name, values in loop.found.items()}
 
