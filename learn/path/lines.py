@@ -131,7 +131,7 @@ def run_row(name, factor, seed):
     """Run a row. -> the share of right outputs in each step, and the greedy accuracy at the end"""
     from learn.path.runs import run
     one = run(at_rate(source(name), factor), seed, has_kl=False, steps=ROWS[name].steps)
-    right = [step["reward"] for step in one["steps"]]
+    right = [round(step["right"], 3) for step in one["steps"]]
     print(f"{ROWS[name].fields['short']}, {factor:g} times the rate, seed {seed}: "
           f"{fmean(right[-3:]):.3f}", flush=True)
     return {"right": right, "accuracy": one["accuracy"][-1]}

@@ -332,6 +332,7 @@ def commands(name):
 def chapter(name):
     """Build a chapter: the text, the pictures, and the patch or pieces of real.py. -> HTML"""
     number, _, _, field = CHAPTERS[name]
+    field = {**field, "setting": CHAPTERS[name].setting} if "setting" in field else field
     say = lambda text: prose(text, name)
     inline = lambda text: say(text)[3:-4]
     changes = ""
@@ -416,7 +417,9 @@ def table():
                    ("not measured yet", None), ("", None), "")
             continue
         pairs = [(fill("{with %first} → {with %last}", name), ""), ("", "")]
-        if name != RUNGS[0]:                        # before which nothing is trained
+        if "without" not in measure.trained(name):          # which is the base
+            pairs[1] = (fill("→ {with best %last}", name), "")
+        else:
             pairs = [(fill(f"{{without{at} %last}} → {{with{at} %last}}", name),
                       verdict[wins(name, at)]) for at in ("", " best")]
         yield (field.get("branch"), name, counts(name), conditions(name), *pairs,
@@ -425,8 +428,7 @@ def table():
 
 def has_other_rewards(name):
     """Whether the setting of a chapter rewards something that the verifier does not see."""
-    setting = CHAPTERS[name].fields.get("setting", "")
-    return re.search(r"^\+ +rewards\b(?!.*verify)", setting, re.M) is not None
+    return re.search(r"^\+ +rewards\b(?!.*verify)", CHAPTERS[name].setting, re.M) is not None
 
 
 def conditions(name):
