@@ -7,9 +7,10 @@ which nano.py and real.py differ.
 @picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. A hunk of it that is the word `points` stands for the field
-@points of the base: the patch that rewards outputs with a judge's points. @docstring is the docstring of the script. The last chapter is
-about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py. It
-and the first chapter, the base, are no rungs: @help says what you can run instead.
+@points of the base: the patch that rewards outputs with a judge's points. @docstring is the
+docstring of the script. The last chapter is about real.py. It has no patch, and its field @rungs
+names the rungs whose patches fit real.py. It and the first chapter, the base, are no rungs: @help
+says what you can run instead.
 """
 import difflib
 import functools
