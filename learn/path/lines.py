@@ -89,8 +89,8 @@ def against(name):
 
 
 def effects(name):
-    """Compare a row with another one, at nano.py's rate, and both at their best rates; then at their
-    best rates under a judge's points, if these runs are stored. -> two or three Effects. Raises
+    """Compare a row with another one, at nano.py's rate, at the best rates of both and, if these
+    runs are stored, at the best rates under a judge's points. -> two or three Effects. Raises
     KeyError if another run is missing"""
     found = []
     predictions = ROWS[name].fields.get("predicted", "none 0 | none 0 | none 0").split(" | ")
