@@ -3,6 +3,7 @@ when they are complete. And the mathematics before rung 1 agrees with PyTorch.""
 import contextlib
 import io
 import random
+import statistics
 from statistics import fmean
 
 import pytest
@@ -20,25 +21,54 @@ def small(source):
     return source
 
 
-def store(monkeypatch, levels):
+def store(monkeypatch, levels, judged=()):
     """Pretend that these rows are measured: levels has the share of right outputs that a row
-    reaches at each factor of the rate, to which each seed adds a thousandth."""
+    reaches at each factor of the rate, to which each seed adds a thousandth. judged: rows that are
+    also measured under a judge's points, and end 0.1 lower there."""
     results = {}
     for name, by_factor in levels.items():
         for factor, level in by_factor.items():
             for seed in (*measure.SEEDS, *measure.CHOICE):
                 right = [level + seed / 1000] * lines.ROWS[name].steps
                 results[lines.case(name, factor), seed] = {"right": right, "accuracy": 0.9}
+                if name in judged:
+                    results[lines.case(name, factor, True), seed] = {
+                        "right": [x - 0.1 for x in right], "accuracy": 0.8}
     monkeypatch.setattr(lines.STORE, "results", results)
 
 
 @pytest.mark.parametrize("name", lines.ROWS)
 def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
-    source = lines.source(name)
-    one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
-    assert len(one["steps"]) == 2 and all(0 <= step["reward"] <= 1 for step in one["steps"])
-    assert (source == NANO) == (name in ("nano", "quarter"))
+    for is_judged, low, high in ((False, 0, 1), (True, 1, 10)):
+        source = lines.source(name, is_judged)
+        one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
+        assert len(one["steps"]) == 2
+        assert all(low <= step["reward"] <= high for step in one["steps"])
+        assert (source == NANO) == (name in ("nano", "quarter") and not is_judged)
+
+
+@pytest.mark.parametrize("text, fair", [
+    ("<think>3+4=7</think><answer>7</answer>", 7), ("<answer>8</answer>", 5),
+    ("<answer></answer>", 5), ("", 1), ("7", 1), ("<answer>7", 1),
+    ("<answer>7</answer><answer>7</answer>", 1)])
+def test_a_judge_gives_points_with_mistakes_to_each_kind_of_output(
+        text, fair, monkeypatch, import_text):
+    module = import_text(lines.source("nano", is_judged=True).replace("P = 32 ", "P = 500 "))
+    given = []
+    for name, replaced in (
+            ("make_base", lambda *_: None), ("evaluate", lambda *_: ""),
+            ("sample", lambda policy, questions: torch.zeros(len(questions), module.W + 2).long()),
+            ("sample_problem", lambda *_: ("1=", 7, "", 7)), ("descend", lambda *_: None),
+            ("decode", lambda tokens: [text] * len(tokens)),
+            ("advantages", lambda rewards: given.append(rewards) or rewards)):
+        monkeypatch.setattr(module, name, replaced)
+    module.main(steps=1)
+    [points] = given
+    shares = [(points == n).float().mean().item() for n in range(11)]
+    normal = [statistics.NormalDist(fair).cdf(n + 0.5) for n in range(10)]
+    normal = [0, *normal[1:], 1]                        # the bounds are 1 and 10
+    assert shares[1:] == pytest.approx([b - a for a, b in zip(normal, normal[1:])], abs=0.025)
 
 
 def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp_path):
@@ -56,15 +86,19 @@ def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp
 def test_a_row_is_completed_before_the_next_one_begins(monkeypatch):
     store(monkeypatch, {})
     assert {name for name, *_ in lines.missing({}).values()} == {"nano"}
-    store(monkeypatch, {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}})
+    rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
+    store(monkeypatch, {"nano": rates})
     jobs = lines.missing(lines.STORE.results)
-    assert {name for name, *_ in jobs.values()} == {"raw"}
-    assert {(factor, seed) for _, factor, seed in jobs.values()} == {
+    assert {name for name, *_ in jobs.values()} == {"imitation"}
+    assert {(factor, seed) for _, factor, _, seed in jobs.values()} == {
         *((1, seed) for seed in (0, 1, 2, 3, 4, 5, 6, 7)), *((2, seed) for seed in (5, 6, 7))}
-    store(monkeypatch, {name: {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1} for name in lines.ROWS})
+    store(monkeypatch, dict.fromkeys(lines.ROWS, rates))
+    assert {(name, is_judged, seed) for name, _, is_judged, seed in lines.missing(
+        lines.STORE.results).values()} == {("nano", True, seed) for seed in measure.CHOICE}
+    store(monkeypatch, dict.fromkeys(lines.ROWS, rates), lines.ROWS)
     assert lines.missing(lines.STORE.results) == {}
-    del lines.STORE.results[lines.case("constant", 2), 3]           # at its best rate
-    assert [*lines.missing(lines.STORE.results).values()] == [("constant", 2, 3)]
+    del lines.STORE.results[lines.case("constant", 2, True), 3]     # at its best rate
+    assert [*lines.missing(lines.STORE.results).values()] == [("constant", 2, True, 3)]
 
 
 def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
@@ -76,10 +110,18 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     assert shared.interval == pytest.approx((-10, -10))
     assert shared.predicted == (-10, 0) and own.words == "smaller, at most 5"
     assert lines.complete() == ["nano", "raw"]
+    rates = {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
+             "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}}
+    store(monkeypatch, rates, judged=["raw"])
+    assert len(lines.effects("raw")) == 2               # nano.py is not measured under points
+    store(monkeypatch, rates, judged=["nano", "raw"])
+    *_, judged = lines.effects("raw")
+    assert (judged.factor, judged.words) == (0.5, "smaller, at most 90")
+    assert judged.shares[0] == pytest.approx(0.65) and judged.difference == pytest.approx(5)
     for seed in measure.SEEDS:                          # of one seed, the difference is 12 points
         lines.STORE.results[lines.case("raw", 1), seed]["right"] = [0.5 + seed / 1000 - (
             0.02 if seed == 4 else 0)] * 80
-    [shared, _] = lines.effects("raw")
+    shared, *_ = lines.effects("raw")
     assert shared.difference == pytest.approx(-10.4)
     assert shared.interval == pytest.approx((-11.511, -9.289), abs=0.001)   # 0.4 * 2.776
 
@@ -108,8 +150,7 @@ def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
 def test_what_the_outcomes_of_the_rows_say_is_so():
     until, nano = (lines.numbers(name, "samples_to 0.6") for name in ("raw", "nano"))
     assert all(a > b for a, b in zip(until, nano, strict=True))
-    found = {name: lines.effects(name) for name in lines.complete()}
-    assert found.keys() == lines.ROWS.keys()
+    found = {name: lines.effects(name)[:2] for name in lines.complete()}
     for name in ("raw", "tokens", "constant", "batch", "unscaled"):
         assert all(low < 0 < high for low, high in (one.interval for one in found[name])), name
     assert found["unscaled"][1].factor == 2 and 1 <= found["unscaled"][1].difference < 2

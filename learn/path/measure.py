@@ -58,7 +58,7 @@ def runs_of(name, at_best=False):
     """Look up the stored runs of a chapter, at nano.py's rate or at the best one of each side.
     -> {side: list of runs}"""
     factors = best(name) if at_best else dict.fromkeys(sides(name), 1)
-    return {side: runs_at(name, side, factor=factors[side]) for side in sides(name)}
+    return {side: runs_at(name, side, factor=factor) for side, factor in factors.items()}
 
 
 def value(one, name):
@@ -95,6 +95,11 @@ def value(one, name):
     raise KeyError(kind)
 
 
+def trained(name):
+    """List the sides of a chapter that are trained, so not the base. -> list"""
+    return [side for side, source in sides(name).items() if source != script(BASE)]
+
+
 def ends(name, at_best=False):
     """Look up where the runs of a chapter end, but not those of the base, which learns nothing.
     -> {side: shares of right outputs, one per seed}; empty if a run is not stored yet"""
@@ -102,8 +107,7 @@ def ends(name, at_best=False):
         runs = runs_of(name, at_best)
     except NotMeasured:
         return {}
-    return {side: [value(one, "last") for one in runs[side]]
-            for side, source in sides(name).items() if source != script(BASE)}
+    return {side: [value(one, "last") for one in runs[side]] for side in trained(name)}
 
 
 def default_seed(name):
@@ -144,9 +148,10 @@ def tune(name, side):
 
 
 def best(name):
-    """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict.
+    """Choose for each trained side of a chapter the factor that is best on the seeds of CHOICE.
+    -> dict.
     Raises NotMeasured if a run of the search is missing"""
-    factors = {side: tune(name, side)[1] for side in sides(name)}
+    factors = {side: tune(name, side)[1] for side in trained(name)}
     if None in factors.values():
         raise NotMeasured(name)
     return factors
@@ -159,7 +164,7 @@ def jobs(name):
     found = {}
     for side, source in sides(name).items():
         runs = [*product((1,), SEEDS)]
-        if name != RUNGS[0]:                                # before which nothing is trained
+        if side in trained(name):
             searched, chosen = tune(name, side)
             runs += searched
             runs += product((chosen,), SEEDS) if chosen else ()

@@ -120,7 +120,7 @@ def series(name, side, metric, axis):
 def effects_chart(names):
     """Draw the difference of each row from nano.py: a dot and an interval at both rates, and the
     predicted range as a band. -> SVG"""
-    found = {name: lines.effects(name) for name in names}
+    found = {name: lines.effects(name)[:2] for name in names}
     ends = [end for pair in found.values() for one in pair
             for end in (*one.interval, *one.predicted, 0)]
     low, high = (rounding(end / 5) * 5 for end, rounding in (
@@ -152,23 +152,25 @@ def effect_cells(one):
 def effects_table(names):
     """List the rows whose runs are complete. -> head, rows of cells"""
     head = ["change", "steps, outputs, passes", f"outputs until {lines.LEVEL:.0%} are right"]
-    for at in (rate(1), "its best rate"):
+    for at in (rate(1), "its best rate", "its best rate under a judge's points"):
         head += [f"right at the end, at {at}", "difference in points (95% interval)"]
     rows = []
     for name in names:
         row = lines.ROWS[name]
-        shared, own = lines.effects(name)
+        found = lines.effects(name)
         compared = lines.against(name)
         title = row.fields["short"]
         title += f" (compared with {lines.ROWS[compared].fields['short']})" if (
             compared not in ("", "nano")) else ""
         cells = [effect_cells(one) if compared else [f"{fmean(one.shares):.1%}", ""]
-                 for one in (shared, own)]
-        cells[1][0] += f" ({rate(own.factor)})"
+                 for one in found]
+        for cell, one in zip(cells[1:], found[1:]):
+            cell[0] += f" ({rate(one.factor)})"
+        cells += [["not measured yet", ""]] * (3 - len(cells))
         rows.append([f"{title}: {row.fields['change']}",
                      setting_of(row.steps, row.steps * lines.OUTPUTS,
                                 lines.passes(lines.source(name))),
-                     lines.outputs_until(name, 1), *cells[0], *cells[1]])
+                     lines.outputs_until(name, 1), *sum(cells, [])])
     return head, rows
 
 
@@ -332,6 +334,7 @@ def commands(name):
 def chapter(name):
     """Build a chapter: the text, the pictures, and the patch or pieces of real.py. -> HTML"""
     number, _, _, field = CHAPTERS[name]
+    field = {**field, "setting": CHAPTERS[name].setting} if "setting" in field else field
     say = lambda text: prose(text, name)
     inline = lambda text: say(text)[3:-4]
     changes = ""
@@ -416,7 +419,9 @@ def table():
                    ("not measured yet", None), ("", None), "")
             continue
         pairs = [(fill("{with %first} → {with %last}", name), ""), ("", "")]
-        if name != RUNGS[0]:                        # before which nothing is trained
+        if "without" not in measure.trained(name):          # which is the base
+            pairs[1] = (fill("→ {with best %last}", name), "")
+        else:
             pairs = [(fill(f"{{without{at} %last}} → {{with{at} %last}}", name),
                       verdict[wins(name, at)]) for at in ("", " best")]
         yield (field.get("branch"), name, counts(name), conditions(name), *pairs,
@@ -425,8 +430,7 @@ def table():
 
 def has_other_rewards(name):
     """Whether the setting of a chapter rewards something that the verifier does not see."""
-    setting = CHAPTERS[name].fields.get("setting", "")
-    return re.search(r"^\+ +rewards\b(?!.*verify)", setting, re.M) is not None
+    return re.search(r"^\+ +rewards\b(?!.*verify)", CHAPTERS[name].setting, re.M) is not None
 
 
 def conditions(name):

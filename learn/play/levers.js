@@ -41,7 +41,7 @@ const LEVERS = [
     after: (of) => `In three runs, at most ${of("best")} of the samples were right. Thoughts ` +
       "were right about as rarely as guesses, so nothing favoured thinking. The exam uses the " +
       "most likely tokens, but even there the base does better." },
-  { name: "Only right answers (RFT)", rung: "reinforce", set: { baseline: "0" },
+  { name: "Only right answers (RFT)", rung: "imitation", set: { baseline: "0" },
     method: "REINFORCE",
     watch: "Right answers are pushed up and wrong ones are left alone, which is rejection " +
       "fine-tuning. Watch how much slower it is.",
