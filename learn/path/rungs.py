@@ -49,9 +49,9 @@ class Chapter(NamedTuple):
                       self.fields.get("setting", ""), flags=re.M)
 
     @property
-    def anchor(self):
-        """The same in path.md and in path.html."""
-        return re.sub(r"[^\w -]", "", self.fields["short"].lower()).replace(" ", "-")
+    def page(self):
+        """The name of its page in docs/path/."""
+        return self.stem.replace("_", "-") + ".md" if self.on != "nano" else "gradient.md"
 
     @property
     def labels(self):

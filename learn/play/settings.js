@@ -146,7 +146,7 @@ function showSettings() {
   const isUsual = addressOf(settings) === "";
   const name = lever?.name ?? labelOf(settings);
   byId("recipe").textContent = isUsual ? "" : `${name}. `;
-  const chapter = element("a", { href: `path.html#${lever?.rung}` },
+  const chapter = element("a", { href: `path/${lever?.rung}.md` },
                           "The path has a chapter about this.");
   byId("watch").replaceChildren(...linked(lever?.watch ?? ""),
                                 ...(lever?.rung ? [" ", chapter] : []));
