@@ -140,7 +140,7 @@ def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
     store(monkeypatch, {"nano": rates, "raw": rates, "single": {1: 0.6}})
     text = page.pieces()
     assert "**no baseline**" in text and "**one update**" not in text
-    assert "| smaller, at most 10 (5e-4) |" in text
+    assert "| smaller, at most 10 |" in text
     store(monkeypatch, dict.fromkeys(lines.ROWS, rates))
     assert "**eight, no clip** (compared with eight passes)" in page.pieces()
 
@@ -212,7 +212,7 @@ def test_an_equation_has_the_number_of_the_docstring():
 @pytest.mark.parametrize("text, shown", [
     ("the policy pi_old and `pi_old` in [pi_ref](pi_ref.md)",
      r"the policy $`\pi_{\mathrm{old}}`$ and `pi_old` in [$`\pi_{\mathrm{ref}}`$](pi_ref.md)"),
-    ("$A > 0$ and log pi(o_w | q)", r"$`A > 0`$ and $`\log \pi(o_w \mid q)`$"),
+    ("$A / 2$ and log pi(o_w | q)", r"$`A / 2`$ and $`\log \pi(o_w \mid q)`$"),
     ("rung {clip}", "[rung 6](06-clip.md)"), ("$$a / b$$", page.equation("a / b")),
     ("a\nb\n\n! c", "a b\n\n" + page.fold("What we saw", "c"))])
 def test_a_text_gets_formulas_links_and_folded_answers(text, shown):

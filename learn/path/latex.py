@@ -14,10 +14,11 @@ TOKEN = re.compile(r"""
   | (?P<base> [A-Za-z]+ ) (?: _(?P<index> <?[a-z](?:\+1)?\b | [A-Za-z0-9]+ ) )?""", re.X)
 
 
-def latex(text):
-    """Convert a formula. -> LaTeX"""
-    text = FRACTION.sub(
-        lambda match: rf"\frac{{{bare(match[1])}}}{{{bare(match[2])}}}", text)
+def latex(text, has_fractions=True):
+    """Convert a formula, with fractions or, for a line of text, with slashes. -> LaTeX"""
+    if has_fractions:
+        text = FRACTION.sub(
+            lambda match: rf"\frac{{{bare(match[1])}}}{{{bare(match[2])}}}", text)
     text = TOKEN.sub(token, text)
     return WITH_FRACTION.sub(r"\\left(\1\\right)", text)
 

@@ -122,8 +122,8 @@ def tune(name, side):
     is BEHIND another one on the first of these seeds is not the best, so the other seeds are left
     out. -> runs that are needed so far, [(factor of RATE, seed)]; the best factor, or None if some
     of these runs are missing"""
-    is_drawn = any("x=rate" in line and f"| {side}=" in line
-                   for line in CHAPTERS[name].fields["picture"].splitlines())
+    picture = CHAPTERS[name].fields["picture"]
+    is_drawn = "x=rate" in picture and f"| {side}=" in picture
 
     def last(factor, seeds):
         try:
@@ -196,7 +196,7 @@ def cases_with_kl():
     return {digest(source, CHAPTERS[name].steps) for name in RUNGS
             for source in sides(name).values()
             if re.search(r"_kl\b|^kl ", "\n".join(CHAPTERS[name].fields[key] for key in (
-                "picture", "claim", "besides", "relief") if key in CHAPTERS[name].fields), re.M)}
+                "picture", "claim", "relief", "fair") if key in CHAPTERS[name].fields), re.M)}
 
 
 def measured(name, side, factor, seed):

@@ -14,7 +14,7 @@ from learn.path.rungs import BASE, CHAPTERS, LAST, ROOT, RUNGS, counts, diff, sc
 
 FOLDER = ROOT / "docs" / "path"
 PIECES = "mean"             # the chapter after which the path sums up what each piece is for
-MOST_LINES = 90             # of a patch that a page shows
+MOST_LINES = 60             # of a patch that a page shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 # An SVG in a page knows only its own width. Larger letters need room on the left, too.
 STYLE = look.small(look.COLOURS + look.CHART
@@ -73,14 +73,16 @@ def wins(name, at_best=False):
 
 
 # ---- a picture -------------------------------------------------------------------------------
-def chart(name, line):
+def chart(name):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
-    their mean. line is `METRIC | title | range=0 1 | without=label | with=label`. With x=samples
-    the axis counts outputs; with x=rate it has the learning rates. -> SVG, title"""
-    metric, title, *options = (part.strip() for part in fill(line, name).split("|"))
+    their mean. The field @picture is `METRIC | title | range=0 1 | without=label | with=label`.
+    With x=rate the axis has the learning rates. -> SVG, title"""
+    text = fill(CHAPTERS[name].fields["picture"], name)
+    metric, title, *options = (part.strip() for part in text.split("|"))
     options = dict(option.split("=", 1) for option in options)
-    axis = options.get("x", "step")
-    curves = {side: series(name, side, metric, axis) for side in sides(name) if side in options}
+    has_rates = options.get("x") == "rate"
+    curves = {side: series(name, side, metric, has_rates) for side in sides(name)
+              if side in options}
     places = [place for rows in curves.values() for row in rows for place in row]
     last = max(x for x, _ in places)
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
@@ -89,8 +91,9 @@ def chart(name, line):
     in_percent = options.get("range") == "0 1"
     levels = {tick: f"{100 * tick:.0f}%" if in_percent else f"{tick:g}".replace("-", "−")
               for tick in look.ticks(low, high)}
-    marks = dict(enumerate(map(rate, FACTORS))) if axis == "rate" else {
-        0: "output 0" if axis == "samples" else "step 0", last: f"{last:,.0f}"}
+    marks = {0: "step 0", last: f"{last}"}
+    if has_rates:
+        marks = dict(enumerate(map(rate, FACTORS)))
     d.axes(0, last, low, marks, levels)
     thin = "thin crowd" if len(curves) > 2 else "thin"
     heights = {}
@@ -111,13 +114,12 @@ def chart(name, line):
     return styled(d.svg(WIDTH, HEIGHT, title)), title
 
 
-def series(name, side, metric, axis):
+def series(name, side, metric, has_rates):
     """List the curves of a side, one per seed. -> list of lists of (x, y)"""
-    if axis == "rate":
+    if has_rates:
         by_rate = [runs_at(name, side, CHOICE, factor) for factor in FACTORS]
         return [[(i, value(one, metric)) for i, one in enumerate(runs)] for runs in zip(*by_rate)]
-    return [[(sum(one["steps"]["samples"][:i + 1]) if axis == "samples" else i, y)
-             for i, y in enumerate(one["steps"][metric])] for one in runs_at(name, side)]
+    return [[*enumerate(one["steps"][metric])] for one in runs_at(name, side)]
 
 
 def styled(svg):
@@ -155,7 +157,7 @@ def prose(text, name):
 def formula(match):
     """Typeset what FORMULA found within a line. -> Markdown"""
     text = match["given"] or match["symbol"]
-    return f"$`{latex(text)}`$" if text else match[0]
+    return f"$`{latex(text, has_fractions=False)}`$" if text else match[0]
 
 
 def equation(text, number=""):
@@ -187,7 +189,8 @@ def patch_block(name):
 
 def grid(head, rows):
     """Make a table. -> Markdown"""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+    top, *others = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return "\n".join([top, "|---" * len(head) + "|", *others])
 
 
 def link(name, before=""):
@@ -209,15 +212,15 @@ def turn(name):
 def setting(name):
     """Say in what the scripts of a chapter differ from those of the path. -> Markdown"""
     field = CHAPTERS[name].fields
-    return prose(" ".join(field[key] for key in ("note", "note_without", "note_also")
-                          if key in field), name)
+    notes = [field[key] for key in ("note", "note_without", "note_also") if key in field]
+    return prose(" ".join(["*Setting:*", *notes]), name) if notes else ""
 
 
 def rates(name):
     """Show the results at both rates, and what we predicted. -> Markdown"""
     field = CHAPTERS[name].fields
     labels = CHAPTERS[name].labels
-    said = prose(f"{field.get('caveat', '')} Before the runs, we predicted: {field['predicted']}."
+    said = prose(f"{field.get('caveat', '')} We predicted: {field['predicted']}."
                  .strip(), name)
     if not measure.is_measured(name):
         return fold("Our prediction", said)
@@ -225,7 +228,7 @@ def rates(name):
              fill(f"{{{side} best %last}} at {rate(factor)}", name))
             for side, factor in best(name).items()]
     head = ["right outputs at the end", f"at {rate(1)}", "at the best rate"]
-    return fold("The best learning rate for each side, and our prediction",
+    return fold("At the best rates, and our prediction",
                 f"{grid(head, rows)}\n\n{prose(field['fair'], name)}\n\n{said}")
 
 
@@ -236,22 +239,19 @@ def exercise(name):
     parts = [prose(asked, name)]
     changed = one.fields.get("changed", "with").split() if name in RUNGS else ()
     if changed:
-        runs = [f"`python -m learn.path run path/{one.stem}_{side}.py --seed "
-                f"{measure.EXERCISE_SEED}`" for side in changed]
-        parts.append(f"`python -m learn.path write {one.number}`, then {' and '.join(runs)}")
+        runs = [f"`python -m learn.path run path/{one.stem}_{side}.py`" for side in changed]
+        parts.append(f"To run your change: {' and '.join(runs)}")
     parts += [prose(f"! {answer}", name) for answer in answers]
     if lever := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', LEVERS):
         parts.append(f"Without any installation: open docs/play.html, and choose *{lever[1]}*.")
     return "\n\n".join(parts)
 
 
-def pictures(name):
-    """Draw the pictures of a chapter, if it is measured. -> {name of a file: (SVG, title)}"""
-    drawn = CHAPTERS[name].fields.get("picture", "").splitlines()
+def picture(name):
+    """Draw the picture of a chapter, if it is measured. -> {name of its file: (SVG, title)}"""
     if not measure.is_measured(name):
         return {}
-    return {CHAPTERS[name].page.replace(".md", f"-{i}.svg"): chart(name, line)
-            for i, line in enumerate(drawn, start=1)}
+    return {CHAPTERS[name].page.replace(".md", ".svg"): chart(name)}
 
 
 def chapter(name):
@@ -263,16 +263,14 @@ def chapter(name):
     equations = [equation(text, known.get(text.split(" = ")[0], ""))
                  for text in field["equation"].split("\n")]
     if name == LAST:
-        tables = ([[prose(cell, name) for cell in line.split(" | ")]
-                   for line in field[of].split("\n")] for of in ("gaps", "results"))
-        patch = ["## What it does", say("relief"), *(grid(head, rows) for head, *rows in tables),
-                 "## The rungs on a real model", say("offer")]
+        head, *rows = (line.split(" | ") for line in field["gaps"].split("\n"))
+        patch = ["## What it does", say("relief"), grid(head, rows), "## The rungs on a real model",
+                 say("offer")]
     else:
         size = script(name).count("\n")
-        shown = [f"![{title}]({file})" for file, (_, title) in pictures(name).items()]
-        shown[1:] = [fold("More pictures", "\n\n".join(shown[1:]))] if shown[1:] else []
-        patch = ["## The patch", f"[{one.stem}.py]({one.stem}.py) ({size} lines): {counts(name)} "
-                 f"lines. `python -m learn.path {one.number}` runs what this page compares.",
+        shown = [f"![chart]({file})\n\n*{title}*" for file, (_, title) in picture(name).items()]
+        patch = ["## The patch", f"[{one.stem}.py]({one.stem}.py), {size} lines, {counts(name)}; "
+                 f"`python -m learn.path {one.number}` runs what this page compares.",
                  patch_block(name), "## What it does", *shown, say("relief"), rates(name)]
     asked, _, answer = field["question"].partition("\n\n")
     return "\n\n".join(filter(None, [
@@ -312,13 +310,13 @@ def tables_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (3 - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells])
-        predictions = [f"{one.words} ({rate(one.factor)})" for one in effects if compared]
+        predictions = [one.words for one in effects if compared]
         more.append([row.fields["short"], lines.outputs_until(name, 1), *predictions,
                      *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
     head = ["change", f"outputs until {lines.LEVEL:.0%} are right", *ats]
     return "\n\n".join([grid(["change", *ats], found), fold(
-        "What we predicted, in points (and the learning rates)", grid(head, more))])
+        "What we predicted, in points", grid(head, more))])
 
 
 def pieces():
@@ -350,10 +348,10 @@ def results(name):
     """Write the share of right outputs without and with the patch, at nano.py's rate and at the
     best rate of each side, with a verdict unless the patch is ahead on all seeds. -> two cells"""
     if not measure.is_measured(name):
-        return [PENDING, ""]
+        return ["not measured yet", ""]
     if "without" not in measure.trained(name):              # which is the base
         return [fill("{with %first} → {with %last}", name), fill("→ {with best %last}", name)]
-    verdict = {wins: f" (better on {wins} of {len(SEEDS)} seeds)" for wins in range(len(SEEDS))}
+    verdict = {wins: f" ({wins} of {len(SEEDS)} seeds)" for wins in range(len(SEEDS))}
     verdict |= {0: " (worse)", len(SEEDS): ""}
     return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name) + verdict[wins(name, at)]
             for at in ("", " best")]
@@ -367,8 +365,9 @@ def index():
         field = CHAPTERS[name].fields if name in CHAPTERS else {"hook": top["sum_up_hook"]}
         if "branch" in field:
             rows.append([f"**{field['branch']}**", "", "", "", ""])
-        cells = [counts(name), *results(name)] if name in RUNGS else ["", "", ""]
-        rows.append([linked, field["hook"], *cells])
+        size = counts(name).replace(" ", "\u00a0") if name in RUNGS else ""
+        cells = results(name) if name in RUNGS else ["", ""]
+        rows.append([linked, field["hook"], size, *cells])
     head = ["rung", "what hurts", "lines", f"right outputs at {rate(1)}, without → with",
             "each at its best rate"]
     return "\n\n".join([f"# {top['title']}", prose(top["lead"], BASE), grid(head, rows),
@@ -380,7 +379,7 @@ def made():
     files = {"README.md": index(), "gradient.md": mathematics(), "pieces.md": pieces()}
     files |= {CHAPTERS[name].page: chapter(name) for name in (*RUNGS, LAST)}
     files |= {f"{CHAPTERS[name].stem}.py": script(name) for name in RUNGS}
-    return files | {file: svg for name in RUNGS for file, (svg, _) in pictures(name).items()}
+    return files | {file: svg for name in RUNGS for file, (svg, _) in picture(name).items()}
 
 
 def write():

@@ -55,8 +55,9 @@ class Chapter(NamedTuple):
 
     @property
     def labels(self):
-        """The names of the sides in the pictures, as a dict; the base is in no picture."""
-        found = re.findall(r"(without|with|also|fourth)=([^|\n]*)", self.fields["picture"])
+        """The names of the sides, as a dict, from @picture and, if a side is not drawn, @label."""
+        text = f"{self.fields['picture']} | {self.fields.get('label', '')}"
+        found = re.findall(r"(without|with|also|fourth)=([^|\n]*)", text)
         return {"without": CHAPTERS[self.on].fields["short"]} | {
             side: label.strip() for side, label in found}
 

@@ -67,7 +67,8 @@ def stage(page, text):
         # Markdown is also read in what is folded, and <math> may not begin a line of a paragraph
         text = re.sub(r"<details>", "<details markdown>", text)
         text = re.sub(r"\$`(.*?)`\$", lambda one: f"<span>{convert(one[1])}</span>", text)
-        text = re.sub(r"```math\n(.*?)\n```", lambda one: convert(one[1], display="block"), text)
+        text = re.sub(r"```math\n(.*?)\n```", lambda one: (
+            f"<div class=eq>{convert(one[1], display='block')}</div>"), text)
     text = re.sub(LINKS[page.suffix], moved, text)
     if page == WORDS:                           # each term gets a place, where the search leads
         text = TERM.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[0][2:]}', text)
