@@ -127,12 +127,6 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     assert shared.interval == pytest.approx((-11.511, -9.289), abs=0.001)   # 0.4 * 2.776
 
 
-def test_outputs_are_counted_until_sixty_percent_are_right(monkeypatch):
-    store(monkeypatch, {"nano": {1: 0.7}, "raw": {1: 0.598}})
-    assert lines.outputs_until("nano", 1) == "768"                  # three steps of 256
-    assert lines.outputs_until("raw", 1) == "reached on 3 of 5 seeds"
-
-
 def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
     rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
     store(monkeypatch, {"nano": rates})
@@ -198,7 +192,8 @@ def test_the_rewards_of_the_page_are_those_of_the_verifier_and_its_answer_is_rig
      r"\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + 10^{-4}}"),
     ("(pi(o) / pi_old(o))^(1/|o_i|)",
      r"\left(\frac{\pi(o)}{\pi_{\mathrm{old}}(o)}\right)^{\frac{1}{|o_i|}}"),
-    ("V_t+1 - 2.5e-4 (r_1 .. r_G)", r"V_{t+1} - 2.5 \cdot 10^{-4} (r_1 \ldots  r_G)"),
+    ("V_t+1 - 2.5e-4 (r_1 .. r_G)^32",
+     r"V_{t+1} - 2.5 \cdot 10^{-4} (r_1 \ldots  r_G)^{32}"),
     ("r_i = 1 if program i passes, else 0", r"r_i = 1 \text{ if program i passes, else 0}")])
 def test_a_formula_of_a_docstring_becomes_latex(text, tex):
     assert latex(text) == tex

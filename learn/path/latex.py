@@ -10,7 +10,8 @@ FRACTION = re.compile(rf"({ATOM}) ?/ ?({ATOM})")
 WITH_FRACTION = re.compile(r"\(((?:[^()]|\([^()]*\))*?\\frac(?:[^()]|\([^()]*\))*)\)")
 TOKEN = re.compile(r"""
     (?P<words> if\ .* ) | (?P<digits> \d[\d.]* ) (?: e(?P<power>-?\d+) )?
-  | (?P<kept> \\[a-z]+ ) | (?P<dots> \.\. ) | (?P<given> \ \|\  ) | (?P<exponent> \^\(.*\) )
+  | (?P<kept> \\[a-z]+ ) | (?P<dots> \.\. ) | (?P<given> \ \|\  )
+  | (?P<raised> \^ (?: \(.*\) | \w+ ) )
   | (?P<base> [A-Za-z]+ ) (?: _(?P<index> <?[a-z](?:\+1)?\b | [A-Za-z0-9]+ ) )?""", re.X)
 
 
@@ -35,8 +36,8 @@ def token(match):
     if match["digits"]:
         times = "" if match["digits"] == "1" else rf"{match['digits']} \cdot "
         return f"{times}10^{{{match['power']}}}" if match["power"] else match[0]
-    if match["exponent"]:
-        return f"^{{{latex(match[0][2:-1])}}}"
+    if match["raised"]:
+        return f"^{{{latex(bare(match[0][1:]))}}}"
     if not match["base"]:
         return match["kept"] or (r"\ldots " if match["dots"] else r" \mid ")
     base, index = match["base"], match["index"] or ""

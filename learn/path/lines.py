@@ -4,8 +4,6 @@ lines.txt has a row for each change. A row has the seeds SEEDS at nano.py's lear
 rate that is best for this row on the seeds CHOICE, and then, with a judge's points as the reward,
 at the rate that is best for this row then. Each row is completed before the next one.
 """
-import math
-import re
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -18,8 +16,6 @@ from vectors.edits import patch
 
 ROWS = read(Path(__file__).with_name("lines.txt").read_text(encoding="utf-8"))
 STORE = measuring.Store(ROOT / "docs" / "lines.json", {})       # its cases are what `case` returns
-OUTPUTS = 256                       # of a step, P * G of nano.py
-LEVEL = 0.6                         # we count the outputs until this share of them is right
 DIRECTIONS = {"smaller": (-1, 0), "larger": (0, 1), "none": (-1, 1)}
 
 
@@ -38,12 +34,11 @@ def case(name, factor, is_judged=False):
     return digest(at_rate(source(name, is_judged), factor), ROWS[name].steps)
 
 
-def numbers(name, of, seeds=SEEDS, factor=1, is_judged=False):
-    """Look up a number of the runs of a row, as learn.path.measure.value names it. -> list, one per
-    seed. Raises KeyError if a run is missing"""
-    runs = [STORE.results[case(name, factor, is_judged), seed] for seed in seeds]
-    return [value({"steps": {"right": one["right"], "samples": [OUTPUTS] * len(one["right"])}}, of)
-            for one in runs]
+def ends(name, seeds=SEEDS, factor=1, is_judged=False):
+    """Look up where the runs of a row end. -> shares of right outputs, one per seed. Raises
+    KeyError if a run is missing"""
+    return [value({"steps": STORE.results[case(name, factor, is_judged), seed]}, "last")
+            for seed in seeds]
 
 
 def tune(name, is_judged=False):
@@ -51,7 +46,7 @@ def tune(name, is_judged=False):
     rate that have to be tried, and the best one; None if some of the runs are missing"""
     def score(factor):
         try:
-            return fmean(numbers(name, "last", CHOICE, factor, is_judged))
+            return fmean(ends(name, CHOICE, factor, is_judged))
         except KeyError:
             return None
     return measuring.search(1, (1, 2), score)
@@ -103,7 +98,7 @@ def effects(name):
         try:
             if None in factors:
                 raise KeyError(name)
-            shares = [numbers(row, "last", SEEDS, factor, is_judged)
+            shares = [ends(row, SEEDS, factor, is_judged)
                       for row, factor in zip(rows, factors)]
         except KeyError:
             if is_judged:
@@ -128,19 +123,6 @@ def complete():
             continue
         names.append(name)
     return names
-
-
-def passes(text):
-    """Count the passes over a batch that a script makes. -> int"""
-    found = re.search(r"randperm\(P \* G\)\.chunk\(\d+\)\] \* (\d+):", text)
-    return int(found[1]) if found else 1
-
-
-def outputs_until(name, factor):
-    """Write the mean number of outputs until LEVEL are right. -> str"""
-    counts = numbers(name, f"samples_to {LEVEL}", factor=factor)
-    n = sum(map(math.isfinite, counts))
-    return f"{fmean(counts):,.0f}" if n == len(counts) else f"reached on {n} of {len(counts)} seeds"
 
 
 def run_row(name, factor, is_judged, seed):

@@ -1,6 +1,5 @@
 """Measure the chapters of the path, and look up their numbers by name."""
 import hashlib
-import math
 import re
 from itertools import product
 from statistics import fmean
@@ -64,25 +63,17 @@ def runs_of(name, at_best=False):
 def value(one, name):
     """Compute a number of a stored run. -> float
 
-    accuracy is the greedy accuracy at the end. samples_to 0.6 counts outputs until the mean of
-    three steps is at least 0.6. last, first, max and mean summarize the share of right outputs,
-    where last is the mean of the last three steps; last_kl and so on summarize another metric.
+    accuracy is the greedy accuracy at the end, and samples counts the outputs. last, first, max and
+    mean summarize the share of right outputs, where last is the mean of the last three steps;
+    last_kl and so on summarize another metric.
     """
     if "steps" not in one or name == "seconds":
         return one[name]                    # of some runs, only the final numbers are stored
     if name == "accuracy":
         return one["accuracy"][-1]
-    name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
     if kind == "samples":
-        right = one["steps"]["right"]
-        samples = one["steps"]["samples"]
-        if not level:
-            return sum(samples)
-        for end in range(3, len(right) + 1):
-            if fmean(right[end - 3:end]) >= float(level):
-                return sum(samples[:end])
-        return math.inf
+        return sum(one["steps"]["samples"])
     values = one["steps"][metric or "right"]
     if kind == "last":
         return fmean(values[-3:])

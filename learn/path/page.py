@@ -21,9 +21,8 @@ STYLE = look.small(look.COLOURS + look.CHART
                    + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 PENDING = "This is not measured yet."
-NUMBER = re.compile(r"\{(?:(?P<chapter>\w+) )?(?P<side>without|with|also|fourth)"
-                    r"(?: (?P<best>best)| at (?P<rate>[\d.e-]+)| seed (?P<seed>\d))? "
-                    r"(?P<percent>%?)(?P<name>[a-z_]+(?: [\d.]+)?)(?: as (?P<form>\S+?))?\}")
+NUMBER = re.compile(r"\{(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
+                    r"(?P<percent>%?)(?P<name>[a-z_]+)(?: as (?P<form>\S+?))?\}")
 GREEK = "pi|rho|beta|gamma|delta|theta"
 # a formula: `$...$`, or a symbol with an index or a call; code and the targets of links stay
 FORMULA = re.compile(rf"""`[^`]*`|\]\([^)]*\)|\$(?P<given>[^$]+)\$
@@ -34,19 +33,13 @@ FORMULA = re.compile(rf"""`[^`]*`|\]\([^)]*\)|\$(?P<given>[^$]+)\$
 # ---- numbers -----------------------------------------------------------------------------------
 def fill(text, here):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
-    {with best %last} is at the best rate of the side, and {with at 1e-3 %last} is at another rate,
-    with the seeds of CHOICE. {with seed 0 %last} is of one seed. -> str"""
+    {with best %last} is at the best rate of the side, and {with seed 0 %last} is of one seed.
+    -> str"""
     def number(match):
-        chapter = match["chapter"] or here
         side = match["side"]
-        seeds, factor = SEEDS, 1
-        if match["best"]:
-            factor = best(chapter)[side]
-        elif match["rate"]:
-            seeds, factor = CHOICE, float(match["rate"]) / RATE
-        elif match["seed"]:
-            seeds = [int(match["seed"])]
-        runs = runs_at(chapter, side, seeds, factor)
+        seeds = [int(match["seed"])] if match["seed"] else SEEDS
+        factor = best(here)[side] if match["best"] else 1
+        runs = runs_at(here, side, seeds, factor)
         if match["name"] == "text":                     # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, match["name"]) for one in runs)
@@ -217,19 +210,15 @@ def setting(name):
 
 
 def rates(name):
-    """Show the results at both rates, and what we predicted. -> Markdown"""
+    """Show the results at the best rate of each side, and what we predicted. -> Markdown"""
     field = CHAPTERS[name].fields
-    labels = CHAPTERS[name].labels
-    said = prose(f"{field.get('caveat', '')} We predicted: {field['predicted']}."
-                 .strip(), name)
+    said = prose(f"{field.get('caveat', '')} We predicted: {field['predicted']}.".strip(), name)
     if not measure.is_measured(name):
         return fold("Our prediction", said)
-    rows = [(labels[side], fill(f"{{{side} %last}}", name),
-             fill(f"{{{side} best %last}} at {rate(factor)}", name))
-            for side, factor in best(name).items()]
-    head = ["right outputs at the end", f"at {rate(1)}", "at the best rate"]
-    return fold("At the best rates, and our prediction",
-                f"{grid(head, rows)}\n\n{prose(field['fair'], name)}\n\n{said}")
+    found = [f"{CHAPTERS[name].labels[side]} {{{side} best %last}} at {rate(factor)}"
+             for side, factor in best(name).items()]
+    measured = prose(f"Right outputs: {'; '.join(found)}. {field['fair']}", name)
+    return fold("At the best rates, and our prediction", f"{measured}\n\n{said}")
 
 
 def exercise(name):
@@ -237,13 +226,14 @@ def exercise(name):
     one = CHAPTERS[name]
     asked, *answers = one.fields["try"].split("\n\n! ")
     parts = [prose(asked, name)]
-    changed = one.fields.get("changed", "with").split() if name in RUNGS else ()
-    if changed:
-        runs = [f"`python -m learn.path run path/{one.stem}_{side}.py`" for side in changed]
-        parts.append(f"To run your change: {' and '.join(runs)}")
+    if name in RUNGS:
+        parts.append(f"`python -m learn.path {one.number}` runs this chapter.")
+        runs = " and ".join(f"`python -m learn.path run path/{one.stem}_{side}.py`"
+                            for side in one.fields.get("changed", "with").split())
+        parts[-1] += f" To run your change: {runs}." if runs else ""
     parts += [prose(f"! {answer}", name) for answer in answers]
     if lever := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', LEVERS):
-        parts.append(f"Without any installation: open docs/play.html, and choose *{lever[1]}*.")
+        parts.append(f"Or change it in the playground, docs/play.html: *{lever[1]}*.")
     return "\n\n".join(parts)
 
 
@@ -269,8 +259,7 @@ def chapter(name):
     else:
         size = script(name).count("\n")
         shown = [f"![chart]({file})\n\n*{title}*" for file, (_, title) in picture(name).items()]
-        patch = ["## The patch", f"[{one.stem}.py]({one.stem}.py), {size} lines, {counts(name)}; "
-                 f"`python -m learn.path {one.number}` runs what this page compares.",
+        patch = ["## The patch", f"[{one.stem}.py]({one.stem}.py), {size} lines, {counts(name)}",
                  patch_block(name), "## What it does", *shown, say("relief"), rates(name)]
     asked, _, answer = field["question"].partition("\n\n")
     return "\n\n".join(filter(None, [
@@ -310,13 +299,13 @@ def tables_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (3 - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells])
-        predictions = [one.words for one in effects if compared]
-        more.append([row.fields["short"], lines.outputs_until(name, 1), *predictions,
-                     *[""] * (3 - len(predictions))])
+        predictions = [one.words for one in effects]
+        if compared:
+            more.append([row.fields["short"], *predictions, *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
-    head = ["change", f"outputs until {lines.LEVEL:.0%} are right", *ats]
-    return "\n\n".join([grid(["change", *ats], found), fold(
-        "What we predicted, in points", grid(head, more))])
+    head = ["change", *ats]
+    return "\n\n".join([grid(head, found),
+                        fold("What we predicted, in points", grid(head, more))])
 
 
 def pieces():
