@@ -37,16 +37,17 @@ def test_a_reader_trains_the_base_pulls_a_lever_and_asks_both_policies(open_page
     page.wait_for_function(ended, timeout=600_000)
     assert re.fullmatch(r"From \d+ to \d+ of 100", page.text_content("#headline strong"))
     assert "python grpo.py" in page.text_content("#end")
-    page.locator(".lever", has_text="Learning rate × 10").click()
+    page.locator(".experiment", has_text="Learning rate × 10").click()
     page.wait_for_function(ended, timeout=600_000)
     assert page.url.endswith("#rate=10") and page.locator("#curve path.ghost").count() == 1
     page.fill("#typed", "((((6-1)-2)*4)+8)")
     page.press("#typed", "Enter")
     page.locator("#answers .verdict").nth(1).wait_for()
     assert page.locator("#answers .verdict").nth(1).text_content() == "✓ 20"
-    for _ in range(4):
+    for _ in range(8):                          # two groups; the second is an exception
         page.click("#hand-next")
     assert page.locator("#hand-tree .moved").count() > 2
+    assert page.locator(".moved:has(.up):has(.wrong), .moved:has(.down):has(.right)").count() == 0
     page.click("#count")
     page.wait_for_function("() => activity === null", timeout=600_000)
     assert page.locator("#passk").inner_text().count("%") > 20

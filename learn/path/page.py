@@ -19,7 +19,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 # An SVG in a page knows only its own width. Larger letters need room on the left, too.
 STYLE = look.small(look.COLOURS + look.CHART
                    + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
-LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
+EXPERIMENTS = (ROOT / "learn" / "play" / "experiments.js").read_text(encoding="utf-8")
 PENDING = "This is not measured yet."
 NUMBER = re.compile(r"\{(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
                     r"(?P<percent>%?)(?P<name>[a-z_]+)(?: as (?P<form>\S+?))?\}")
@@ -232,8 +232,8 @@ def exercise(name):
                             for side in one.fields.get("changed", "with").split())
         parts[-1] += f" To run your change: {runs}." if runs else ""
     parts += [prose(f"! {answer}", name) for answer in answers]
-    if lever := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', LEVERS):
-        parts.append(f"Or change it in the playground, docs/play.html: *{lever[1]}*.")
+    if experiment := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', EXPERIMENTS):
+        parts.append(f"Or change it in the playground, docs/play.html: *{experiment[1]}*.")
     return "\n\n".join(parts)
 
 
