@@ -84,7 +84,7 @@ count:                   ## count the lines of each folder by kind of file
 seeds: $(READY)          ## make run with several seeds, each with its own base: lab.md, README.md
 	$(PY) -m lab.measure seeds $(SEEDS)
 
-lines: $(READY)          ## measure nano.py without each of its lines (3 hours of one core): path.md
+lines: $(READY)          ## measure nano.py without each of its lines (6 hours of one core): pieces.md
 	$(PY) -m learn.path lines
 
 nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
