@@ -93,7 +93,7 @@ def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_lla
 
 
 PROGRAM = """
-import engines.behind
+import engines.import_path
 import os
 import sys
 from pathlib import Path
@@ -550,7 +550,7 @@ def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(
 
 
 STOPPED = """
-import engines.behind
+import engines.import_path
 import os
 import sys
 import engines.trl

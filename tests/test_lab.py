@@ -27,7 +27,7 @@ import measuring
 import plumbing
 import ppo
 import reinforce
-from lab import bench, docs, doctor, measure, r1, replicate, training
+from lab import bench, docs, error_rates, measure, r1, replicate, training
 from lab.claims import beliefs, credit, kl, rare, signal, tests
 from tasks import preferences, program
 
@@ -655,25 +655,25 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
     found = {"greedy samples": ({"groups", "flat"}, {"flat"}, {"rate"}, set()),
              "gspo": (set(), {"rate", "flat"})}
     theirs = {"greedy samples": "entropy_collapse", "gspo": "plateau"}
-    flags, *edit = doctor.BROKEN["greedy samples"]
+    flags, *edit = error_rates.BROKEN["greedy samples"]
     cases = {("gspo.py", "", ""): "gspo", (f"grpo.py {flags}", *edit): "greedy samples"}
 
     def examine(command, seed, old, new, program):
         case = cases[command, old, new]
         return found[case][seed], {theirs[case]} if program == "rl" and seed == 0 else set()
 
-    monkeypatch.setattr(doctor, "examine", examine)
-    results = {(case, seed): doctor.measure("rl", case, seed)
+    monkeypatch.setattr(error_rates, "examine", examine)
+    results = {(case, seed): error_rates.measure("rl", case, seed)
                for case in found for seed in range(len(found[case]))}
-    monkeypatch.setattr(doctor, "CORRECT", {"gspo": doctor.CORRECT["gspo"]})
-    monkeypatch.setattr(doctor, "BROKEN", {"greedy samples": doctor.BROKEN["greedy samples"]})
-    assert doctor.of_correct(results).splitlines()[2:] == [
+    for name, case in (("CORRECT", "gspo"), ("BROKEN", "greedy samples")):
+        monkeypatch.setattr(error_rates, name, {case: getattr(error_rates, name)[case]})
+    assert error_rates.of_correct(results).splitlines()[2:] == [
         "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |",
         "| 95% interval, by kind |  | 5% to 95% |  | 5% to 95% |"]
-    assert doctor.of_broken(results).splitlines()[2:4] == [
+    assert error_rates.of_broken(results).splitlines()[2:4] == [
         "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
         "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
-    assert doctor.wilson(0, 30) == "0% to 11%" and doctor.wilson(30, 30) == "89% to 100%"
+    assert error_rates.wilson(0, 30) == "0% to 11%" and error_rates.wilson(30, 30) == "89% to 100%"
 
 
 @pytest.mark.parametrize("flags, is_published", [
@@ -683,26 +683,26 @@ def test_only_a_full_run_with_the_seed_of_the_page_replaces_its_table(
     done = []
     store = types.SimpleNamespace(results={}, move=lambda path: done.append(path.name),
                                   path=types.SimpleNamespace(unlink=lambda: done.append("gone")))
-    monkeypatch.setattr(doctor, "measured", lambda *_: store)
+    monkeypatch.setattr(error_rates, "measured", lambda *_: store)
     for name in ("of_correct", "of_broken", "page"):
-        monkeypatch.setattr(doctor, name, lambda *_: "")
-    doctor.main(flags.split())
+        monkeypatch.setattr(error_rates, name, lambda *_: "")
+    error_rates.main(flags.split())
     assert done == ["check.json" if is_published else "gone"]
 
 
 def test_each_mistake_is_planted_in_a_run_with_a_base_of_its_own(monkeypatch):
     texts, made = {}, []
-    monkeypatch.setattr(doctor.edits, "load", lambda text, name, path: texts.setdefault(
+    monkeypatch.setattr(error_rates.edits, "load", lambda text, name, path: texts.setdefault(
         path.name, []).append(text) or types.SimpleNamespace(main=None))
-    monkeypatch.setattr(doctor.measuring, "run", lambda main, words, look: (
+    monkeypatch.setattr(error_rates.measuring, "run", lambda main, words, look: (
         made.append(words) or (set(), set())))
-    for seed, case in enumerate(doctor.BROKEN):
-        doctor.measure("", case, seed)
+    for seed, case in enumerate(error_rates.BROKEN):
+        error_rates.measure("", case, seed)
         compile(texts["grpo.py"][-1], case, "exec")
         assert made[-1][-4:] == ["--seed", f"{seed}", "--base_seed", f"{seed}"]
-    assert len({*texts["grpo.py"]}) == len(doctor.BROKEN)
-    assert doctor.BROKEN.keys() == doctor.CAUSES.keys() == doctor.THEIRS.keys()
-    runs = doctor.numbered({"a": 2, "b": 1}, 100)
+    assert len({*texts["grpo.py"]}) == len(error_rates.BROKEN)
+    assert error_rates.BROKEN.keys() == error_rates.CAUSES.keys() == error_rates.THEIRS.keys()
+    runs = error_rates.numbered({"a": 2, "b": 1}, 100)
     assert runs == [("a", 100), ("b", 101), ("a", 102)]
 
 
