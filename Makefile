@@ -150,8 +150,8 @@ site: .venv-site/installed          ## build README.md and docs/ as one site wit
 SHOOT = chromium --headless --no-sandbox --hide-scrollbars "file://$$(realpath "$(RUN)")/report.html"
 DARK = --blink-settings=preferredColorScheme=0
 screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png; needs Chromium
-	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report.png
-	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report-dark.png $(DARK)
+	$(SHOOT) --window-size=1400,2240 --screenshot=docs/report.png
+	$(SHOOT) --window-size=1400,2240 --screenshot=docs/report-dark.png $(DARK)
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone.png --force-device-scale-factor=2
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone-dark.png --force-device-scale-factor=2 $(DARK)
 

@@ -37,7 +37,7 @@ MISSING = {"TRL": {"kl_estimator": ("k1", "k2"), "scale_rewards": ("mean",)},
 def losses_of(name, script, c):
     """Write the loss of a run as `engines.load` reads it, and translate it into TRL's own. -> str,
     names of the flags in it, {flag: value}, which is {} if TRL lacks it"""
-    if name == "train":
+    if name == "here":
         return c["loss"], ["loss"], {}
     known, _ = engines.parameters_of(script, "policy_loss", c["loss_type"])
     used = [key for key in known if key in c]
@@ -127,7 +127,7 @@ def main(argv=None):
     folder = arguments.parse_args(argv).run
     file, flags = plumbing.read_config(folder)
     name = file.removesuffix(".py")
-    if name not in ("grpo", "gspo", "zoo", "train"):
+    if name not in ("grpo", "gspo", "zoo", "here"):
         common.fail(f"{folder}: is a run of {file}; this command takes runs of grpo.py, gspo.py, "
                     "examples/zoo.py and engines/here.py")
     script = import_script(file)
