@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import json
 import math
 import re
 import shlex
@@ -17,8 +16,7 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
-from small_models import NEEDS
-from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
+from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of
 
 import common
 import grpo
@@ -28,8 +26,8 @@ import plumbing
 import ppo
 import reinforce
 from lab import bench, docs, doctor, measure, r1, replicate, training
-from lab.claims import beliefs, credit, kl, rare, signal, tests
-from tasks import preferences, program
+from lab.claims import credit
+from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
 
@@ -119,13 +117,6 @@ def test_a_share_of_seeds_has_the_exact_interval(k, n, low, high):
     assert claim.interval == bench.clopper_pearson(k, n) and claim.mean == k / n
 
 
-def test_steps_are_counted_to_where_the_mean_crosses_the_level():
-    rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
-    assert bench.steps_to(rows, 0.675, 2).tolist() == pytest.approx([3.75, math.inf])
-    assert bench.steps_to(rows, 0.2, 2).tolist() == [1, 1]          # from the first mean on
-    assert bench.steps_to(rows, 0.4, 1).tolist() == pytest.approx([0.2, 2])
-
-
 # ---- an experiment, from its runs to its page ------------------------------------------------
 
 @pytest.fixture
@@ -175,43 +166,6 @@ def test_a_file_of_numbers_that_is_damaged_or_missing_gets_one_line(made_up, tmp
     stops("replication.json: missing or damaged", lab.__main__.main, ["--replicate", "9"])
 
 
-def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(
-        made_up, tmp_path, monkeypatch, capsys):
-    def run_once(flags, seed, metrics, scores):
-        rate = float(re.fullmatch(f"grpo.py --learning_rate (.*) --base_seed {seed}", flags)[1])
-        assert metrics == ["reward"] and scores == []
-        return {"reward": -abs(rate - 1e-3)}
-    measured = []
-
-    def measure(case, seed):
-        measured.append((case, seed))
-        if measured == [("x", 3), ("x", 4), ("y", 3)]:
-            raise KeyboardInterrupt
-        return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}
-    made_up(SEEDS=(3, 4), TUNING=(8,), SIDES={"a": ("grpo.py", 1e-3)}, COMPARED=[("a", "reward")],
-            METRICS=["reward"], SCORES=[], CASES=["x", "y"], FEWER={"y": (3,)}, measure=measure)
-    monkeypatch.setattr(bench, "run_once", run_once)
-    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1])
-    other = tmp_path / "runs/lab-made_up-0123abcd.json"
-    store(other, {"x": {"value": [99]}}, commit="another")
-    before = other.read_text()
-    with pytest.raises(KeyboardInterrupt):
-        bench.measure("made_up", 2)
-    printed = capsys.readouterr().out
-    assert "stays, but does not continue, because it began with commit another, " in printed
-    bench.measure("made_up", 2)
-    assert measured == [("x", 3), ("x", 4), ("y", 3), ("y", 3)]
-    assert [*tmp_path.glob("runs/*")] == [other] and other.read_text() == before
-    x, about = bench.load("made_up")
-    assert x["a, 0.001"]["reward"].tolist() == [0.0] * 3 and about["processes"] == 2
-    assert x["a, 0.002"]["reward"].tolist() == [-0.001] and len(x["y"]["value"]) == 1
-    assert x["x"]["value"].tolist() == [6, 8] and about["first steps"] == [0.1]
-    numpy.testing.assert_equal(x["x"]["steps"], [[3, numpy.nan], [4, 0.333333]])
-    jobs = [*docs.load("lab/made_up", "")[0]]
-    assert [seed for case, seed in jobs if case == "x"] == [3, 4]
-    assert [seed for case, seed in jobs if case == "a, 0.001"] == [8, 3, 4]
-
-
 def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, stops):
     assert bench.check("masking") and torch.get_default_dtype() == torch.float32
     monkeypatch.setattr(bench, "first_steps", lambda name: [0.0] * 8)
@@ -241,15 +195,6 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mad
     assert first["rate"] == "0.004" and first["up"].tolist() == [0.004] * 3
     assert second["rate"] == "0.0004" and len(x["c, 0.0004"]["up"]) == 4
     assert bench.spans((0, 1, 2, 5, 7, 8)) == "0 to 2 and 5 and 7 to 8"
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_end(sign, made_up):
-    made_up(SEEDS=(0,), TUNING=(1,), SIDES={"a": (None, 5e-4)}, COMPARED=[("a", "up")])
-    x = {f"a, {5e-4 * 2.0 ** k:g}": {"up": numpy.array([sign * k] * 2)} for k in range(-9, 10)}
-    tried, best = bench.tune("made_up", x, "a", "up")
-    assert len(tried) == 7 and best == (tried[-1] if sign > 0 else tried[0])
-    assert bench.at_best("made_up", x)["a", "up"]["rate"] == f"{best[3:]}, at an end"
 
 
 def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
@@ -362,56 +307,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
         assert rates == [float(case.split(", ")[-1])]
 
 
-def test_the_noise_of_a_batch_is_that_of_its_sampled_tokens(monkeypatch):
-    """Where the reference has e times the probability of each sampled token, k1 is -1 there."""
-    V, calls = common.VOCAB_SIZE, iter(range(9))
-    monkeypatch.setattr(kl, "load_base", untrained)
-    monkeypatch.setattr(kl, "WATCHED", [1])
-    monkeypatch.setattr(kl, "log_probs", lambda _, batch: (
-        torch.zeros(V).log_softmax(dim=-1) + next(calls) * torch.nn.functional.one_hot(
-            batch.tokens[batch.mask > 0], V)))
-    [found] = kl.measure("on the way", 0)["deviation in a batch of k1"]
-    assert found == pytest.approx(1 - 1 / V)
-
-
-def test_the_runs_of_tests_differ_in_the_task_the_base_and_what_their_names_say(monkeypatch):
-    given = []                                          # flags and texts of each run
-    monkeypatch.setattr(measuring, "run", lambda main, words, look: given.append(
-        (plumbing.parse_flags(grpo.Config, words), program.SHARES)))
-    for side in tests.SIDES:
-        tests.measure(f"{side}, 0.001", 3)
-    usual, seen = given[0][0], {}
-    for side, (cfg, shares) in zip(tests.SIDES, given):
-        common.load_task(cfg, grpo.verify)
-        assert (cfg.learning_rate, cfg.seed, cfg.base_seed) == (0.001, 3, 3)
-        assert shares["textbook"] == program.SHARES["textbook"]
-        seen[side] = [shares["forum"], *(getattr(cfg, name) for name in vars(cfg)
-                                         if getattr(cfg, name) != getattr(usual, name))]
-    assert seen == {
-        tests.ALL: [(0.3, 0.35)], tests.ONE_HIDDEN: [(0.3, 0.35), "program:hidden=1"],
-        tests.SHOWN: [(0.3, 0.35), "program:shown"], tests.KL: [(0.3, 0.35), "program:shown", 0.1],
-        tests.SHORTER: [(0.3, 0.35), "program:shown", 47],
-        tests.MIXED: [(0.3, 0.35), "program:shown,arithmetic"],
-        tests.FEWER_LISTS: [(0.3, 0.2), "program:shown"],
-        tests.FEWEST_LISTS: [(0.3, 0.05), "program:shown"]}
-
-
-def test_a_sum_is_mended_if_the_base_gets_it_wrong_and_the_policy_mostly_right():
-    nan = numpy.nan                                     # a sum that hardly occurs, or padding
-    columns = {"before": numpy.array([[0.4, 0.1, 0.6, 0.2, nan], [0.4, nan, 0.3, 0.2, 0.1]]),
-               "after": numpy.array([[0.6, 0.2, 0.1, nan, 0.9], [0.6, 0.7, 0.8, 0.51, 0.5]])}
-    assert rare.score(columns, rare.MENDED).tolist() == [1 / 2, 3 / 4]
-
-
-def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
-    nan = numpy.nan
-    columns = {"samples": numpy.array([[2000, 4000, 6000, 8000], [3200, 6400, nan, nan]]),
-               "pass@1": numpy.array([[0.1, nan, 0.3, 0.7], [nan, 0.5, nan, nan]])}
-    monkeypatch.setattr(signal, "STEPS", 3)
-    assert signal.score(columns, signal.AT_BUDGET) == pytest.approx([0.38, 0.5])
-    assert signal.score(columns, signal.AT_STEPS) == pytest.approx([0.3, 0.5])
-
-
 # ---- runs ------------------------------------------------------------------------------------
 
 def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
@@ -520,72 +415,6 @@ def test_a_gradient_is_that_of_the_tokens_that_have_an_advantage(config, load_ta
     assert objective() - before == pytest.approx(1e-7 * found.square().sum().item(), rel=1e-3)
 
 
-def test_a_step_has_the_length_of_the_gradient_of_its_own_tokens(monkeypatch):
-    """With A itself as the gradient."""
-    exact = torch.tensor([[3.0, 4.0, 2.0, 9.0], [9.0, 2.0, 2.0, 1.0]])
-    steps = [(0, slice(0, 2), credit.BEFORE), (0, slice(2, 3), credit.WRONG),
-             (1, slice(1, 4), credit.AFTER)]
-    monkeypatch.setattr(credit, "steps_of", lambda batch: steps)
-    monkeypatch.setattr(credit, "gradient", lambda policy, batch, A, rows, cfg: A[rows].flatten())
-    found = credit.of_gradients(None, None, {"half": exact / 2, "less": -exact}, exact, None)
-    assert found["wrong thoughts"] == 1
-    for name in ("exact", "half", "less"):
-        assert [found[f"{name}: {kind}"] for kind in credit.KINDS] == [0.5, 0.2, 0.3]
-    assert found["half: cosine"] == pytest.approx(1) and found["less: cosine"] == pytest.approx(-1)
-    assert found["half: steps"] == pytest.approx(1) and found["less: steps"] == pytest.approx(-1)
-
-
-def test_a_correlation_of_ranks_shares_the_ranks_of_equal_numbers():
-    assert beliefs.ranks([3, 1, 1, 7]).tolist() == [2, 0.5, 0.5, 3]
-    assert beliefs.spearman([1, 2, 30], [0.1, 0.2, 0.21]) == pytest.approx(1)
-    assert beliefs.spearman([1, 1, 2, 3], [5, 5, 4, 4]) == pytest.approx(-0.942809)
-
-
-def test_the_time_of_a_step_is_that_of_its_updates_and_each_part_has_its_own(
-        tmp_path, monkeypatch, capsys):
-    """Three steps of two updates. Each part takes other seconds."""
-    pytest.importorskip("transformers", reason=NEEDS)
-    import real
-    monkeypatch.chdir(tmp_path)
-    for name in ("P", "G", "W", "T", "HELD_OUT"):
-        monkeypatch.setattr(real, name, getattr(real, name))            # restored afterwards
-    now = [0]
-    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def passes(seconds):
-        now[0] += seconds
-
-    def sample():
-        passes(30)
-        with torch.no_grad():
-            real.logprobs(1)
-
-    def main(folder, data, steps):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-        for step in range(steps):
-            print(f"cut 0.000, gap {step + 1}e-07, ", end="")
-            passes(step)
-            real.sample()
-            with torch.no_grad():
-                real.logprobs(2)
-            for _ in range(2):
-                real.logprobs(4)
-                real.descend(lambda: optimizer.step(lambda: passes(700)))
-            print(f"step {step}: reward 0.500, tokens {step + 5}.0")
-        passes(9000)                                                    # to evaluate
-    monkeypatch.setattr(real, "main", main)
-    monkeypatch.setattr(real, "sample", sample)
-    monkeypatch.setattr(real, "logprobs", passes)
-    monkeypatch.setattr(real, "descend", lambda update: (passes(50), update()))
-    monkeypatch.setattr(measure, "limits", lambda *sizes: {"sampling": sizes})
-    measure.one_step("real.py", str(tmp_path), "16")
-    *found, parts = json.loads(capsys.readouterr().out)
-    assert found == [2 + 30 + 1 + 2 + 2 * 754, 16 * 7.0, 3e-7, 0.0]
-    assert {name: (seconds, least) for name, seconds, least, _ in parts} == {
-        "the rest": (2, None), "sampling": (30, [16, 16 * 7.0]), "gap": (1, None),
-        "old log-probs": (2, None), "updates": (2 * 54, None), "optimizer": (2 * 700, None)}
-
-
 def test_the_limit_of_a_part_counts_the_operations_and_bytes_that_it_needs(monkeypatch):
     """A model with 2 layers, 10 wide, with 3 heads and 1 group of 4 numbers, 7 inside, 11 tokens.
     4 outputs of 5 tokens after a prompt of 6."""
@@ -601,51 +430,6 @@ def test_the_limit_of_a_part_counts_the_operations_and_bytes_that_it_needs(monke
             "sampling": pytest.approx(max(forward / flops, 5 * (weights + keys) / speed)),
             "old log-probs": forward / flops, "updates": 3 * forward / flops,
             "optimizer": pytest.approx(2 * 7 * weights / speed)}
-
-
-def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second(
-        monkeypatch, tmp_path):
-    stored = {}
-    monkeypatch.setattr(measure, "record", lambda name, **content: stored.update(content))
-    monkeypatch.setattr(measure, "put", lambda *_: None)
-    printed = ["held-out questions, before: 0.125 right, 0.625 after a forced <think>, q", "step 0",
-               "step 1", "held-out questions, after:  0.875 right, 0.5 after a forced <think>, q"]
-    monkeypatch.setattr(measure, "printed_by", lambda *_: "\n".join(printed))
-    monkeypatch.setattr(docs, "ROOT", tmp_path)
-    monkeypatch.setattr(docs, "DOCS", tmp_path)
-    monkeypatch.setattr(measure, "DOCS", tmp_path)
-    measure.JOBS["nano"]("3")
-    results, about = docs.load("nano-seeds", "")
-    found = results["nano.py", 3]
-    assert (found["before"], found["forced"], found["after"]) == (0.125, 0.625, 0.875)
-    assert about["seeds"] == [3] and not [*tmp_path.glob("runs/*")]
-
-    monkeypatch.setattr(measure, "write_model", lambda folder: None)
-    monkeypatch.setattr(measure, "TRAINERS", ["real.py"])
-    monkeypatch.setattr(measure, "printed_by", lambda *_: (
-        'noise\n[2.5, 5000, 1e-7, 3.25, [["sampling", 1.5, 0.25, 2.75], ["gap", 1, null, 0]]]\n'))
-    measure.steps("16")
-    assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]
-    assert stored["parts"] == [["16", "sampling", "1.500", "0.250", "2.8"],
-                               ["16", "gap", "1.000", "", ""]]
-    (tmp_path / "step-a.json").write_text(json.dumps({"machine": "A", "commit": "b"} | stored))
-    assert "| 16 | sampling | 1.500 | 0.250 | 2.8 |" in measure.tables("step")
-
-
-def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(monkeypatch):
-    runs = []
-    printed = ["making the base", "base: a", *"bcdef", "  .venv/x -m report.ask runs/a"]
-    monkeypatch.setattr(measure, "printed_by", lambda *words: (
-        runs.append(" ".join(map(str, words))) or "\n".join(printed)))
-    scores = {name: 0.5 for name, _ in measure.SCORES.values()}
-    monkeypatch.setattr(measure, "read_summary", lambda folder: {
-        "base": scores, "trained": scores | {"other": 1}, "steps": 60})
-    one = measure.measure_main("grpo.py", 3)
-    assert one["controls"] == dict.fromkeys(measure.CONTROLS, scores) and one["steps"] == 60
-    assert len(runs) == 1 + len(measure.CONTROLS) and len({run.split()[0] for run in runs}) == 1
-    assert all("--seed 3 --base_seed 3" in run for run in runs)
-    assert one["printed"].startswith("```\nbase: a\nb\n")
-    assert one["printed"].endswith("\n  .venv/bin/python -m report.ask runs/a\n```\n")
 
 
 # ---- report.check ----------------------------------------------------------------------------
@@ -673,20 +457,6 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
         "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
         "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
     assert doctor.wilson(0, 30) == "0% to 11%" and doctor.wilson(30, 30) == "89% to 100%"
-
-
-@pytest.mark.parametrize("flags, is_published", [
-    ("--rl-doctor rl", True), ("", False), ("--rl-doctor rl --seed 1", False)])
-def test_only_a_full_run_with_the_seed_of_the_page_replaces_its_table(
-        flags, is_published, monkeypatch):
-    done = []
-    store = types.SimpleNamespace(results={}, move=lambda path: done.append(path.name),
-                                  path=types.SimpleNamespace(unlink=lambda: done.append("gone")))
-    monkeypatch.setattr(doctor, "measured", lambda *_: store)
-    for name in ("of_correct", "of_broken", "page"):
-        monkeypatch.setattr(doctor, name, lambda *_: "")
-    doctor.main(flags.split())
-    assert done == ["check.json" if is_published else "gone"]
 
 
 def test_each_mistake_is_planted_in_a_run_with_a_base_of_its_own(monkeypatch):
@@ -741,30 +511,3 @@ def test_each_run_of_r1_starts_from_the_policy_of_the_run_that_its_row_names(mon
     for without, name in r1.PAIRS:              # the same base, steps and rate
         commands = [r1.RUNS[each].rpartition(" ")[0] for each in (without, name)]
         assert commands[0].replace("+format", "+format+language") == commands[1]
-
-
-def test_the_scores_of_r1_are_those_of_the_script_and_count_format_and_words_in_thoughts(
-        tmp_path, monkeypatch):
-    monkeypatch.setattr(r1, "PROBLEMS", 4)
-    monkeypatch.setattr(r1, "SAMPLES", 2)
-    flags = SHORT.replace("--num_eval_problems 8", "--num_eval_problems 4")
-    with at_work(tmp_path):
-        monkeypatch.setattr(grpo, "verify", lambda problem, text: float(len(text) % 2))
-        grpo.main([*shlex.split(flags), "--output_dir", "run"])
-        trained = read_summary("run")["trained"]
-        found = r1.score("run")
-        assert 0 < found["pass@1"] == trained["pass@1"] < 1
-        assert found["tokens"] == pytest.approx(trained["mean_length"])
-        assert found["words"] == 0                          # of no thoughts
-
-        thoughts = ["<think>3 plus 4 is 7;7-5=2</think>", "<think>3 plus 4 is 7</think>"]
-        texts = [f"{thoughts[0]}<answer>2</answer>", thoughts[1], *["<answer>2</answer>"] * 6]
-        complete = grpo.complete
-
-        def written(*args):
-            batch = complete(*args)
-            batch.texts = texts
-            return batch
-        monkeypatch.setattr(grpo, "complete", written)
-        found = r1.score("run")
-    assert found["format"] == 1 / 8 and found["words"] == (0.5 + 1) / 2
