@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff sums seeds lines levers \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff sums seeds nano-seeds lines levers \
         zoo doctor names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
@@ -29,7 +29,7 @@ run: $(READY)            ## train the base, then train it with GRPO on arithmeti
 path: $(READY)           ## from REINFORCE to GRPO: list the rungs; make path A=6 runs rung 6
 	$(PY) -m learn.path $(A)
 
-nano: $(READY)           ## run nano.py, GRPO on the same questions in 215 lines; see docs/nano.md
+nano: $(READY)           ## run nano.py, GRPO on the same questions in 215 lines
 	$(PY) nano.py
 
 practice: $(READY)       ## make practice A=grpo: write its equations yourself; see docs/practice.md
@@ -87,7 +87,7 @@ seeds: $(READY)          ## make run with several seeds, each with its own base:
 lines: $(READY)          ## measure nano.py without each of its lines (3 hours of one core): path.md
 	$(PY) -m learn.path lines
 
-nano-seeds: $(READY)
+nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
 
 levers: $(READY)         ## measure what the levers of docs/play.html do, with node: play.html

@@ -11,7 +11,7 @@ whatever differs from DEFAULTS:
                     METRICS are kept of each step of a script, and SCORES of the trained policy
   ONE_BASE = True   if all seeds start from one base; else each seed has its own
   OTHER_SEEDS       seeds that measure uses besides SEEDS and TUNING
-  EQUAL, TUNED      what its page says about fairness
+  EQUAL, TUNED      what its page says about fairness, if it is not what docs/lab.md says
   CHECK             a command whose first two steps show whether the code has changed, if none of
                     SIDES does
   page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
@@ -51,10 +51,10 @@ from report import chart, replaced
 QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "hints"),
-             "What RL adds": ("sharpen", "beliefs", "rare"),
+             "What RL adds": ("imitation", "sharpen", "beliefs", "rare"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("hacking", "tests", "bugs", "beliefs", "sharpen", "kl", "rates")     # shown with charts
+FINDINGS = ("imitation", "hacking", "rates")     # shown with charts
 # The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
@@ -87,10 +87,8 @@ DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
             "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
             "EQUAL": "base, problems, batches and other flags",
             "TUNED": "nothing; the learning rate is 5e-4"}
-SMALL = ("By itself, a policy of a hundred thousand parameters, whose answers have about thirty "
-         "tokens, says nothing about a large model.")
 ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
-READ = "This is one small policy: [how to read a verdict](../lab.md#how-to-read-a-verdict)."
+READ = "[How to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
          "--device cpu")
@@ -509,6 +507,8 @@ def page(name):
         for claim, row in zip(claims, rows):
             row.insert(3, claim.sides())
     note = [f"{ONE}\n"] if one.ONE_BASE else []
+    fair = "".join(f"{what}: {vars(one)[key]}. " for key, what in (
+        ("EQUAL", "Held equal"), ("TUNED", "Tuned")) if vars(one)[key] != DEFAULTS[key])
     before = f" ({about['before']})" if "before" in about else ""
     more = ""
     if found:
@@ -516,7 +516,7 @@ def page(name):
                 f"{spans(about_more['seeds'])}, which `make replicate` added.")
     return claims, draw, "\n".join([
         f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
-        f"Held equal: {one.EQUAL}. Tuned: {one.TUNED}. {READ}\n",
+        f"{fair}{READ}\n",
         table(heads, rows), *note,
         *(part for part in parts if isinstance(part, str)),
         f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
@@ -543,7 +543,7 @@ def answers(claims):
 
 def overview():
     """Write the generated parts of docs/lab.md: findings with their charts, the questions ASKED,
-    and the number of verdicts with a table of experiments for each of QUESTIONS.
+    and the number of verdicts with a table of experiments.
     -> str, str, str"""
     claims = {name: page(name)[0] for name in NAMES if (docs.DOCS / f"lab/{name}.json").exists()}
     findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
@@ -558,9 +558,9 @@ def overview():
     one_base = sum(module(name).ONE_BASE and not claim.computed for claim, name in shown)
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. Of "
               f"those shown, {computed} were computed without a run, and {one_base} have one base. "
-              f"The tables have the main ones that the ten questions leave out. {SMALL}\n"]
-    for question, names in QUESTIONS.items():
-        rows = []
+              "The table has the main ones that the ten questions leave out.\n"]
+    rows = []
+    for names in QUESTIONS.values():
         for name in names:
             for claim in claims.get(name, ()):
                 text, verdict, *_, source = claim.cells()
@@ -571,7 +571,7 @@ def overview():
                     verdict += f": {text}"          # the finding says the opposite
                 if is_main and not is_asked:
                     rows.append([claim.title, verdict, source, link_to(name)])
-        tables += [f"### {question}\n", table(["finding", "verdict", "source", "page"], rows)]
+    tables.append(table(["finding", "verdict", "source", "page"], rows))
     return "\n".join(findings), answers(claims), "\n".join(tables)
 
 

@@ -10,6 +10,7 @@ The numbers go to docs/NAME.json, and from there between their marks into README
 import collections
 import contextlib
 import functools
+import html
 import io
 import json
 import os
@@ -34,7 +35,7 @@ from torch.optim.optimizer import (
 import common
 from kernels.logprob import logprob, logprob_torch
 from lab.docs import DOCS, MACHINE, ROOT, describe, load, measured, put, record, table
-from report import parser, start
+from report import chart, parser, start
 from report.logs import read_summary
 
 NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -42,10 +43,10 @@ SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
 PACKAGES = [f"{name} {version(name)}" for name in ("torch", "triton", "transformers", "trl")
             if find_spec(name)]
 ON_DEVICE = ", ".join([f"{NAME}: {MACHINE}", *PACKAGES])
-SCORES = {                              # heading: name, digits
-    "greedy accuracy": ("greedy", 3), "after a forced `<think>`": ("greedy_forced_think", 3),
-    "pass@1": ("pass@1", 3), "right if it thinks": ("accuracy_given_think", 3),
-    "fraction that thinks": ("think_share", 2)}
+SCORES = {                              # heading: name
+    "greedy accuracy": "greedy", "after a forced `<think>`": "greedy_forced_think",
+    "pass@1": "pass@1", "right if it thinks": "accuracy_given_think",
+    "fraction that thinks": "think_share"}
 # What simpler things than RL reach: the command, and whether its policy is the base. The last base
 # reads the textbook three times as long, and the forum as long as before.
 CONTROLS = {
@@ -83,7 +84,7 @@ def control(folder, seed, command, which):
         printed_by(folder, ROOT / script, *flags, "--seed", f"{seed}", "--base_seed", f"{seed}",
                    "--output_dir", f"{own}/run")
         scores = read_summary(Path(own, "run"))[which]
-    return {name: scores[name] for name, _ in SCORES.values()}
+    return {name: scores[name] for name in SCORES.values()}
 
 
 def measure_main(case, seed):
@@ -99,27 +100,20 @@ def measure_main(case, seed):
 
 
 def main_page():
-    """Write the tables of docs/lab.md, and into README.md parts of the first run."""
+    """Write the controls into docs/lab.md, and parts of the first run into README.md."""
     results, about = load("seeds", "run: make seeds")
     first, *_ = results.values()
-    put("example", first["printed"], "seeds")
-    rows = []
-    for (_, seed), one in results.items():
-        cells = [f"{one['base'][name]:.{digits}f} -> {one['trained'][name]:.{digits}f}"
-                 for name, digits in SCORES.values()]
-        rows.append([seed, *cells])
-    put("table", f"{table(['seed', *SCORES], rows)}\nAn arrow leads from the base to the policy "
-        f"after RL, {first['steps']} steps. Both are scored on {first['trained']['problems']} "
-        f"held-out problems, all different. Machine: {about['machine']}.\n", "seeds")
+    shown = re.sub("(?m)^ {7}.*\n|^Ask the policy:\n.*\n", "", first["printed"])  # no samples
+    put("example", shown, "seeds")
     rows = []
     for name in CONTROLS:
         cells = []
-        for score, _ in SCORES.values():
+        for score in SCORES.values():
             found = [one["controls"][name][score] for one in results.values()]
             cells.append(f"{statistics.mean(found):.2f} ({min(found):.2f} to {max(found):.2f})")
         rows.append([name, *cells])
-    put("controls", f"{table(['', *SCORES], rows)}\nThe mean of the seeds, and their range.\n",
-        "seeds")
+    put("controls", f"{table(['', *SCORES], rows)}\nMeans and ranges of {len(results)} seeds "
+        f"on {first['trained']['problems']} held-out problems. {about['machine']}.\n", "seeds")
 
 
 def measure_nano(case, seed):
@@ -132,14 +126,46 @@ def measure_nano(case, seed):
             "printed": excerpt(printed, "held-out questions, before", 2, 2)}
 
 
-def nano_page():
-    """Write the table of docs/nano.md, and parts of the first run."""
-    results, about = load("nano-seeds", "run: make nano-seeds")
+PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 420 204" width="420" height="204">
+<style>text {{font: 14px sans-serif; fill: {ink}}} .code {{font: 13px monospace}}
+rect {{fill: {blue}}} .all {{opacity: 0.25}}
+@media (prefers-color-scheme: dark) {{text {{fill: {dark}}}}}</style>
+<text x="6" y="20">Question: <tspan class="code">{question}</tspan></text>
+<text x="6" y="54">Before RL, {before:.0%} of the answers are right</text>
+<rect class="all" x="6" y="62" width="408" height="10"/>
+<rect x="6" y="62" width="{b:.0f}" height="10"/>
+<text x="6" y="92" class="code">{guess} \u2717</text>
+<text x="6" y="130">After RL, {after:.0%} of the answers are right</text>
+<rect class="all" x="6" y="138" width="408" height="10"/>
+<rect x="6" y="138" width="{a:.0f}" height="10"/>
+<text x="6" y="168" class="code">{thought}</text>
+<text x="6" y="190" class="code">{answer} \u2713</text>
+</svg>
+"""
+
+
+def picture(results):
+    """Draw the outputs of nano.py's first seed, and the means of all, for README.md. -> SVG"""
     first, *_ = results.values()
-    heads = ["seed", "right before", "after a forced `<think>`", "right after RL"]
-    rows = [[seed, *(f"{one[name]:.3f}" for name in ("before", "forced", "after"))]
-            for (_, seed), one in results.items()]
-    put("nano", f"{first['printed']}\n{table(heads, rows)}\n{about['machine']}.\n", "nano-seeds")
+    (question, guess), (_, output) = re.findall(r">, (.*?=)(<.*)", first["printed"])
+    thought, _, answer = output.partition("</think>")
+    before, after = (statistics.mean(one[name] for one in results.values())
+                     for name in ("before", "after"))
+    return PICTURE.format(
+        question=question, guess=html.escape(guess), thought=html.escape(f"{thought}</think>"),
+        answer=html.escape(answer), before=before, after=after, b=408 * before, a=408 * after,
+        ink=chart.INK, dark=chart.ON_DARK, blue=chart.BLUE)
+
+
+def nano_page():
+    """Write nano.py's part of docs/lab.md, and docs/nano.svg."""
+    results, about = load("nano-seeds", "run: make nano-seeds")
+    (DOCS / "nano.svg").write_text(picture(results), "utf-8")
+    seeds = results.values()
+    ranges = [f"{min(x):.3f} to {max(x):.3f}" for x in (
+        [one[name] for one in seeds] for name in ("before", "forced", "after"))]
+    put("nano", f"With {len(seeds)} seeds, greedy accuracy is {ranges[0]} before RL, {ranges[1]} "
+        f"after a forced `<think>`, and {ranges[2]} after RL. {about['machine']}.\n", "nano-seeds")
 
 
 def with_seeds(name, case, measure, page, *words):
@@ -203,7 +229,9 @@ def kernel_table(rows):
                 ratios = [their / our for our, their in zip(row["seconds"]["ours"], taken)]
                 low, gain, high = statistics.quantiles(ratios, n=4)
                 digits = 1 if gain > 1.3 else 2         # near 1, hundredths matter
-                cells.append(f"{gain:.{digits}f}x ({low:.{digits}f} - {high:.{digits}f})")
+                cells.append(f"{gain:.{digits}f}x")
+                if high - low > gain / 10:
+                    cells[-1] += f" ({low:.{digits}f} - {high:.{digits}f})"
         lines.append(cells)
     return table(head, lines)
 

@@ -41,8 +41,8 @@ def replicate(name, first, processes):
 
 
 def compared():
-    """Write the table of verdicts on a page and on other seeds, without claims that do not depend
-    on seeds. -> Markdown"""
+    """Count the verdicts that stay on other seeds, and write a table of those that change, without
+    claims that do not depend on seeds. -> Markdown"""
     rows, kept = [], 0
     covered = []
     for name in bench.repetitions():
@@ -54,11 +54,13 @@ def compared():
         alone = bench.joined(name, x, found, keep=False)
         pairs = zip(*(bench.judged(name, numbers)[0] for numbers in (x, alone)))
         for there, here in pairs:
-            if not there.computed:
-                kept += there.verdict == here.verdict
+            if not there.computed and there.verdict == here.verdict:
+                kept += 1
+            elif not there.computed:
                 rows.append([bench.link_to(name), there.text, there.cells()[1], *here.cells()[1:3]])
         covered.append(f"{name} (seeds {bench.spans(about['seeds'])}, {about['seconds']} s, commit "
                        f"{about['commit']})")
     heads = ["page", "claim", "verdict there", "new verdict", "new effect (95% interval)"]
-    return (f"Repeated so far: {', '.join(covered) or 'none'}. {kept} of {len(rows)} verdicts stay."
-            f"\n\n{table(heads, rows)}")
+    changed = f"\n{table(heads, rows)}" if rows else ""
+    return (f"Repeated so far: {', '.join(covered) or 'none'}. {kept} of {kept + len(rows)} "
+            f"verdicts stay.\n{changed}")

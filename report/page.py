@@ -15,10 +15,12 @@ verl calls trainer.rollout_data_dir.
 import dataclasses
 import importlib
 import json
+import os
 import shlex
 import zlib
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import quote
 
 import common
 import plumbing
@@ -208,7 +210,9 @@ def write_report(folder, *others):
     rows = compared(groups)
     shown = [{"label": label, "sentence": sum_up(group), "runs": [runs.index(run) for run in group]}
              for group, label in zip(groups, labels(groups, rows))]
-    data = json.dumps({"config": rows, "runs": runs, "groups": shown}, allow_nan=False)
+    explained = os.path.relpath(common.HERE / "docs/metrics.md", path.parent)
+    data = json.dumps({"config": rows, "runs": runs, "groups": shown,
+                       "explained": quote(explained)}, allow_nan=False)
     # without any character that could end the script element or begin a tag
     data = data.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
     template = TEMPLATE.read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 the code and with the files that make targets wrote, and no link is dead. docs/start.ipynb runs from
 its first cell to its last. Its outputs are stored by: pip install nbclient ipykernel, then jupyter
 execute --inplace docs/start.ipynb"""
-import doctest
 import html
 import importlib
 import json
@@ -24,7 +23,6 @@ from lab import bench, docs, doctor, measure, names, r1, replicate
 from lab.conform import compare as conform
 from report.check import mapping
 from report.page import write_report
-from vectors.edits import patch
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -107,29 +105,6 @@ def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
     assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
 
 
-def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():
-    blocks = LANGUAGE_BLOCK.findall(PAGES["docs/nano.md"])
-    shown = [block for language, block in blocks if language == "python"]
-    assert "\n".join(shown) == (ROOT / "nano.py").read_text("utf-8")
-    text = "".join(block for language, block in blocks if language == "pycon")
-    names = dict(vars(importlib.import_module("nano")))
-    examples = doctest.DocTestParser().get_doctest(text, names, "nano.md", None, 0)
-    assert doctest.DocTestRunner().run(examples).failed == 0
-
-
-def test_the_recipe_that_adds_a_loss_applies_to_todays_files():
-    _, _, recipe = PAGES["docs/extending.md"].partition("### A loss variant\n")
-    diffs = re.findall(r"^```diff\n(.*?)^```$", recipe.partition("\n## ")[0], re.S | re.M)
-    files = ("grpo.py", "docs/methods.md", "vectors/reference.py", "engines/names.py",
-             "learn/practice/mistakes.txt")
-    for name, diff in zip(files, diffs, strict=True):
-        text = (ROOT / name).read_text("utf-8")
-        if "taper" not in text:                         # else somebody has followed the recipe
-            diff = re.sub("^([-+ ])", r"\1 ", diff.rstrip("\n"), flags=re.M)
-            text = patch(text, diff.replace("\n\n", "\n@@\n"))
-        assert name in recipe and (not name.endswith(".py") or compile(text, name, "exec"))
-
-
 def test_a_run_prints_what_the_readme_shows_but_for_its_numbers(tmp_path, capsys):
     grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
     printed = capsys.readouterr().out.split("\n")
@@ -155,12 +130,14 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
         monkeypatch.setattr(module, "put", lambda name, text, target: (
             tables.update({f"{target}: {name}": text})))
         page()
-    assert tables.keys() >= {"seeds: example", "seeds: table", "seeds: controls",
-                             "nano-seeds: nano", "doctor: check"}
+    assert tables.keys() >= {"seeds: example", "seeds: controls", "nano-seeds: nano",
+                             "doctor: check"}
     pages = [*PAGES.values(), (ROOT / "tests/logs/README.md").read_text("utf-8")]
     for name, table in tables.items():
         [page] = [text for text in pages if f"<!-- made by make {name} -->" in text]
         assert f"{name} -->\n{table}<!-- end" in page, name
+    assert measure.picture(docs.load("nano-seeds", "")[0]) == (
+        ROOT / "docs/nano.svg").read_text("utf-8")
 
 
 def test_the_readme_says_if_code_has_changed_that_ran_on_a_gpu():

@@ -44,9 +44,10 @@ def test_a_reader_trains_the_base_pulls_a_lever_and_asks_both_policies(open_page
     page.press("#typed", "Enter")
     page.locator("#answers .verdict").nth(1).wait_for()
     assert page.locator("#answers .verdict").nth(1).text_content() == "✓ 20"
-    for _ in range(4):
+    for _ in range(8):                          # two groups; the second is an exception
         page.click("#hand-next")
     assert page.locator("#hand-tree .moved").count() > 2
+    assert page.locator(".moved:has(.up):has(.wrong), .moved:has(.down):has(.right)").count() == 0
     page.click("#count")
     page.wait_for_function("() => activity === null", timeout=600_000)
     assert page.locator("#passk").inner_text().count("%") > 20

@@ -74,8 +74,8 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
 
 
 @every_name
-def test_numbers_in_the_place_of_the_parameters_of_a_line_are_wrong(name):
-    """The numbers that they have in the first call, so only another call can show it."""
+def test_a_number_in_the_place_of_a_parameter_is_wrong(name):
+    """The number that it has in the first call, so only another call can show it."""
     exercise = EXERCISES[name]
     right = grades.load_script(exercise.source)
     for function, blanks in exercise.blanks.items():
@@ -85,8 +85,8 @@ def test_numbers_in_the_place_of_the_parameters_of_a_line_are_wrong(name):
         numbers = {word: x for word, x in words.items() if re.fullmatch(r"-?[\d.]+", x)}
         for node in (node for blank in blanks for node in blank.nodes):
             line = ast.get_source_segment(exercise.source, node)
-            wrong = "".join(numbers.get(word, word) for word in re.split(r"\b", line))
-            if wrong != line:
+            for word in numbers.keys() & set(re.split(r"\b", line)):
+                wrong = re.sub(rf"\b{word}\b", numbers[word], line)
                 module = load(exercise.source.replace(line, wrong), "practised")
                 assert grades.difference(called(right), called(module)) is not None, wrong
 
@@ -119,6 +119,50 @@ def test_a_wrong_ratio_is_named_however_it_is_written(name, line, known):
     [said] = [said for _, state, said, _ in grades.grades(EXERCISES[name], text)
               if state == "WRONG"]
     assert known in said[-1] and said.count(said[-1]) == 1
+
+
+FROM_MEMORY = re.sub(r"^  \S.*\n", "", EXERCISES["nano"].source, flags=re.M)
+ORDER = "for rows in torch.randperm(P * G).chunk(2):"
+
+
+@pytest.mark.parametrize("old, new, said", [
+    ("", "", None),
+    (ORDER, "for rows in torch.arange(P * G).view(2, -1):", None),
+    ("= sample(policy, encode(questions, W))  ",
+     "= torch.cat([sample(policy, encode([one], W)) for one in questions])  ", None),
+    ("RATE * (1 - step / steps)", "RATE - RATE * step / steps", None),
+    ("problems = [sample_problem(rng)", "problems = [sample_problem(rng, True)", "held out"),
+    ("for problem in problems for _ in range(G)", "for _ in range(G) for problem in problems",
+     "outputs to question p"),
+    ("list(map(verify, answers", "list(map(verify, answers[::-1]", "answer to its own question"),
+    ("view(P, G)", "view(G, P)", "the rewards (P, G)"),
+    ("encode(questions, W))  ", "encode(questions, W), True)  ", "sampled at random"),
+    (ORDER, ORDER.replace("2", "1"), "each step makes two updates"),
+    (ORDER, ORDER.replace("perm(P * G)", "int(P * G, (P * G,))"), "each output must be in one"),
+    ("with torch.no_grad():", "if True:", "old_logps none"),
+    ("loss = surrogate_loss(logps,", "loss = surrogate_loss(logps.detach(),", "need a gradient"),
+    ("old_logps[rows], A", "logps.detach(), A", "before the updates of the step"),
+    ("A[rows], mask", "A[:len(rows)], mask", "A must be (B, 1), for the same outputs"),
+    ("view(-1, 1)", "view(-1)", "A must be (B, 1)"),
+    ("A[rows], mask[rows])", "A[rows], mask[:len(rows)])", "mask must be (B, T), for the"),
+    ("A[rows], mask[rows])", "A[rows], mask[rows] * 0 + 1)", "mask must be"),
+    ("loss, RATE * (1 - step / steps)", "loss, RATE", "the learning rate must fall"),
+    ("rewards = torch", "reward = torch", ": NameError: name 'rewards'")])
+def test_the_loop_from_memory_is_right_or_its_mistake_is_named(old, new, said):
+    text = replace_once(FROM_MEMORY, old, new) if old else FROM_MEMORY
+    *others, (function, state, sentences, _) = grades.grades(EXERCISES["nano"], text)
+    assert {one[1] for one in others} == {"right"} and function == "main"
+    assert (state == "right" and not sentences) if said is None else said in " ".join(sentences)
+
+
+@every_name
+def test_from_memory_nothing_gives_an_equation_away(name):
+    exercise = EXERCISES[name]
+    text = exercise.text([], from_memory=True)
+    assert not any(equation in text for equation in exercise.equations.values())
+    assert not re.search(r"\.\.\. +# .*\((\d|.*, from )", text)
+    found = states(exercise, text)
+    assert {*found.values()} == {"open"} and ("main" in found) == (name == "nano")
 
 
 def test_the_shape_of_a_tag_begins_in_its_comment():
@@ -227,7 +271,7 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
     ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 2 seconds"),
     ("    A = rewards", "    import os; os._exit(0)", "ends the program before it is graded"),
-    ("    A = rewards", "    raise KeyboardInterrupt; rewards", "line 144: KeyboardInterrupt"),
+    ("    A = rew", "    raise KeyboardInterrupt; rew", "line 144: KeyboardInterrupt:   (shapes"),
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
@@ -244,7 +288,7 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, wor
     ("check", "check: has too few or too many words"),
     ("check practice/grpo.py", "practice/grpo.py: there is no such file"),
     (f"check {ROOT / 'common.py'}", "common.py: the name of an exercise is that of a script"),
-    (f"check {ROOT / 'docs/nano.md'}", "nano.md: the name of an exercise is that of a script")])
+    (f"check {ROOT / 'docs/start.md'}", "start.md: the name of an exercise is that of a script")])
 def test_a_command_that_cannot_run_says_why(run, words, message):
     code, said = run(*words.split())
     assert code == 2 and message in said

@@ -7,6 +7,7 @@ import shlex
 import sys
 
 import pytest
+from conftest import ROOT
 
 import gspo
 import plumbing
@@ -208,6 +209,9 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, pag
     for folders in ([bare], [hostile_run(run)], [whole, bare], [whole]):
         page.goto(write_report(*folders).as_uri())
     assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
+    assert page.title() == "grpo.py on arithmetic: run"
+    page.get_by_text("docs/metrics.md").click()
+    assert page.url == (ROOT / "docs/metrics.md").as_uri()
 
 
 # ---- the completions of TRL -------------------------------------------------------------------

@@ -86,15 +86,25 @@ function branchItem(branch) {
   return element("li", {}, row, further.length > 0 ? element("ul", {}, further) : null);
 }
 
-// Add a token shaded by its push. Its probability before and after is below it, if that has moved.
-function addPushed(line, id, next, { net, up, down, before, after }) {
-  const hardest = Math.max(...[...hand.push.tokens.values()].map((one) => Math.abs(one.net)));
+function changeOf({ before, after }) {
+  return after - before;
+}
+
+// Whether the change of a probability is large enough to be shown.
+function hasMoved(token) {
+  return Math.abs(changeOf(token)) >= 0.005;
+}
+
+// Add a token shaded by the change of its probability, which is below it before and after.
+function addPushed(line, id, next, pushed) {
+  const { net, up, down, before, after } = pushed;
+  const largest = Math.max(...[...hand.push.tokens.values()].map(changeOf).map(Math.abs));
   const parts = [up > 0 ? signed(up, 3) : null, down < 0 ? signed(down, 3) : null];
   const why = `pushed ${parts.filter((part) => part !== null).join(" and ")} by answers with ` +
     "this token; with the answers that have a different one here, the push on its logit is " +
     signed(net, 4);
-  const token = addToken(line, id, next, { share: net / hardest, why });
-  if (Math.abs(after - before) < 0.005) return;
+  const token = addToken(line, id, next, { share: changeOf(pushed) / largest, why });
+  if (!hasMoved(pushed)) return;
   const moved = element("span", { class: "moved" });
   token.replaceWith(moved);
   moved.append(token, element("small", { class: after > before ? "right" : "wrong" },
@@ -141,8 +151,9 @@ function noteOnAdvantages({ A, isRight, rewards }) {
 // After the push: tokens that right and wrong answers share, and a wrong answer that rose.
 function notesOnPush() {
   const { group: { isRight }, push } = hand;
-  const shared = [...push.tokens.values()].filter(({ up, down, before, after }) =>
-    up > 0 && down < 0 && Math.abs(after - before) >= 0.005);
+  const moved = [...push.tokens.values()].filter(hasMoved);
+  const isAgainst = moved.some((token) => changeOf(token) * token.net < 0);
+  const shared = moved.filter(({ up, down }) => up > 0 && down < 0);
   const notes = shared.map(({ id, up, down, before, after }, i) => element("p", {},
     i === 0 ? "A token that right and wrong answers share is pulled both ways. " : null,
     "Right answers push ", element("code", {}, tokenLabel(id)), ` by ${signed(up, 3)}, and wrong ` +
@@ -152,8 +163,10 @@ function notesOnPush() {
   const wrong = push.times.map((times, i) => ({ times: isRight[i] ? 0 : times, i }));
   const risen = wrong.reduce((best, one) => one.times > best.times ? one : best);
   if (risen.times > 1.02) notes.push(noteOnRisen(risen));
-  return [element("p", {}, "Blue tokens were pushed up, orange tokens down. Where a probability " +
-    "moved by half a percentage point or more, it is shown before and after the push."), ...notes];
+  return [element("p", {}, "Blue tokens are more likely after the push, orange tokens less. Where " +
+    "a probability moved by half a percentage point or more, it is shown before and after." +
+    (isAgainst ? " Some moved against their push, because a step also moves the other logits " +
+      "there, and weights that all tokens share." : "")), ...notes];
 }
 
 // Why a wrong answer is more likely now: the one of its tokens that rose most.

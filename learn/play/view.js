@@ -102,17 +102,17 @@ function tokenLabel(id) {
   return id > 32 && id < 127 ? String.fromCharCode(id) : "\\x" + id.toString(16).padStart(2, "0");
 }
 
-// Add a token to a line. next: its policy's prediction there; push: { share: how hard the token is
-// pushed, from -1 to 1, why }; without a push, the shade shows how unlikely the token was. The tab
-// key reaches the first token of a line, and arrow keys reach the others. Lines may break after
-// steps and tags, and otherwise after every ten tokens. -> the token's node
-function addToken(line, id, next, push = null) {
-  const strength = push ? Math.sqrt(Math.abs(push.share)) : 1 - next.p[id];
-  const kind = push === null ? "unsure" : push.share > 0 ? "up" : "down";
+// Add a token to a line. next: its policy's prediction there; change: { share: of the largest
+// change of a probability, from -1 to 1, why }; without a change, the shade shows how unlikely the
+// token was. The tab key reaches the first token of a line, and arrow keys reach the others. Lines
+// may break after steps and tags, and otherwise after every ten tokens. -> the token's node
+function addToken(line, id, next, change = null) {
+  const strength = change ? Math.sqrt(Math.abs(change.share)) : 1 - next.p[id];
+  const kind = change === null ? "unsure" : change.share > 0 ? "up" : "down";
   const tag = id === cfg.EOS ? " tag end" : id >= 256 ? " tag" : "";
   const tabindex = line.firstChild === null ? 0 : -1;
   const node = element("span", { class: kind + tag, tabindex }, tokenLabel(id));
-  node.about = () => aboutToken(id, next, push);
+  node.about = () => aboutToken(id, next, change);
   line.append(styled(node, { "--strength": (0.75 * strength).toFixed(3) }));
   line.unbroken = (line.unbroken ?? 0) + 1;
   if (id >= 256 || tokenLabel(id) === ";" || line.unbroken === 10) {
@@ -172,7 +172,7 @@ function showTip(node) {
 }
 
 // The tip of a token: the five most likely tokens in its place, and the token itself.
-function aboutToken(id, next, push) {
+function aboutToken(id, next, change) {
   const sorted = Array.from(next.p.keys()).sort((a, b) => next.p[b] - next.p[a]);
   const shown = sorted.slice(0, 5);
   if (!shown.includes(id)) shown.push(id);
@@ -180,7 +180,7 @@ function aboutToken(id, next, push) {
     element("code", {}, tokenLabel(v)),
     styled(element("i"), { "--length": `${100 * next.p[v]}%` }),
     element("span", {}, percent(next.p[v]))));
-  return [...lines, element("small", {}, push?.why ?? ""),
+  return [...lines, element("small", {}, change?.why ?? ""),
           element("small", {}, `entropy ${next.entropy.toFixed(2)} nats`)];
 }
 

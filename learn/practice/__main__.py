@@ -3,6 +3,8 @@
   python -m learn.practice nano             writes practice/nano.py, with a blank for each equation;
                                             the same for reinforce, ppo, grpo, gspo and dpo
   python -m learn.practice grpo 1 3         leaves blanks for equations (1) and (3) only
+  python -m learn.practice memory nano      leaves blanks without a hint, and no equations; in nano,
+                                            the training loop is a blank, too
   python -m learn.practice check practice/grpo.py       grades it; exits with 0 if all is right
   python -m learn.practice hunt grpo 1      writes hunt/grpo_level1_1.py, with one mistake; there
                                             are levels 1 to 3
@@ -27,7 +29,7 @@ from report import command, start
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
 
-def make(name, *numbers):
+def make(name, *numbers, from_memory=False):
     """Write a new exercise into the current folder: practice/NAME.py, NAME_2.py and so on."""
     exercise = Exercise(f"{name}.py")
     unknown = [number for number in numbers if number not in map(str, exercise.equations)]
@@ -39,9 +41,11 @@ def make(name, *numbers):
     while path.exists():
         number += 1
         path = path.with_name(f"{name}_{number}.py")
-    plumbing.write(path, exercise.text([int(number) for number in numbers]))
-    print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
-          "its equation in the docstring, its shape, and the variables that the right line reads.\n"
+    plumbing.write(path, exercise.text([*map(int, numbers)], from_memory))
+    hints = "" if from_memory else (
+        " The comment on a blank names\nits equation in the docstring, its shape, and the variables"
+        " that the right line reads.")
+    print(f"{path} is {name}.py with blanks: the lines with `...`.{hints}\n"
           "A loss is right if its gradients are, whatever its value. Fill in one or more blanks,\n"
           "and then run:\n "
           f" {command('learn.practice', 'check', path)}")
@@ -63,15 +67,15 @@ def check(word):
     except ValueError as error:
         common.fail(error, 1)
     for function, state, sentences, marks in graded:
-        numbers = sorted({blank.number for blank in exercise.blanks[function]})
+        numbers = sorted({blank.number for blank in exercise.blanks.get(function, [])})
         wrong = min(marks, default=0)           # the equations after it may depend on it
         others = ["is not graded yet", "is right so far"] if marks else ["", ""]
         shown = (f"({number}) {marks.get(number, others[number < wrong])}".strip()
                  for number in numbers)
-        print(f" {state:6} {function}: {', '.join(shown)}")
-        if state != "right":
-            print(*(f"        {exercise.equations[number]}" for number in numbers
-                    if number in marks or not marks), sep="\n")
+        print(f" {state:6} {function}: {', '.join(shown) or 'the training loop'}")
+        print(*(f"        {exercise.equations[number]}\n" for number in numbers
+                if state == "WRONG" and (marks.get(number) == "is wrong" or not marks)),
+              sep="", end="")
         print(*(f"        {sentence}\n" for sentence in sentences), sep="", end="")
     states = [state for _, state, *_ in graded]
     count = states.count("right")
@@ -89,6 +93,8 @@ def main():
             print(__doc__)
         case [name, *numbers] if name in NAMES:
             make(name, *numbers)
+        case ["memory", name] if name in NAMES:
+            make(name, from_memory=True)
         case ["check", word]:
             check(word)
         case ["hunt", *words] if len(words) <= 2:
@@ -97,7 +103,7 @@ def main():
             hunt.answer(word, *guess)
         case ["plant", name, *flags]:
             hunt.run(name, *flags)
-        case ["check" | "hunt" | "answer" | "plant" as word, *_]:
+        case ["memory" | "check" | "hunt" | "answer" | "plant" as word, *_]:
             common.fail(f"{word}: has too few or too many words after it; for the list of commands "
                         f"run: {command('learn.practice', '--help')}")
         case [word, *_]:

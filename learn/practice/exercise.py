@@ -71,18 +71,32 @@ class Exercise(Script):
         tag = self.tag(node)
         return Blank(function.name, tag.number, set_by(node), tag.text, tag.shape, tuple(nodes))
 
-    def text(self, numbers):
-        """Replace the equations with these numbers, or all equations, by `...`. -> the script"""
+    def text(self, numbers, from_memory=False):
+        """Replace the equations with these numbers, or all equations, by `...`. From memory, the
+        docstring has no equations, blanks have no hints, and the loop of nano.py is a blank, too.
+        -> the script"""
         lines = list(self.lines)
+        if from_memory and self.file == "nano.py":
+            [loop] = [node for node in self.functions["main"].body if isinstance(node, ast.For)]
+            *step, _ = loop.body                # the last statement prints the rewards
+            lines[step[0].lineno - 1:step[-1].end_lineno] = [
+                "        ...     # sets rewards (B,) and mask (B, T), and makes two updates"]
         for blank in reversed([blank for blanks in self.blanks.values() for blank in blanks]):
+            hint = blank.shape.strip()
+            if not from_memory:
+                hint = f"{blank.shape}{blank.tag}, from {', '.join(blank.reads())}"
             if not numbers or blank.number in numbers:
                 code = f"{blank.name} = ..." if blank.name else "return ..."
                 code = (" " * blank.nodes[-1].col_offset + code).ljust(40)
-                new = [f"{code}# {blank.shape}{blank.tag}, from {', '.join(blank.reads())}"]
+                new = [f"{code}# {hint}" if hint else code.rstrip()]
                 for node in reversed(blank.nodes):
                     lines[node.lineno - 1:node.end_lineno] = new
                     new = []
-        return "\n".join(lines)
+        text = "\n".join(lines)
+        if from_memory:         # equations, also those without a number, are set in by two spaces
+            text = text.replace(self.docstring, re.sub(
+                r"^  (?!python )\S.*\n", "", self.docstring, flags=re.M))
+        return text
 
 
 @functools.cache

@@ -1,0 +1,171 @@
+"""Imitation: what does RL add to learning from one's own best outputs, and when is a baseline
+needed?"""
+import functools
+
+import dpo
+import grpo
+import gspo
+import ppo
+import reinforce
+from lab.bench import OURS, Claim, at_best, numbers
+from lab.docs import run_once, table
+from report import chart, replaced
+from tasks import extract
+
+SEEDS, TUNING = range(12), (12, 13)
+EQUAL = ("base, problems, and 15,360 outputs, those for PPO's critic included; the number of "
+         "updates is in the table")
+TUNED = "the learning rate of each way, on two other seeds; PPO's critic keeps its rate of 2e-3"
+SCRIPTS = {module.__name__: module for module in (reinforce, grpo, gspo, ppo, dpo)}
+GAIN = 0.02                                     # smallest difference of two fractions that matters
+PASS = "pass@1"
+SCORES = ["greedy", PASS, "pass@8", "think_share"]
+SCORED = "--eval_steps 1000 --num_eval_problems 256"
+STEPS, PROMPTS, UPDATES = 60, 32, 2             # of the scripts; an update sees 128 outputs
+
+
+def imitation(rounds, passes):
+    """Write the command line that draws the outputs of STEPS steps in a few rounds, and after each
+    of them makes some passes over the best ones."""
+    size = STEPS // rounds
+    return (f"reinforce.py --method rejection {SCORED} --max_steps {rounds} "
+            f"--num_prompts {PROMPTS * size} --num_mini_batches {UPDATES * size} "
+            f"--num_iterations {passes}")
+
+
+# A way to learn: its command line, its number of updates, and the learning rate to begin with
+# under the exact verifier, under points, and under a reward for even or odd; 0: it is left out
+ROUND, THREE, FEW, TEN, MANY, EACH = (
+    "imitation, 1 round, 3 passes", "imitation, 3 rounds, 3 passes", "imitation, 3 rounds, 1 pass",
+    "imitation, 10 rounds, 3 passes", "imitation, 10 rounds, 6 passes",
+    "imitation, each step, 1 pass")
+NONE, BATCH = "REINFORCE", "REINFORCE, batch's mean as baseline"
+POSITIVE, BY_LENGTH = f"{BATCH}, no negative advantages", "REINFORCE, divided by the length"
+GRPO, GSPO, COLD, WARM, DPO = "GRPO", "GSPO", "PPO", "PPO, critic first", "DPO"
+REINFORCE = f"reinforce.py {SCORED}"
+WAYS = {
+    ROUND: (imitation(1, 3), 360, 1e-3, 1e-3, 0),
+    THREE: (imitation(3, 3), 360, 1e-3, 0, 0),
+    FEW: (imitation(3, 1), 120, 1e-3, 0, 0),
+    TEN: (imitation(10, 3), 360, 0, 1e-3, 1e-3),
+    MANY: (imitation(10, 6), 720, 0, 1e-3, 0),
+    EACH: (imitation(60, 1), 120, 1e-3, 0, 0),
+    NONE: (REINFORCE, 120, 5e-4, 2.5e-4, 2.5e-4),
+    BATCH: (f"{REINFORCE} --baseline batch", 120, 0, 5e-4, 0),
+    POSITIVE: (f"{REINFORCE} --baseline batch", 120, 0, 5e-4, 0),
+    BY_LENGTH: (REINFORCE, 120, 5e-4, 2.5e-4, 2.5e-4),
+    GRPO: (f"grpo.py {SCORED}", 120, 5e-4, 5e-4, 5e-4),
+    GSPO: (f"gspo.py {SCORED}", 120, 5e-4, 0, 0),
+    COLD: (f"ppo.py {SCORED}", 120, 5e-4, 2.5e-4, 0),
+    WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 100, 0, 5e-4, 0),
+    DPO: (f"dpo.py {SCORED}", 120, 1e-4, 0, 0)}
+EXACT, POINTS, PARITY = "exact", "points", "even or odd"
+SIDES = {f"{reward}: {way}": (None, rates[place])
+         for place, reward in enumerate((EXACT, POINTS, PARITY))
+         for way, (_, _, *rates) in WAYS.items() if rates[place]}
+DRAWN = (ROUND, THREE, TEN, NONE, BATCH, GRPO, COLD, WARM)
+COMPARED = [(side, PASS) for side in SIDES]
+CHECK = f"{imitation(3, 3)} --reward points"
+
+
+def parity(problem, text, given):
+    """Reward a number that is even if the right one is, and odd otherwise. -> 1.0 or 0.0"""
+    answer = extract(text) or ""
+    is_number = answer.removeprefix("-").isdecimal() and len(answer) <= 20
+    return float(is_number and int(answer) % 2 == int(problem.answer) % 2)
+
+
+def positive(advantages, *args):
+    """Compute REINFORCE's advantages, with 0 in place of the negative ones."""
+    return advantages(*args).clamp(min=0)
+
+
+def by_length(aggregate, x, mask, how, *sizes):
+    """Average token losses as nano.py does: each output's sum is divided by its length."""
+    return aggregate(x, mask, "sequence_mean", *sizes)
+
+
+def measure(case, seed):
+    """Train in one way under one reward. -> {score: a number}"""
+    side, _, rate = case.rpartition(", ")
+    reward, _, way = side.partition(": ")
+    command = f"{WAYS[way][0]} --learning_rate {rate} --base_seed {seed}"
+    if reward == POINTS:
+        command += " --reward points"
+    changes = {}
+    if way == POSITIVE:
+        changes["advantages"] = functools.partial(positive, reinforce.advantages)
+    if way == BY_LENGTH:
+        changes["aggregate"] = functools.partial(by_length, reinforce.aggregate)
+    if reward == PARITY:
+        changes["reward"] = parity
+    with replaced(SCRIPTS[command.partition(".py")[0]], **changes):
+        return run_once(command, seed, (), SCORES)
+
+
+def score(columns, what):
+    """Compute what two ways are compared by: the share of right answers. -> (S,)"""
+    return columns[what]
+
+
+# a reward; the way that is claimed to be better, the other one; by how much; a finding
+JUDGED = (
+    (EXACT, THREE, GRPO, GAIN, "imitation in three rounds of three passes gets a higher pass@1 "
+     "than GRPO", "From as many outputs, imitation of its own right ones gets a pass@1 of {:.3f}, "
+     "and GRPO one of {:.3f}"),
+    (EXACT, FEW, GRPO, -GAIN, "with as many updates, too, imitation in three rounds of one pass is "
+     "not behind GRPO", ""),
+    (EXACT, NONE, GRPO, -GAIN, "REINFORCE without a baseline is not behind GRPO", ""),
+    (EXACT, THREE, ROUND, GAIN, "three rounds of imitation are better than one", ""),
+    (EXACT, NONE, BY_LENGTH, GAIN, "REINFORCE is better if its loss is not divided by each "
+     "output's length", ""),
+    (POINTS, BATCH, NONE, 0.05, "REINFORCE is better with the batch's mean as the baseline",
+     "Under a judge's points, REINFORCE gets a pass@1 of {:.2f} with the batch's mean as the "
+     "baseline, and {:.2f} without"),
+    (POINTS, GRPO, BATCH, GAIN, "GRPO, with the group's mean, the std and the clip, is better than "
+     "REINFORCE with the batch's mean", ""),
+    (POINTS, MANY, GRPO, -GAIN, "imitation of the best of each group, in ten rounds of six passes, "
+     "is not behind GRPO", "Under a judge's points, imitation of the best output of each group "
+     "gets a pass@1 of {:.2f}, and GRPO one of {:.2f}"),
+    (POINTS, TEN, ROUND, GAIN, "ten rounds of imitation are better than one", ""),
+    (POINTS, BATCH, POSITIVE, GAIN, "REINFORCE with the batch's mean is better if it also makes "
+     "bad outputs less likely", "Under a judge's points, REINFORCE with the batch's mean gets a "
+     "pass@1 of {:.2f}, and {:.2f} if it never makes an output less likely"),
+    (POINTS, NONE, BY_LENGTH, GAIN, "REINFORCE without a baseline is better if its loss is not "
+     "divided by each output's length", ""),
+    (POINTS, WARM, COLD, GAIN, "PPO is better if ten of the 60 batches train the critic alone "
+     "first", "Under a judge's points, PPO gets a pass@1 of {:.2f} if its critic is trained first, "
+     "and {:.2f} if it is not"),
+    (POINTS, WARM, GRPO, -GAIN, "PPO whose critic was trained first is not behind GRPO", ""),
+    (PARITY, NONE, BY_LENGTH, 0.1, "REINFORCE without a baseline is better if its loss is not "
+     "divided by each output's length", "Under a reward that sees only even or odd, REINFORCE "
+     "without a baseline gets a pass@1 of {:.2f} if its loss sums over an output's tokens, and "
+     "{:.2f} if it divides by their number"),
+    (PARITY, NONE, GRPO, -0.05, "REINFORCE without a baseline is not behind GRPO by more than 0.05",
+     ""),
+    (PARITY, TEN, GRPO, -GAIN, "ten rounds of imitation are not behind GRPO", ""))
+TITLES = {EXACT: "under the exact verifier", POINTS: "under points",
+          PARITY: "under a reward for even or odd"}
+
+
+def page(x):
+    best = {side: columns for (side, _), columns in at_best("imitation", x).items()}
+    for reward, *ways, gain, text, finding in JUDGED:
+        pair = [best[f"{reward}: {way}"] for way in ways]
+        values = tuple(columns[PASS] for columns in pair)
+        shown = finding.format(*(value.mean() for value in values))
+        yield Claim(f"{TITLES[reward]}, {text}", OURS, values, at_least=gain, finding=shown,
+                    rates=tuple(columns["rate"] for columns in pair))
+    shown = {side: columns[PASS] for side, columns in best.items()
+             if side.partition(": ")[2] in DRAWN and not side.startswith(PARITY)}
+    yield lambda axis: chart.dots(axis, shown, xlim=(0, 1.03),
+                                  xlabel="pass@1 on held-out problems")
+    for reward, title in TITLES.items():
+        yield numbers({side.partition(": ")[2]: {
+            "updates": str(WAYS[side.partition(": ")[2]][1]), "best rate": columns["rate"],
+            "greedy": columns["greedy"], PASS: columns[PASS], "pass@8": columns["pass@8"],
+            "share that thinks": columns["think_share"]}
+            for side, columns in best.items() if side.startswith(f"{reward}:")}, title, ".2f")
+    yield table(["way", "command, without the rate, `--base_seed` and the reward"],
+                [[way, f"`python {command.replace(f' {SCORED}', '')}`"]
+                 for way, (command, *_) in WAYS.items() if way not in (POSITIVE, BY_LENGTH)])
