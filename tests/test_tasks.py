@@ -188,6 +188,11 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
     refused(f"parrot.py does not define {words}", load, "parrot")
 
 
+def test_a_task_without_variety_is_refused(put, refused):
+    put(TASK + "    held_out_tenths = 0\n")
+    refused("has hardly any test problems", common.sample_problems, load("parrot"), 1, 0, "test")
+
+
 # ---- several tasks ---------------------------------------------------------------------------
 
 
