@@ -81,6 +81,18 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     assert len(tasks.pass_rates(batch)) == len(mixed) > 4       # of everything that was sampled
 
 
+@of_groups
+@pytest.mark.parametrize("extra", [0, 3])
+def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_is(
+        script, setting, extra):
+    cfg, policy, task, asked = setting(
+        lambda *_: 1.0, dynamic_sampling=extra, num_generations=3)
+    batch = script.sample_with_signal(policy, task, cfg, 0)
+    problems = [problem for problem, _, _ in asked]
+    assert len(problems) == 12 * (1 + extra) == 3 * len(set(problems))
+    assert batch.problems == problems[-12:]             # without signal, the last groups remain
+
+
 # ---- penalties, micro-batches and evaluations ------------------------------------------------
 
 @of_groups

@@ -49,6 +49,18 @@ def test_with_the_clip_passes_end_before_the_step_of_a_policy_that_has_gone_too_
     assert torch.equal(weights(scene.policy), before) != is_moved
 
 
+def test_how_far_an_update_went_is_what_the_policy_says_after_it_to_one_row_of_each_group(scene):
+    scene = scene()
+    metrics = scene.update()
+    batch = scene.batch
+    logps, _ = ppo.score(scene.policy, batch.prompts, batch.tokens, 0.7)
+    token_kl = ppo.kl(batch.logps, logps.detach()) * batch.mask
+    expected = token_kl[::2].sum() / batch.mask[::2].sum()
+    assert metrics["policy_kl"] == pytest.approx(expected.item())
+    metrics, _ = scene.backward(torch.arange(len(logps)))
+    assert metrics["approx_kl"] == pytest.approx((token_kl.sum() / batch.mask.sum()).item())
+
+
 def test_the_coefficients_adapt_each_to_its_own_kl(train):
     """beta adapts to the KL from the base, which grows, and penalty_coef adapts to the KL from the
     policy that sampled."""
