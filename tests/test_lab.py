@@ -245,9 +245,3 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
         "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
         "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
     assert error_rates.wilson(0, 30) == "0% to 11%" and error_rates.wilson(30, 30) == "89% to 100%"
-
-
-# ---- R1 --------------------------------------------------------------------------------------
-
-SHORT = shlex.join(arguments(SMALL | {"task": "notation:2", "base_steps": 3, "num_prompts": 2,
-                                      "num_eval_problems": 8, "max_completion_length": 4}))
