@@ -84,7 +84,7 @@ count:                   ## count the lines of each folder by kind of file
 seeds: $(READY)          ## make run with several seeds, each with its own base: lab.md, README.md
 	$(PY) -m lab.measure seeds $(SEEDS)
 
-lines: $(READY)          ## measure nano.py without each of its lines (3 hours of one core): path.md
+lines: $(READY)          ## measure nano.py without each of its lines (6 hours of one core): pieces.md
 	$(PY) -m learn.path lines
 
 nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
@@ -149,8 +149,8 @@ site: .venv-site/installed          ## build README.md and docs/ as one site wit
 SHOOT = chromium --headless --no-sandbox --hide-scrollbars "file://$$(realpath "$(RUN)")/report.html"
 DARK = --blink-settings=preferredColorScheme=0
 screenshot:              ## make screenshot RUN=runs/a: redraw docs/report*.png; needs Chromium
-	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report.png
-	$(SHOOT) --window-size=1400,2165 --screenshot=docs/report-dark.png $(DARK)
+	$(SHOOT) --window-size=1400,2240 --screenshot=docs/report.png
+	$(SHOOT) --window-size=1400,2240 --screenshot=docs/report-dark.png $(DARK)
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone.png --force-device-scale-factor=2
 	$(SHOOT) --window-size=390,1030 --screenshot=docs/report-phone-dark.png --force-device-scale-factor=2 $(DARK)
 

@@ -28,19 +28,35 @@ addEventListener("DOMContentLoaded", () => {
   });
 });
 
-// A browser shows Markdown and code as plain text. So in a clone, a link to such a file opens its page in
-// site/, or a note if make site has not built that folder. Whether one of its images loads tells which.
+const rootOf = () => new URL(".", document.querySelector(".home").href).href;
+
+// In a clone, make site may have built the folder site/: one of its images loads if it has.
+function findSite(ifBuilt, ifNot) {
+  const image = new Image();
+  image.addEventListener("load", ifBuilt);
+  image.addEventListener("error", ifNot);
+  image.src = `${rootOf()}site/docs/zoo.svg`;
+}
+
+// A browser shows Markdown and code as plain text. So in a clone without site/, the header has no tab that
+// leads to such a file, and another link to one opens a note. With site/, they open their pages there.
+addEventListener("DOMContentLoaded", () => {
+  if (location.protocol !== "file:" || !document.querySelector("nav [hidden]")) return;
+  findSite(() => {
+    for (const tab of document.querySelectorAll("nav [hidden]")) tab.hidden = false;
+    document.querySelector("nav > span").remove();
+  }, () => {});
+});
+
 addEventListener("click", (event) => {
   const link = event.target.closest("a[href]:not(dialog a)");
   if (!link || location.protocol !== "file:" || !/\.(md|py)$/.test(link.pathname)) return;
   event.preventDefault();
-  const root = new URL(".", document.querySelector(".home").href).href;
+  const root = rootOf();
   const name = link.href.slice(root.length).split("#")[0];
   const page = name.replace("README.md", "index.md").replace(/\.md$/, "") + ".html" + link.hash;
   const isNewTab = event.ctrlKey || event.metaKey || event.shiftKey;
-  const image = new Image();
-  image.addEventListener("load", () => open(`${root}site/${page}`, isNewTab ? "_blank" : "_self"));
-  image.addEventListener("error", () => {
+  findSite(() => open(`${root}site/${page}`, isNewTab ? "_blank" : "_self"), () => {
     const note = document.createElement("dialog");
     note.innerHTML = `<p><code></code> is a text file. Type <code>make site</code> in your clone: it makes
       pages of all such files, and this link then opens one.</p>
@@ -52,5 +68,4 @@ addEventListener("click", (event) => {
     document.body.append(note);
     note.showModal();
   });
-  image.src = `${root}site/docs/path.svg`;
 });

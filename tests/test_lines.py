@@ -3,12 +3,14 @@ when they are complete. And the mathematics before rung 1 agrees with PyTorch.""
 import contextlib
 import io
 import random
+import statistics
 from statistics import fmean
 
 import pytest
 import torch
 
 from learn.path import lines, measure, page, runs, worked
+from learn.path.latex import latex
 from learn.path.rungs import NANO
 
 SMALL = (("P = 32 ", "P = 4 "), ("HELD_OUT = 500 ", "HELD_OUT = 4 "), ("T = 38 ", "T = 8 "))
@@ -20,25 +22,54 @@ def small(source):
     return source
 
 
-def store(monkeypatch, levels):
+def store(monkeypatch, levels, judged=()):
     """Pretend that these rows are measured: levels has the share of right outputs that a row
-    reaches at each factor of the rate, to which each seed adds a thousandth."""
+    reaches at each factor of the rate, to which each seed adds a thousandth. judged: rows that are
+    also measured under a judge's points, and end 0.1 lower there."""
     results = {}
     for name, by_factor in levels.items():
         for factor, level in by_factor.items():
             for seed in (*measure.SEEDS, *measure.CHOICE):
                 right = [level + seed / 1000] * lines.ROWS[name].steps
                 results[lines.case(name, factor), seed] = {"right": right, "accuracy": 0.9}
+                if name in judged:
+                    results[lines.case(name, factor, True), seed] = {
+                        "right": [x - 0.1 for x in right], "accuracy": 0.8}
     monkeypatch.setattr(lines.STORE, "results", results)
 
 
 @pytest.mark.parametrize("name", lines.ROWS)
 def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
-    source = lines.source(name)
-    one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
-    assert len(one["steps"]) == 2 and all(0 <= step["reward"] <= 1 for step in one["steps"])
-    assert (source == NANO) == (name in ("nano", "quarter"))
+    for is_judged, low, high in ((False, 0, 1), (True, 1, 10)):
+        source = lines.source(name, is_judged)
+        one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
+        assert len(one["steps"]) == 2
+        assert all(low <= step["reward"] <= high for step in one["steps"])
+        assert (source == NANO) == (name in ("nano", "quarter") and not is_judged)
+
+
+@pytest.mark.parametrize("text, fair", [
+    ("<think>3+4=7</think><answer>7</answer>", 7), ("<answer>8</answer>", 5),
+    ("<answer></answer>", 5), ("", 1), ("7", 1), ("<answer>7", 1),
+    ("<answer>7</answer><answer>7</answer>", 1)])
+def test_a_judge_gives_points_with_mistakes_to_each_kind_of_output(
+        text, fair, monkeypatch, import_text):
+    module = import_text(lines.source("nano", is_judged=True).replace("P = 32 ", "P = 500 "))
+    given = []
+    for name, replaced in (
+            ("make_base", lambda *_: None), ("evaluate", lambda *_: ""),
+            ("sample", lambda policy, questions: torch.zeros(len(questions), module.W + 2).long()),
+            ("sample_problem", lambda *_: ("1=", 7, "", 7)), ("descend", lambda *_: None),
+            ("decode", lambda tokens: [text] * len(tokens)),
+            ("advantages", lambda rewards: given.append(rewards) or rewards)):
+        monkeypatch.setattr(module, name, replaced)
+    module.main(steps=1)
+    [points] = given
+    shares = [(points == n).float().mean().item() for n in range(11)]
+    normal = [statistics.NormalDist(fair).cdf(n + 0.5) for n in range(10)]
+    normal = [0, *normal[1:], 1]                        # the bounds are 1 and 10
+    assert shares[1:] == pytest.approx([b - a for a, b in zip(normal, normal[1:])], abs=0.025)
 
 
 def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp_path):
@@ -56,15 +87,19 @@ def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp
 def test_a_row_is_completed_before_the_next_one_begins(monkeypatch):
     store(monkeypatch, {})
     assert {name for name, *_ in lines.missing({}).values()} == {"nano"}
-    store(monkeypatch, {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}})
+    rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
+    store(monkeypatch, {"nano": rates})
     jobs = lines.missing(lines.STORE.results)
-    assert {name for name, *_ in jobs.values()} == {"raw"}
-    assert {(factor, seed) for _, factor, seed in jobs.values()} == {
+    assert {name for name, *_ in jobs.values()} == {"imitation"}
+    assert {(factor, seed) for _, factor, _, seed in jobs.values()} == {
         *((1, seed) for seed in (0, 1, 2, 3, 4, 5, 6, 7)), *((2, seed) for seed in (5, 6, 7))}
-    store(monkeypatch, {name: {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1} for name in lines.ROWS})
+    store(monkeypatch, dict.fromkeys(lines.ROWS, rates))
+    assert {(name, is_judged, seed) for name, _, is_judged, seed in lines.missing(
+        lines.STORE.results).values()} == {("nano", True, seed) for seed in measure.CHOICE}
+    store(monkeypatch, dict.fromkeys(lines.ROWS, rates), lines.ROWS)
     assert lines.missing(lines.STORE.results) == {}
-    del lines.STORE.results[lines.case("constant", 2), 3]           # at its best rate
-    assert [*lines.missing(lines.STORE.results).values()] == [("constant", 2, 3)]
+    del lines.STORE.results[lines.case("constant", 2, True), 3]     # at its best rate
+    assert [*lines.missing(lines.STORE.results).values()] == [("constant", 2, True, 3)]
 
 
 def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
@@ -76,53 +111,43 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     assert shared.interval == pytest.approx((-10, -10))
     assert shared.predicted == (-10, 0) and own.words == "smaller, at most 5"
     assert lines.complete() == ["nano", "raw"]
+    rates = {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
+             "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}}
+    store(monkeypatch, rates, judged=["raw"])
+    assert len(lines.effects("raw")) == 2               # nano.py is not measured under points
+    store(monkeypatch, rates, judged=["nano", "raw"])
+    *_, judged = lines.effects("raw")
+    assert (judged.factor, judged.words) == (0.5, "smaller, at most 90")
+    assert judged.shares[0] == pytest.approx(0.65) and judged.difference == pytest.approx(5)
     for seed in measure.SEEDS:                          # of one seed, the difference is 12 points
         lines.STORE.results[lines.case("raw", 1), seed]["right"] = [0.5 + seed / 1000 - (
             0.02 if seed == 4 else 0)] * 80
-    [shared, _] = lines.effects("raw")
+    shared, *_ = lines.effects("raw")
     assert shared.difference == pytest.approx(-10.4)
     assert shared.interval == pytest.approx((-11.511, -9.289), abs=0.001)   # 0.4 * 2.776
-
-
-def test_outputs_are_counted_until_sixty_percent_are_right(monkeypatch):
-    store(monkeypatch, {"nano": {1: 0.7}, "raw": {1: 0.598}})
-    assert lines.outputs_until("nano", 1) == "768"                  # three steps of 256
-    assert lines.outputs_until("raw", 1) == "reached on 3 of 5 seeds"
 
 
 def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
     rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
     store(monkeypatch, {"nano": rates})
-    assert page.head_of_lines() == page.lines_in_markdown() == ""
+    assert "**nano.py**" not in page.pieces()
     store(monkeypatch, {"nano": rates, "raw": rates, "single": {1: 0.6}})
-    for text in (page.head_of_lines(), page.lines_in_markdown()):
-        assert "no baseline" in text and "one update" not in text
-        assert "predicted: smaller, at most 10" in text
-        assert "80 steps, 20,480 outputs, 1 pass" in text
+    text = page.pieces()
+    assert "**no baseline**" in text and "**one update**" not in text
+    assert "| smaller, at most 10 |" in text
     store(monkeypatch, dict.fromkeys(lines.ROWS, rates))
-    text = page.lines_in_markdown()
-    assert "20 steps, 5,120 outputs, 8 passes" in text
-    assert "eight, no clip (compared with eight passes)" in text
+    assert "**eight, no clip** (compared with eight passes)" in page.pieces()
 
 
-def test_what_the_outcomes_of_the_rows_say_is_so():
-    until, nano = (lines.numbers(name, "samples_to 0.6") for name in ("raw", "nano"))
-    assert all(a > b for a, b in zip(until, nano, strict=True))
-    found = {name: lines.effects(name) for name in lines.complete()}
-    assert found.keys() == lines.ROWS.keys()
-    for name in ("raw", "tokens", "constant", "batch", "unscaled"):
+def test_what_the_table_of_pieces_says_is_so():
+    found = {name: lines.effects(name)[:2] for name in lines.complete()}
+    for name in ("raw", "tokens", "constant", "batch", "unscaled"):     # within the noise
         assert all(low < 0 < high for low, high in (one.interval for one in found[name])), name
-    assert found["unscaled"][1].factor == 2 and 1 <= found["unscaled"][1].difference < 2
-    assert all(-1.5 < one.difference < -0.5 for one in found["unclipped"])
-    for name in ("unweighted", "penalty"):
-        assert all(round(one.difference + 0.3) == -1 for one in found[name]), name
-    (_, high), own = found["single"][0].interval, found["single"][1]
-    assert high < 0 and own.factor == 2 and round(own.difference) == -2
-    assert [round(one.difference) for one in found["eight"]] == [1, 8]
-    assert found["eight"][1].factor == 1 / 4 and found["eight"][1].predicted[1] == 4
-    shared, own = found["eight_unclipped"]
-    assert sum(share < 0.1 for share in shared.shares) == 4
-    assert own.factor == 1 / 8 and round(own.difference) == -7
+    assert all(abs(one.difference) < 2 for name in ("tokens", "constant") for one in found[name])
+    for name in ("unclipped", "penalty"):                               # about a point
+        assert all(-1.6 < one.difference < -0.5 for one in found[name]), name
+    assert found["single"][1].factor == 2 and -2 < found["single"][1].difference < 0
+    assert all(high < 0 for _, high in (one.interval for one in found["eight_unclipped"]))
 
 
 # ---- before rung 1 ---------------------------------------------------------------------------
@@ -155,17 +180,35 @@ def test_the_rewards_of_the_page_are_those_of_the_verifier_and_its_answer_is_rig
     assert [module.verify(worked.ANSWER, o.text) for o in worked.OUTPUTS] == [
         o.reward for o in worked.OUTPUTS]
     text = page.mathematics()
-    assert "$" not in text and all(value in text for value in worked.values().values())
+    assert "{table}" not in text and all(value in text for value in worked.values().values())
 
 
 # ---- the chapters ----------------------------------------------------------------------------
 
-def test_an_equation_has_the_number_of_the_docstring_and_so_has_each_that_a_patch_quotes():
-    assert page.numbered("mean") == {
-        "A_i": ("1", "A_i = (r_i - mean(r)) / (std(r) + 1e-4)"),
-        "rho_t": ("2", "rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)"),
-        "L_t": ("3", "L_t = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)"),
-        "L": ("5", "L = 1/B sum_i 1/|o_i| sum_t L_t")}
-    text = page.chapter("clip")
-    assert text.count("<span>(3)</span>") == 1          # the idea's equation
-    assert text.count("<span>(2)</span>") == 1          # quoted by the patch, below it
+@pytest.mark.parametrize("text, tex", [
+    ("L = -1/N sum_i log pi(o_t | q, o_<t)",
+     r"L = -\frac{1}{N} \sum_i \log \pi(o_t \mid q, o_{<t})"),
+    ("(r_i - mean(r)) / (std(r) + 1e-4)",
+     r"\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + 10^{-4}}"),
+    ("(pi(o) / pi_old(o))^(1/|o_i|)",
+     r"\left(\frac{\pi(o)}{\pi_{\mathrm{old}}(o)}\right)^{\frac{1}{|o_i|}}"),
+    ("V_t+1 - 2.5e-4 (r_1 .. r_G)^32",
+     r"V_{t+1} - 2.5 \cdot 10^{-4} (r_1 \ldots  r_G)^{32}"),
+    ("r_i = 1 if program i passes, else 0", r"r_i = 1 \text{ if program i passes, else 0}")])
+def test_a_formula_of_a_docstring_becomes_latex(text, tex):
+    assert latex(text) == tex
+
+
+def test_an_equation_has_the_number_of_the_docstring():
+    assert page.numbered("mean") == {"A_i": "1", "rho_t": "2", "L_t": "3", "L": "5"}
+    assert page.chapter("clip").count("\\qquad (3)\n") == 1
+
+
+@pytest.mark.parametrize("text, shown", [
+    ("the policy pi_old and `pi_old` in [pi_ref](pi_ref.md)",
+     r"the policy $`\pi_{\mathrm{old}}`$ and `pi_old` in [$`\pi_{\mathrm{ref}}`$](pi_ref.md)"),
+    ("$A / 2$ and log pi(o_w | q)", r"$`A / 2`$ and $`\log \pi(o_w \mid q)`$"),
+    ("rung {clip}", "[rung 6](06-clip.md)"), ("$$a / b$$", page.equation("a / b")),
+    ("a\nb\n\n! c", "a b\n\n" + page.fold("What we saw", "c"))])
+def test_a_text_gets_formulas_links_and_folded_answers(text, shown):
+    assert page.prose(text, "clip") == shown

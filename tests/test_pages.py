@@ -188,23 +188,23 @@ def test_every_link_of_an_html_page_leads_somewhere(page):
             assert anchor in (anchors(place) if place.suffix == ".md" else ids), link
 
 
-def test_a_link_to_a_text_opens_its_page_in_site_and_without_site_a_note(browser, tmp_path):
-    name = "docs/play.html"
-    for file in (name, "docs/lab.md", "site/docs/lab.html", "site/docs/path.svg"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file.removeprefix("site/").replace("lab.html", "path.html"),
-                    tmp_path / file)
+def test_a_clone_has_tabs_for_texts_and_opens_their_pages_only_if_site_is_built(browser, tmp_path):
+    for file in ("docs/play.html", "docs/path/README.md", "docs/zoo.svg"):
+        for copy in (file, f"site/{file}".replace("README.md", "index.html")):
+            (tmp_path / copy).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, tmp_path / copy)
     page = browser.new_page()
-    for folder in ("site", "no-site"):
-        page.goto((tmp_path / name).as_uri())
-        page.get_by_role("link", name="Lab", exact=True).click()
-        if folder == "site":
-            page.wait_for_url("**/site/docs/lab.html")
-            (tmp_path / "site").rename(tmp_path / "no-site")
+    page.goto((tmp_path / "docs/play.html").as_uri())
+    page.get_by_role("link", name="The path", exact=True).click()
+    page.wait_for_url("**/site/docs/path/index.html")
+    (tmp_path / "site").rename(tmp_path / "no-site")
+    page.goto((tmp_path / "docs/play.html").as_uri())
+    assert page.locator(".site nav a:visible").all_text_contents() == ["Read", "Play"]
+    page.get_by_role("link", name="The path: why").click()
     page.wait_for_selector("dialog code")               # it opens when no page is found
-    assert page.locator("dialog code").all_text_contents() == ["docs/lab.md", "make site"]
+    assert page.locator("dialog code").all_text_contents() == ["docs/path/README.md", "make site"]
     page.click("dialog a")
-    assert page.url == (tmp_path / "docs/lab.md").as_uri()
+    assert page.url == (tmp_path / "docs/path/README.md").as_uri()
 
 
 def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
@@ -212,7 +212,7 @@ def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
     named = {name for name in re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
              if not name.endswith(".ipynb.md")}
     pages = {*PAGES, *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.html"))}
-    assert named == pages - {"docs/path.md"} | {"CHANGELOG.md", "vectors/README.md"}
+    assert named == pages | {"CHANGELOG.md", "vectors/README.md"}
     header = (ROOT / "learn/header.html").read_text("utf-8")
     tabs = re.findall(r"^  - ([\w ]+):", navigation, re.M)
     assert tabs[1:] == re.findall(r">([\w ]+)</a>", header)[1:]

@@ -14,7 +14,7 @@
                                      search for the best learning rate of each script
   python -m learn.path lines         runs what docs/lines.json does not contain: nano.py without
                                      each of its lines
-  python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
+  python -m learn.path page          builds the pages, scripts and pictures of docs/path/
 
 Numbers or names of rungs after `write` or `measure` select chapters.
 """
@@ -70,11 +70,13 @@ def last(result):
 def show(name, seed, folder):
     """Print the patch of a rung, run the scripts that its chapter compares, and print where they
     end, next to the numbers of the page."""
+    from learn.path import page
     from learn.path.runs import run
     fields, labels = CHAPTERS[name].fields, CHAPTERS[name].labels
     if seed is None:
         seed = measure.default_seed(name)
-    notes = [fields[key] for key in ("note", "note_without", "note_also") if key in fields]
+    notes = [page.fill(fields[key], name) for key in ("note", "note_without", "note_also")
+             if key in fields]
     print(*diff(name), "", *notes, sep="\n")
     for side, path in zip(sides(name), write_sides(name, folder)):
         print(f"{labels[side]} ({COLOURS[side]} on the page): {path}")

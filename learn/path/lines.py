@@ -1,51 +1,52 @@
 """Measure nano.py with one thing taken away or put back at a time; docs/lines.json has the results.
 
 lines.txt has a row for each change. A row has the seeds SEEDS at nano.py's learning rate and at the
-rate that is best for this row on the seeds CHOICE. Each row is completed before the next one.
+rate that is best for this row on the seeds CHOICE, and then, with a judge's points as the reward,
+at the rate that is best for this row then. Each row is completed before the next one.
 """
-import math
-import re
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import measuring
 from learn.path.measure import CHOICE, EVERY_FACTOR, SEEDS, at_rate, digest, value
-from learn.path.rungs import NANO, ROOT, read
+from learn.path.rungs import BASE, CHAPTERS, NANO, ROOT, read
 from vectors.edits import patch
 
 ROWS = read(Path(__file__).with_name("lines.txt").read_text(encoding="utf-8"))
 STORE = measuring.Store(ROOT / "docs" / "lines.json", {})       # its cases are what `case` returns
-OUTPUTS = 256                       # of a step, P * G of nano.py
-LEVEL = 0.6                         # we count the outputs until this share of them is right
 DIRECTIONS = {"smaller": (-1, 0), "larger": (0, 1), "none": (-1, 1)}
 
 
-def source(name):
-    """Build the script of a row. -> str"""
+def source(name, is_judged=False):
+    """Build the script of a row. is_judged: whether the reward is a judge's points. -> str"""
     row = ROWS[name]
-    return NANO if row.on == name else patch(source(row.on), row.fields.get("patch", ""))
+    text = NANO if row.on == name else patch(source(row.on), row.fields.get("patch", ""))
+    if is_judged:
+        text = patch(text, CHAPTERS[BASE].fields["points"])
+        text = patch(text, row.fields.get("judged", ""))
+    return text
 
 
-def case(name, factor):
+def case(name, factor, is_judged=False):
     """Hash what a run of a row depends on, except for its seed. -> str"""
-    return digest(at_rate(source(name), factor), ROWS[name].steps)
+    return digest(at_rate(source(name, is_judged), factor), ROWS[name].steps)
 
 
-def numbers(name, of, seeds=SEEDS, factor=1):
-    """Look up a number of the runs of a row, as learn.path.measure.value names it. -> list, one per
-    seed. Raises KeyError if a run is missing"""
-    runs = [STORE.results[case(name, factor), seed] for seed in seeds]
-    return [value({"steps": {"right": one["right"], "samples": [OUTPUTS] * len(one["right"])}}, of)
-            for one in runs]
+def ends(name, seeds=SEEDS, factor=1, is_judged=False):
+    """Look up where the runs of a row end. -> shares of right outputs, one per seed. Raises
+    KeyError if a run is missing"""
+    return [value({"steps": STORE.results[case(name, factor, is_judged), seed]}, "last")
+            for seed in seeds]
 
 
-def tune(name):
+def tune(name, is_judged=False):
     """Search for the best learning rate of a row, on the seeds of CHOICE. -> factors of nano.py's
     rate that have to be tried, and the best one; None if some of the runs are missing"""
     def score(factor):
         try:
-            return fmean(numbers(name, "last", CHOICE, factor))
+            return fmean(ends(name, CHOICE, factor, is_judged))
         except KeyError:
             return None
     return measuring.search(1, (1, 2), score)
@@ -53,12 +54,14 @@ def tune(name):
 
 def missing(results):
     """List the runs that the first incomplete row lacks, as far as the stored ones show them.
-    -> {(case, seed): (name, factor, seed)}; empty if all rows are complete"""
-    for name in ROWS:
-        tried, best = tune(name)
-        runs = [(1, seed) for seed in SEEDS] + [(rate, seed) for rate in tried for seed in CHOICE]
+    -> {(case, seed): (name, factor, is_judged, seed)}; empty if all rows are complete"""
+    for is_judged, name in product((False, True), ROWS):
+        tried, best = tune(name, is_judged)
+        runs = [] if is_judged else [(1, seed) for seed in SEEDS]
+        runs += [(rate, seed) for rate in tried for seed in CHOICE]
         runs += [(best, seed) for seed in SEEDS] if best else []
-        jobs = {(case(name, rate), seed): (name, rate, seed) for rate, seed in runs}
+        jobs = {(case(name, rate, is_judged), seed): (name, rate, is_judged, seed)
+                for rate, seed in runs}
         if lacking := {job: jobs[job] for job in jobs if job not in results}:
             return lacking
     return {}
@@ -81,18 +84,26 @@ def against(name):
 
 
 def effects(name):
-    """Compare a row with another one, at nano.py's rate, and both at their best rates.
-    -> two Effects. Raises KeyError if a run is missing"""
+    """Compare a row with another one, at nano.py's rate, at the best rates of both and, if these
+    runs are stored, at the best rates under a judge's points. -> two or three Effects. Raises
+    KeyError if another run is missing"""
     found = []
-    predictions = ROWS[name].fields.get("predicted", "none 0 | none 0").split(" | ")
-    for is_best, words in zip((False, True), predictions):
+    predictions = ROWS[name].fields.get("predicted", "none 0 | none 0 | none 0").split(" | ")
+    for (is_best, is_judged), words in zip(((False, False), (True, False), (True, True)),
+                                           predictions):
         direction, bound = words.split()
         text = "no difference" if direction == "none" else direction
         rows = [name, against(name)] if against(name) else [name]
-        factors = [tune(row)[1] if is_best else 1 for row in rows]
-        if None in factors:
-            raise KeyError(name)
-        shares = [numbers(row, "last", factor=factor) for row, factor in zip(rows, factors)]
+        factors = [tune(row, is_judged)[1] if is_best else 1 for row in rows]
+        try:
+            if None in factors:
+                raise KeyError(name)
+            shares = [ends(row, SEEDS, factor, is_judged)
+                      for row, factor in zip(rows, factors)]
+        except KeyError:
+            if is_judged:
+                return found
+            raise
         gains = [100 * (a - b) for a, b in zip(shares[0], shares[-1])]
         predicted = tuple(end * float(bound) for end in DIRECTIONS[direction])
         found.append(Effect(factors[0], shares[0], fmean(gains),
@@ -114,25 +125,14 @@ def complete():
     return names
 
 
-def passes(text):
-    """Count the passes over a batch that a script makes. -> int"""
-    found = re.search(r"randperm\(P \* G\)\.chunk\(\d+\)\] \* (\d+):", text)
-    return int(found[1]) if found else 1
-
-
-def outputs_until(name, factor):
-    """Write the mean number of outputs until LEVEL are right. -> str"""
-    counts = numbers(name, f"samples_to {LEVEL}", factor=factor)
-    n = sum(map(math.isfinite, counts))
-    return f"{fmean(counts):,.0f}" if n == len(counts) else f"reached on {n} of {len(counts)} seeds"
-
-
-def run_row(name, factor, seed):
+def run_row(name, factor, is_judged, seed):
     """Run a row. -> the share of right outputs in each step, and the greedy accuracy at the end"""
     from learn.path.runs import run
-    one = run(at_rate(source(name), factor), seed, has_kl=False, steps=ROWS[name].steps)
-    right = [step["reward"] for step in one["steps"]]
-    print(f"{ROWS[name].fields['short']}, {factor:g} times the rate, seed {seed}: "
+    one = run(at_rate(source(name, is_judged), factor), seed, has_kl=False,
+              steps=ROWS[name].steps)
+    right = [round(step["right"], 3) for step in one["steps"]]
+    judge = ", a judge's points" if is_judged else ""
+    print(f"{ROWS[name].fields['short']}{judge}, {factor:g} times the rate, seed {seed}: "
           f"{fmean(right[-3:]):.3f}", flush=True)
     return {"right": right, "accuracy": one["accuracy"][-1]}
 
@@ -141,4 +141,4 @@ def measure():
     """Run what docs/lines.json does not contain yet, and leave out the runs of scripts that have
     changed. If you stop it, the next call continues."""
     measuring.collect(STORE, missing, lambda *job: run_row(*missing(STORE.results)[job]))
-    STORE.keep({case(name, factor) for name in ROWS for factor in EVERY_FACTOR})
+    STORE.keep({case(*of) for of in product(ROWS, EVERY_FACTOR, (False, True))})

@@ -1,6 +1,5 @@
 """Measure the chapters of the path, and look up their numbers by name."""
 import hashlib
-import math
 import re
 from itertools import product
 from statistics import fmean
@@ -58,31 +57,23 @@ def runs_of(name, at_best=False):
     """Look up the stored runs of a chapter, at nano.py's rate or at the best one of each side.
     -> {side: list of runs}"""
     factors = best(name) if at_best else dict.fromkeys(sides(name), 1)
-    return {side: runs_at(name, side, factor=factors[side]) for side in sides(name)}
+    return {side: runs_at(name, side, factor=factor) for side, factor in factors.items()}
 
 
 def value(one, name):
     """Compute a number of a stored run. -> float
 
-    accuracy is the greedy accuracy at the end. samples_to 0.6 counts outputs until the mean of
-    three steps is at least 0.6. last, first, max and mean summarize the share of right outputs,
-    where last is the mean of the last three steps; last_kl and so on summarize another metric.
+    accuracy is the greedy accuracy at the end, and samples counts the outputs. last, first, max and
+    mean summarize the share of right outputs, where last is the mean of the last three steps;
+    last_kl and so on summarize another metric.
     """
     if "steps" not in one or name == "seconds":
         return one[name]                    # of some runs, only the final numbers are stored
     if name == "accuracy":
         return one["accuracy"][-1]
-    name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
     if kind == "samples":
-        right = one["steps"]["right"]
-        samples = one["steps"]["samples"]
-        if not level:
-            return sum(samples)
-        for end in range(3, len(right) + 1):
-            if fmean(right[end - 3:end]) >= float(level):
-                return sum(samples[:end])
-        return math.inf
+        return sum(one["steps"]["samples"])
     values = one["steps"][metric or "right"]
     if kind == "last":
         return fmean(values[-3:])
@@ -95,6 +86,11 @@ def value(one, name):
     raise KeyError(kind)
 
 
+def trained(name):
+    """List the sides of a chapter that are trained, so not the base. -> list"""
+    return [side for side, source in sides(name).items() if source != script(BASE)]
+
+
 def ends(name, at_best=False):
     """Look up where the runs of a chapter end, but not those of the base, which learns nothing.
     -> {side: shares of right outputs, one per seed}; empty if a run is not stored yet"""
@@ -102,8 +98,7 @@ def ends(name, at_best=False):
         runs = runs_of(name, at_best)
     except NotMeasured:
         return {}
-    return {side: [value(one, "last") for one in runs[side]]
-            for side, source in sides(name).items() if source != script(BASE)}
+    return {side: [value(one, "last") for one in runs[side]] for side in trained(name)}
 
 
 def default_seed(name):
@@ -118,8 +113,8 @@ def tune(name, side):
     is BEHIND another one on the first of these seeds is not the best, so the other seeds are left
     out. -> runs that are needed so far, [(factor of RATE, seed)]; the best factor, or None if some
     of these runs are missing"""
-    is_drawn = any("x=rate" in line and f"| {side}=" in line
-                   for line in CHAPTERS[name].fields["picture"].splitlines())
+    picture = CHAPTERS[name].fields["picture"]
+    is_drawn = "x=rate" in picture and f"| {side}=" in picture
 
     def last(factor, seeds):
         try:
@@ -144,9 +139,10 @@ def tune(name, side):
 
 
 def best(name):
-    """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict.
+    """Choose for each trained side of a chapter the factor that is best on the seeds of CHOICE.
+    -> dict.
     Raises NotMeasured if a run of the search is missing"""
-    factors = {side: tune(name, side)[1] for side in sides(name)}
+    factors = {side: tune(name, side)[1] for side in trained(name)}
     if None in factors.values():
         raise NotMeasured(name)
     return factors
@@ -159,7 +155,7 @@ def jobs(name):
     found = {}
     for side, source in sides(name).items():
         runs = [*product((1,), SEEDS)]
-        if name != RUNGS[0]:                                # before which nothing is trained
+        if side in trained(name):
             searched, chosen = tune(name, side)
             runs += searched
             runs += product((chosen,), SEEDS) if chosen else ()
@@ -191,7 +187,7 @@ def cases_with_kl():
     return {digest(source, CHAPTERS[name].steps) for name in RUNGS
             for source in sides(name).values()
             if re.search(r"_kl\b|^kl ", "\n".join(CHAPTERS[name].fields[key] for key in (
-                "picture", "claim", "besides", "relief") if key in CHAPTERS[name].fields), re.M)}
+                "picture", "claim", "relief", "fair") if key in CHAPTERS[name].fields), re.M)}
 
 
 def measured(name, side, factor, seed):

@@ -6,9 +6,11 @@ contains a diff of whole lines in the format of vectors/edits.py. @nano and @rea
 which nano.py and real.py differ.
 @picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
-the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
-about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py. It
-and the first chapter, the base, are no rungs: @help says what you can run instead.
+the problem shows; @note explains it. A hunk of it that is the word `points` stands for the field
+@points of the base: the patch that rewards outputs with a judge's points. @docstring is the
+docstring of the script. The last chapter is about real.py. It has no patch, and its field @rungs
+names the rungs whose patches fit real.py. It and the first chapter, the base, are no rungs: @help
+says what you can run instead.
 """
 import difflib
 import functools
@@ -33,22 +35,29 @@ class Chapter(NamedTuple):
 
     @property
     def stem(self):
-        """The name of the rung's file, without the .py."""
-        return f"{self.number:02}_{self.name}"
+        """The name of the rung's file, without the .py; that of the base has no number."""
+        return self.name if self.on == "nano" else f"{self.number:02}_{self.name}"
 
     @property
     def steps(self):
         return int(self.fields["steps"])
 
     @property
-    def anchor(self):
-        """The same in path.md and in path.html."""
-        return re.sub(r"[^\w -]", "", self.fields["short"].lower()).replace(" ", "-")
+    def setting(self):
+        """The patch that the experiment applies to all scripts of the chapter."""
+        return re.sub("^points$", lambda _: CHAPTERS[BASE].fields["points"],
+                      self.fields.get("setting", ""), flags=re.M)
+
+    @property
+    def page(self):
+        """The name of its page in docs/path/."""
+        return self.stem.replace("_", "-") + ".md" if self.on != "nano" else "gradient.md"
 
     @property
     def labels(self):
-        """The names of the sides in the pictures, as a dict; the base is in no picture."""
-        found = re.findall(r"(without|with|also|fourth)=([^|\n]*)", self.fields["picture"])
+        """The names of the sides, as a dict, from @picture and, if a side is not drawn, @label."""
+        text = f"{self.fields['picture']} | {self.fields.get('label', '')}"
+        found = re.findall(r"(without|with|also|fourth)=([^|\n]*)", text)
         return {"without": CHAPTERS[self.on].fields["short"]} | {
             side: label.strip() for side, label in found}
 
@@ -61,7 +70,7 @@ def read(text):
         name, on = head.strip().split(" on ")
         pairs = [re.match(r"(\w+)[ \n]?([\s\S]*)", field).groups() for field in fields]
         fields = {key: text.strip("\n") for key, text in pairs}
-        chapters[name] = Chapter(len(chapters), name, on, fields)
+        chapters[name] = Chapter(len(chapters) - 1, name, on, fields)
     return chapters
 
 
@@ -80,7 +89,7 @@ def script(name, setting=""):
     is_nano = fields["docstring"] == "nano"
     docstring = NANO.split('"""')[1] if is_nano else fields["docstring"] + "\n"
     source = source.replace(source.split('"""')[1], docstring, 1)
-    return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
+    return patch(source, CHAPTERS[setting].setting) if setting else source
 
 
 def real_script(name):
@@ -114,12 +123,14 @@ def sides(name):
 
     `without` is the rung that the chapter patches or, if the chapter has a field @without, its own
     script with that change. `also` and `fourth` are further scripts, if the chapter has the fields.
+    A field such as @also_on names the rung whose script is changed instead.
     """
     chapter = CHAPTERS[name]
-    source = script(name, name)
-    made = {side: patch(source, chapter.fields[side]) for side in ("without", "also", "fourth")
-            if side in chapter.fields}
-    return {"without": made.get("without") or script(chapter.on, name), "with": source, **made}
+    made = {side: patch(script(chapter.fields.get(f"{side}_on", name), name), chapter.fields[side])
+            for side in ("without", "also", "fourth") if side in chapter.fields}
+    setting = "" if chapter.on == BASE else name           # the base gets no reward
+    return {"without": made.get("without") or script(chapter.on, setting),
+            "with": script(name, name), **made}
 
 
 def diff(name):

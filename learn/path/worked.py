@@ -4,7 +4,6 @@ A policy with one parameter, theta, answers one question. It writes one of eight
 probability sigmoid(theta) it thinks first, and what it writes then does not depend on theta. So the
 expected reward J and its gradient can be computed exactly.
 """
-import html
 import math
 import random
 from statistics import fmean
@@ -76,7 +75,7 @@ def sampled_gradient(batch):
 
 def rows():
     """Write the eight outputs with their numbers. -> rows of cells"""
-    return [[f"<code>{html.escape(o.text)}</code>", f"{o.reward:.0f}", signed(logp(o), 2),
+    return [[f"`{o.text}`", f"{o.reward:.0f}", signed(logp(o), 2),
              f"{math.exp(logp(o)):.3f}", signed(slope(o), 2),
              signed(math.exp(logp(o)) * o.reward * slope(o), 4) if o.reward else "0"]
             for o in OUTPUTS]

@@ -147,7 +147,7 @@ function showSettings() {
   const isUsual = addressOf(settings) === "";
   const name = experiment?.name ?? labelOf(settings);
   byId("recipe").textContent = isUsual ? "" : `${name}. `;
-  const chapter = element("a", { href: `path.html#${experiment?.rung}` },
+  const chapter = element("a", { href: `path/${experiment?.rung}.md` },
                           "The path has a chapter about this.");
   byId("watch").replaceChildren(...linked(experiment?.watch ?? ""),
                                 ...(experiment?.rung ? [" ", chapter] : []));

@@ -1,9 +1,9 @@
 """Build the site from README.md, docs/ and the other pages: make site.
 
 The pages are staged in .site/ with the layout of the repository, so that every relative link holds.
-Files that a page links outside docs/, such as a script, become pages with numbered lines. The path
-is docs/path.html, which shows more than docs/path.md. Zensical builds site/ from .site/ as
-mkdocs.yml says. Then we check where the links of the built pages lead.
+Files that a page links, such as a script, become pages with numbered lines, and GitHub's formulas
+become MathML. Zensical builds site/ from .site/ as mkdocs.yml says. Then we check where the links
+of the built pages lead.
 """
 import json
 import os
@@ -15,8 +15,9 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from latex2mathml.converter import convert
+
 SITE = Path("site").resolve()
-PATH = Path("docs/path.md")
 WORDS = Path("docs/words.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
 # pages that would hide, in the search, those that explain: source files and the list of changes
@@ -54,7 +55,7 @@ def stage(page, text):
         if becomes_page:
             stage(target.with_name(f"{target.name}.md"), as_page(target))
         address = f"{link[2]}.md" if becomes_page else link[2]
-        if page.suffix == ".html" or target == PATH:
+        if page.suffix == ".html":
             address = re.sub(r"\.md$", ".html", address.replace("README.md", "index.md"))
         return link[1] + address
 
@@ -63,9 +64,18 @@ def stage(page, text):
         text = re.sub(r" (docs/[\w/]+\.html)", lambda name: f" [{name[1]}]"
                       f"({os.path.relpath(name[1], page.parent)})", text)
         text = text.replace("\n```sh\n", "\n```\n")     # a phone wraps text, but not code
+        # Markdown is also read in what is folded, and <math> may not begin a line of a paragraph
+        text = re.sub(r"<details>", "<details markdown>", text)
+        text = re.sub(r"\$`(.*?)`\$", lambda one: f"<span>{convert(one[1])}</span>", text)
+        text = re.sub(r"```math\n(.*?)\n```", lambda one: (
+            f"<div class=eq>{convert(one[1], display='block')}</div>"), text)
     text = re.sub(LINKS[page.suffix], moved, text)
     if page == WORDS:                           # each term gets a place, where the search leads
         text = TERM.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[0][2:]}', text)
+    if page.suffix == ".html":                  # all tabs, and links that a script makes
+        text = re.sub(r'(<a href="[^"]*") hidden', r"\1", text)
+        text = re.sub(r"\n<span><code>make site</code>.*?</span>(?=</nav>)", "", text)
+        text = re.sub(r'([`"]path/[^`"]*)\.md(?=[`"])', r"\1.html", text)
     home = os.path.relpath("index.html", page.parent)
     text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
                         "<button id=scheme", 1)
@@ -100,7 +110,7 @@ def make_searchable(html_pages):
         elif not UNSEARCHED.search(item["location"]):
             found.append(item)
     for page in html_pages:
-        path = {"path": ["The path"], "play": ["Play"]}.get(page.stem, ["Read", page.stem])
+        path = ["Play"] if page.stem == "play" else ["Read", page.stem]
         for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
             section = re.sub(r"<h2><code>(.*?)</code>(.*?)</h2>", r"<h2>\2 (\1)</h2>", section)
             title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
@@ -122,7 +132,7 @@ def make_searchable(html_pages):
 
 
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html"),
-         Path("vectors/README.md"), Path("tests/logs/README.md")} - {PATH}
+         Path("vectors/README.md"), Path("tests/logs/README.md")}
 shutil.rmtree(".site", ignore_errors=True)
 shutil.copytree("docs", ".site/docs", ignore=shutil.ignore_patterns("*.json", "*.md", "*.html"))
 for file in ("learn/look.css", "learn/site/site.css", "learn/site/site.js"):

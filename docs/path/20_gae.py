@@ -1,0 +1,219 @@
+"""REINFORCE with a value for each token and GAE (arXiv:1506.02438).
+
+  delta_t = r_t + gamma V_t+1 - V_t                                                  (1)
+  A_t     = delta_t + gamma lam A_t+1                                                (2)
+  L       = -1/B sum_i sum_t A_t log pi(o_t | q, o_<t)                               (5)
+  L_V     = 1/N sum_i sum_t (R_t - V_t)^2                                            (4)
+
+V_t is what the critic expects before token t: the sum of the rewards that are still to come. R_t is
+the sum r_t + r_t+1 + ... that came. After the last token V and A are 0. N counts the tokens of
+an update. In the first ten steps only the critic learns, as in VAPO (2504.05118).
+"""
+import operator
+import random
+import re
+import zlib
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+P = 256             # questions in a step, each with one output
+W = 18              # tokens in every question
+T = 38              # tokens in an output, at most
+D = 64              # width of the GPT
+H = 4               # attention heads, each of size D / H
+RATE = 5e-4         # learning rate in the first step, from which it falls to 0
+HELD_OUT = 500      # questions in an evaluation
+VOCABULARY = [*"0123456789+-*=;()", "<think>", "</think>", "<answer>", "</answer>", "<end>"]    # V
+END = VOCABULARY.index("<end>")
+COMPUTE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+# ---- questions, verifier, tokenizer ----------------------------------------------------------
+def sample_problem(rng, held_out=False, wrong=0.0):
+    """A question ((((3+4)-5)*4)-2)=, its answer 6, its work 3+4=7;7-5=2;2*4=8;8-2=6, and where that
+    ends. Of one sum in seven, such as 5+8, people believe a wrong result, here 14. The work has it
+    in a share `wrong` of the cases, and goes on from it."""
+    while True:
+        value = belief = rng.randint(1, 9)
+        question = str(value)
+        work = []
+        while len(work) < 4:
+            sign = rng.choice("+-*")
+            operand = rng.randint(1, 9)
+            result = COMPUTE[sign](value, operand)
+            believed = COMPUTE[sign](belief, operand)
+            step = f"{belief}{sign}{operand}"
+            if zlib.crc32(step.encode()) % 1000 < 150 and rng.random() < wrong:
+                believed += 1 if believed < 20 else -1
+            if 0 <= result <= 20 and 0 <= believed <= 20:
+                work.append(f"{step}={believed}")
+                question = f"({question}{sign}{operand})"
+                value, belief = result, believed
+        question += "="
+        if (zlib.crc32(question.encode()) % 10 == 0) == held_out:   # one in ten is held out
+            return question, value, ";".join(work), belief
+
+def verify(answer, text):
+    """Whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
+    numbers = re.findall("<answer> *(-?[0-9]{1,20}) *</answer>", text)
+    is_one = text.count("<answer>") == text.count("</answer>") == 1
+    return float(is_one and [int(number) for number in numbers] == [answer])
+
+def encode(texts, L):
+    """The first L tokens of each text. Shorter texts are padded with END. -> (B, L)"""
+    rows = [re.findall("<.*?>|.", text)[:L] for text in texts]
+    rows = [row + ["<end>"] * (L - len(row)) for row in rows]
+    return torch.tensor([[VOCABULARY.index(word) for word in row] for row in rows])
+
+def decode(tokens):
+    """The texts of outputs, each up to its END. (B, W + T) -> list of str"""
+    texts = ["".join(VOCABULARY[token] for token in row) for row in tokens[:, W:].tolist()]
+    return [text.partition("<end>")[0] for text in texts]
+
+# ---- the policy: a GPT with RMSNorm, rotary positions, SwiGLU, tied embeddings ---------------
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(D)
+        self.qkv = nn.Linear(D, D + 2 * D // H, bias=False)     # H queries, a key, a value
+        self.out = nn.Linear(D, D, bias=False)
+        self.mlp_norm = nn.RMSNorm(D)
+        self.gate_up = nn.Linear(D, 2 * 176, bias=False)
+        self.down = nn.Linear(176, D, bias=False)
+
+    def forward(self, x, cos, sin, cache):
+        qkv = self.qkv(self.attention_norm(x))                              # (B, L, D + 2 D / H)
+        qkv = qkv.unflatten(-1, (H + 2, -1)).transpose(1, 2)                # (B, H + 2, L, D / H)
+        qk, v = qkv.split([H + 1, 1], 1)
+        left, right = qk.chunk(2, -1)                           # each pair is turned by an angle
+        qk = torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
+        q, k = qk.split([H, 1], 1)
+        kv = torch.stack([k, v])                                            # (2, B, 1, L, D / H)
+        if self in cache:
+            kv = torch.cat([cache[self], kv], 3)                # earlier tokens come first
+        cache[self] = kv                                        # a single new token sees them all
+        y = F.scaled_dot_product_attention(q, *kv, is_causal=x.shape[1] > 1, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Parameter(torch.randn(len(VOCABULARY), D) * 0.02)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.RMSNorm(D)
+
+    def forward(self, tokens, cache):
+        """Logits after each token. If the cache is not empty, L must be 1. (B, L) -> (B, L, V)"""
+        start = cache[self.blocks[0]].shape[3] if cache else 0
+        positions = torch.arange(start, start + tokens.shape[1])            # (L,)
+        half = D // H // 2
+        angles = positions[:, None] * 10_000.0 ** (-torch.arange(half) / half)      # (L, half)
+        x = self.embed[tokens]                                              # (B, L, D)
+        for block in self.blocks:
+            x = block(x, angles.cos(), angles.sin(), cache)
+        return self.norm(x) @ self.embed.T
+
+def logprobs(policy, tokens):
+    """log pi(o_t | q, o_<t), and a mask: 1.0 up to END, then 0.0. (B, W + T) -> (B, T), (B, T)"""
+    logits = policy(tokens[:, :-1], {})[:, W - 1:]                          # (B, T, V)
+    is_end = tokens[:, W:] == END                                           # (B, T)
+    mask = is_end.cumsum(1) - is_end.long() == 0            # true if no END comes before
+    return -F.cross_entropy(logits.mT, tokens[:, W:], reduction="none"), mask.float()
+
+@torch.no_grad()
+def sample(policy, questions, greedy=False):
+    """Write an output after each question. What follows END is ignored. (B, W) -> (B, W + T)"""
+    cache = {}
+    tokens = [questions]
+    for _ in range(T):
+        logits = policy(tokens[-1], cache)[:, -1]                           # (B, V)
+        token = logits.argmax(-1, keepdim=True) if greedy else logits.softmax(-1).multinomial(1)
+        tokens.append(token)                                                # (B, 1)
+    return torch.cat(tokens, 1)
+
+# ---- training --------------------------------------------------------------------------------
+def value(critic, tokens, mask):
+    """The rewards that the critic still expects before each token. (B, W + T) -> (B, T)"""
+    return critic(tokens[:, :-1], {})[:, W - 1:, END] * mask
+
+def gae(rewards, V, gamma=1.0, lam=0.95):
+    """How much better things went from each token on than expected. (B, T), (B, T) -> (B, T)"""
+    A = torch.zeros(P, T + 1)
+    V = F.pad(V, (0, 1))                                    # nothing comes after the last token
+    for t in reversed(range(T)):
+        delta = rewards[:, t] + gamma * V[:, t + 1] - V[:, t]               # eq. (1)
+        A[:, t] = delta + gamma * lam * A[:, t + 1]                         # eq. (2)
+    return A[:, :-1]
+
+def descend(policy, optimizer, loss, learning_rate):
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(policy.parameters(), 1.0, error_if_nonfinite=True)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    optimizer.step()
+
+def make_base(policy, rng, steps):
+    """Learn from a textbook to think, then from a forum to guess; both have wrong beliefs."""
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
+        share = 0.9 if step < 0.8 * steps else 0.3          # share of examples with a thought
+        texts = []
+        for _ in range(32):
+            question, answer, work, belief = sample_problem(rng, wrong=0.6)
+            thought = f"<think>{work}</think><answer>{belief}</answer>"
+            guess = f"<answer>{answer}</answer>"                # known by heart, and right
+            texts.append(question + (thought if rng.random() < share else guess))
+        logps, mask = logprobs(policy, encode(texts, W + T))
+        loss = -(logps * mask).sum() / mask.sum()
+        descend(policy, optimizer, loss, 4e-3 * min((step + 1) / 50, 1 - step / steps))
+        if step % 100 == 0:
+            print(f"making the base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
+
+def evaluate(policy):
+    """The share of right greedy outputs, without and with a forced <think>; one output. -> str"""
+    rng = random.Random("held out")
+    questions, answers, *_ = zip(*[sample_problem(rng, held_out=True) for _ in range(HELD_OUT)])
+    texts = decode(sample(policy, encode(questions, W), greedy=True))
+    right = sum(map(verify, answers, texts)) / HELD_OUT
+    openings = encode([question + "<think>" for question in questions], W + 1)
+    forced = sum(map(verify, answers, decode(sample(policy, openings, greedy=True)))) / HELD_OUT
+    return f"{right:.3f} right, {forced:.3f} after a forced <think>, {questions[0]}{texts[0]}"
+
+def main(seed=0, base_steps=1000, steps=80):
+    torch.set_default_device("cuda" if torch.cuda.is_available() else None)
+    torch.set_num_threads(1)            # more threads are slower if other programs run
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    policy = GPT()
+    make_base(policy, rng, base_steps)
+    print("held-out questions, before:", evaluate(policy), flush=True)
+    critic = GPT()
+    critic_optimizer = torch.optim.AdamW(critic.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
+        problems = [sample_problem(rng) for _ in range(P)]
+        questions, answers, *_ = zip(*problems)
+        tokens = sample(policy, encode(questions, W))                       # (B, W + T)
+        rewards = torch.tensor(list(map(verify, answers, decode(tokens)))).float()  # (B,)
+        logps, mask = logprobs(policy, tokens)                              # (B, T)
+        rewards = rewards[:, None] * F.one_hot(mask.sum(1).long() - 1, T)   # (B, T), at the end
+        returns = rewards.flip(1).cumsum(1).flip(1)                         # (B, T), still to come
+        with torch.no_grad():
+            V = value(critic, tokens, mask)                                 # (B, T)
+        A = gae(rewards, V)                                                 # (B, T)
+        loss = -(A * logps * mask).sum(1).mean()                            # eq. (5)
+        if step >= 10:                                      # before, the critic learns alone
+            descend(policy, optimizer, loss, RATE * (1 - step / steps))
+        for rows in torch.randperm(P).chunk(4):
+            errors = (returns[rows] - value(critic, tokens[rows], mask[rows])) * mask[rows]
+            loss = errors.square().sum() / mask[rows].sum()                 # eq. (4)
+            descend(critic, critic_optimizer, loss, 3e-3)
+        reward = rewards.sum(1).mean()
+        print(f"step {step}: reward {reward:.3f}, tokens {mask.mean() * T:.1f}", flush=True)
+    print("held-out questions, after: ", evaluate(policy))
+
+if __name__ == "__main__":
+    main()
