@@ -7,14 +7,12 @@ import importlib
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
-from small_runs import INSTANT, SMALL, arguments, steps
+from small_runs import SMALL, arguments, steps
 
 import common
 import grpo
@@ -22,7 +20,6 @@ import plumbing
 from lab import bench, docs, doctor, measure, names, r1, replicate
 from lab.conform import compare as conform
 from report.check import mapping
-from report.page import write_report
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -84,27 +81,6 @@ def test_a_command_can_be_given(command):
         common.load_task(cfg, importlib.import_module(name).verify)
 
 
-def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
-        tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    [sweep], [table] = ([block for one, block in LANGUAGE_BLOCK.findall(PAGES["docs/runs.md"])
-                         if one == language] for language in ("sh", "python"))
-    shown = subprocess.run(["sh", "-c", f'python() {{ echo "$@"; }}\n{sweep}'], text=True,
-                           capture_output=True).stdout.splitlines()
-    assert shown.pop() == "-m report.page runs/sweep/*"
-    for words in map(str.split, shown):
-        assert words.pop(0) == "grpo.py"
-        importlib.import_module("grpo").main([*words, *arguments(INSTANT)])
-    data = write_report(*sorted(Path("runs/sweep").iterdir())).read_text("utf-8")
-    assert re.findall('"label": "(.*?)"', data) == [
-        "loss_type cispo (3 seeds)", "loss_type grpo (3 seeds)"]
-    pytest.importorskip("pandas")
-    capsys.readouterr()
-    exec(table, {})
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
-
-
 def test_a_run_prints_what_the_readme_shows_but_for_its_numbers(tmp_path, capsys):
     grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
     printed = capsys.readouterr().out.split("\n")
@@ -148,15 +124,6 @@ def test_the_readme_says_if_code_has_changed_that_ran_on_a_gpu():
         assert ("changed since" in said) == (report["code"] != docs.gpu_code())
 
 
-def test_comments_and_docstrings_are_no_change_of_code():
-    one = "import torch\n\n\ndef f(x):\n    return x + 1\n\n\nclass A:\n    y = 1\n"
-    same = one.replace("    return", '    """Add."""\n    # one\n    return').replace(
-        "    y", '    """An A."""\n\n    y')
-    assert docs.syntax([one]) == docs.syntax([f'"""Of f."""\n{same}'])
-    assert docs.syntax([one]) != docs.syntax([one.replace("+", "-")])
-    assert docs.syntax([one]) != docs.syntax([one, one])
-
-
 # ---- links -----------------------------------------------------------------------------------
 
 def anchors(path):
@@ -186,25 +153,6 @@ def test_every_link_of_an_html_page_leads_somewhere(page):
         if anchor and "?" not in path:                  # not play.html?figure#SETTINGS
             ids = re.findall(r'\s(?:id|name)="?([\w.-]+)', place.read_text("utf-8"))
             assert anchor in (anchors(place) if place.suffix == ".md" else ids), link
-
-
-def test_a_link_to_a_text_opens_its_page_in_site_and_without_site_a_note(browser, tmp_path):
-    name = "docs/play.html"
-    for file in (name, "docs/lab.md", "site/docs/lab.html", "site/docs/path.svg"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file.removeprefix("site/").replace("lab.html", "path.html"),
-                    tmp_path / file)
-    page = browser.new_page()
-    for folder in ("site", "no-site"):
-        page.goto((tmp_path / name).as_uri())
-        page.get_by_role("link", name="Lab", exact=True).click()
-        if folder == "site":
-            page.wait_for_url("**/site/docs/lab.html")
-            (tmp_path / "site").rename(tmp_path / "no-site")
-    page.wait_for_selector("dialog code")               # it opens when no page is found
-    assert page.locator("dialog code").all_text_contents() == ["docs/lab.md", "make site"]
-    page.click("dialog a")
-    assert page.url == (tmp_path / "docs/lab.md").as_uri()
 
 
 def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
