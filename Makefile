@@ -17,8 +17,8 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff sums seeds nano-seeds lines levers \
-        zoo doctor names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds nano-seeds lines play-experiments \
+        zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
 ##@ To start
@@ -76,8 +76,8 @@ sync:                    ## make sync FROM=grpo.py: copy its machinery to the ot
 diff:                    ## make diff A=grpo B=gspo: show the lines that B removes and adds
 	$(PYTHON) learn/sync.py --diff $(A) $(B)
 
-sums:                    ## count the lines of each folder by kind of file
-	$(PYTHON) learn/sync.py --sums
+count:                   ## count the lines of each folder by kind of file
+	$(PYTHON) learn/sync.py --count
 
 ##@ To measure; the results go to docs/, mostly into the page named here
 
@@ -90,7 +90,7 @@ lines: $(READY)          ## measure nano.py without each of its lines (3 hours o
 nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
 
-levers: $(READY)         ## measure what the levers of docs/play.html do, with node: play.html
+play-experiments: $(READY) ## measure the experiments of docs/play.html, with node: play.html
 	$(PY) -m learn.play --measure
 
 lab: $(READY)            ## test claims from papers in experiments: lab.md; make lab-NAME runs one
@@ -129,8 +129,8 @@ learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: y
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
 	$(PY) -m pytest -rfP tests/families.py
 
-doctor: $(READY)         ## count the errors of report.check on 60 runs: tests/logs/README.md (25 minutes)
-	$(PY) -m lab.doctor $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
+error-rates: $(READY)    ## count the errors of report.check on 60 runs: tests/logs/README.md (25 minutes)
+	$(PY) -m lab.error_rates $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
 
 names: $(READY)          ## list the names and the rules of report.check: check.md
 	$(PY) -m lab.names

@@ -8,7 +8,7 @@ The tokenizer has a token for each byte, and merges none. <think>, <answer> and 
 ordinary added tokens, so trainers keep them when they decode with skip_special_tokens. Only <|eos|>
 and <|pad|> are special tokens. Needs engines/requirements.txt.
 """
-import engines.behind  # noqa: F401, I001  (before all others)
+import engines.import_path  # noqa: F401, I001  (before all others)
 import importlib.util
 import string
 from pathlib import Path

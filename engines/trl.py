@@ -10,7 +10,7 @@ rewards.py:two,of_them; without it, real.py's `verify` compares the last number 
 the column `answer`. The first line that is printed names the loss and the rewards, and so do
 loss.json in the output folder, each checkpoint and the trackers' config, under loss_type.
 """
-import engines.behind  # isort: split
+import engines.import_path  # isort: split
 
 import copy
 import dataclasses

@@ -11,7 +11,7 @@ verl adds the KL and the entropy, with loss_agg_mode, so that has to be the aver
 verl's processes do not start in this checkout: write its path into a file checkout.pth in their
 site-packages. Read in verl 0.9.1, whose `ppo_loss` calls it.
 """
-import engines.behind  # isort: split
+import engines.import_path  # isort: split
 
 import os
 

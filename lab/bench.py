@@ -558,19 +558,14 @@ def overview():
     one_base = sum(module(name).ONE_BASE and not claim.computed for claim, name in shown)
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. Of "
               f"those shown, {computed} were computed without a run, and {one_base} have one base. "
-              "The table has the main ones that the ten questions leave out.\n"]
+              "The table has the first one of each page, unless a question has it.\n"]
     rows = []
-    for names in QUESTIONS.values():
-        for name in names:
-            for claim in claims.get(name, ()):
-                text, verdict, *_, source = claim.cells()
-                is_asked = any(at == name and text.startswith(words)
-                               for at, words in ASKED.values())
-                is_main = claim is claims[name][0] or claim.finding and not claim.reason
-                if claim.finding and claim.verdict in (CONTRADICTED, NOT_FOUND):
-                    verdict += f": {text}"          # the finding says the opposite
-                if is_main and not is_asked:
-                    rows.append([claim.title, verdict, source, link_to(name)])
+    for name, (claim, *_) in claims.items():
+        text, verdict, *_, source = claim.cells()
+        if claim.finding and claim.verdict in (CONTRADICTED, NOT_FOUND):
+            verdict += f": {text}"                  # the finding says the opposite
+        if not any(at == name and text.startswith(words) for at, words in ASKED.values()):
+            rows.append([claim.title, verdict, source, link_to(name)])
     tables.append(table(["finding", "verdict", "source", "page"], rows))
     return "\n".join(findings), answers(claims), "\n".join(tables)
 

@@ -6,7 +6,7 @@ trains all weights for 12 steps, and evaluates both models on the same held-out 
 python -m lab.gemma 1e-6,0 3e-6,0 (make gemma-sweep): runs with these learning rates and seeds.
 docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
 """
-import engines.behind  # noqa: F401, I001  (before all others)
+import engines.import_path  # noqa: F401, I001  (before all others)
 import contextlib
 import functools
 import hashlib

@@ -356,7 +356,7 @@ def limits(outputs, tokens):
 def one_step(trainer, folder, outputs):
     """Let a trainer do three steps, and print as the last line the seconds, tokens and gap of the
     last one, the peak memory in GiB, and of real.py its parts: seconds, their limit, and GiB."""
-    import engines.behind  # noqa: F401  (before transformers)
+    import engines.import_path  # noqa: F401  (before transformers)
     outputs, data, updates = int(outputs), f"{folder}/data.jsonl", []
     parts, last, rows = Parts(), {}, []
 
@@ -448,12 +448,17 @@ def report_table(rows):
     return table(["command", "result", "seconds", "scores"], lines)
 
 
+def is_shown(row):
+    """Whether the page shows a row of the kernels: the smallest, the largest and our vocabulary."""
+    return re.search(" x (512|32000|151936) ", row["of"]["logits"])
+
+
 def tables(name):
     """Write the tables of all devices, from docs/NAME-DEVICE.json. -> str"""
     write = {"bench": kernel_table, "step": step_table, "gpu": report_table}[name]
     stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob(f"{name}-*.json"))]
     return "\n".join(f"{one['machine']}, commit {one['commit'] or 'unknown'}:\n\n"
-                     f"{write(one.get('rows') or one['logits'])}"
+                     f"{write(one.get('rows') or [*filter(is_shown, one['logits'])])}"
                      + (f"\n{part_table(one['parts'])}" if one.get("parts") else "")
                      for one in stored)
 

@@ -23,8 +23,8 @@ def rules():
         needs = ", ".join(" or ".join(f"`{name}`" for name in need.split("|"))
                           for need in one.needs)
         parts = ", ".join(f"[{part}](why.md#{part})" for part in one.parts)
-        rows.append([one.look.__doc__, needs or "`reward`", f"{one.limit:g}", one.incident, parts])
-    return table(["what is wrong", "needs", "limit", "made for", "parts"], rows)
+        rows.append([one.look.__doc__, needs or "`reward`", f"{one.limit:g}", parts])
+    return table(["what is wrong", "needs", "limit", "parts"], rows)
 
 
 def main():

@@ -2,7 +2,7 @@
 
   python learn/sync.py FROM          copy the machinery of FROM to the rest (make sync FROM=grpo.py)
   python learn/sync.py --diff A B    show what B does differently from A (make diff A=grpo B=gspo)
-  python learn/sync.py --sums        count the lines of each folder by kind of file (make sums)
+  python learn/sync.py --count       count the lines of each folder by kind of file (make count)
 
 Each script is self-contained, so shared code is repeated on purpose, and tests/test_sync.py fails
 if the copies drift apart. All that follows the marker line is the machinery, which is the same in
@@ -52,7 +52,7 @@ def read(word):
     return (ROOT / name).read_text("utf-8")
 
 
-def sums():
+def count_lines():
     """Count the lines that git tracks in each folder, with the folders in it; "." has only its own
     files. docs/ is left out, because make targets write most of it. ValueError if git fails.
     -> {folder: {kind: lines}}"""
@@ -70,7 +70,7 @@ def sums():
 
 
 def table(counts):
-    """Lay out what `sums` counts, with the sum of each kind. -> list of lines"""
+    """Lay out what `count_lines` counts, with the sum of each kind. -> list of lines"""
     rows = [(folder, *map(kinds.get, KINDS)) for folder, kinds in counts.items()]
     totals = [sum(filter(None, column)) for column in list(zip(*rows))[1:]]
     return ["".join([f"{name:12}", *(f"{number or '':>7}" for number in numbers)])
@@ -83,8 +83,8 @@ def main(words):
         case ["--diff", one, other]:
             lines = difference(read(one), read(other))
             print(*lines, f"{len(lines)} lines", sep="\n")
-        case ["--sums"]:
-            print(*table(sums()), sep="\n")
+        case ["--count"]:
+            print(*table(count_lines()), sep="\n")
         case [word]:
             source = read(word)
             for name in SCRIPTS:

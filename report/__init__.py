@@ -7,7 +7,7 @@ from pathlib import Path
 
 # `python -m report.ask` must not find a file of yours, such as common.py, before ours. An engine
 # has moved our folder to the end of the path, where it has to stay.
-if "engines.behind" not in sys.modules:
+if "engines.import_path" not in sys.modules:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
 import plumbing

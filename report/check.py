@@ -166,19 +166,19 @@ class Rule(NamedTuple):
     look: callable          # (Table, limit) -> the number that shows it, and what to do; or None
     needs: list             # quantities without which it cannot look; of a|b, one is enough
     limit: float
-    incident: str           # for which it was made
-    parts: list             # of docs/why.md; the text names one, if it is not the first
+    parts: list             # of docs/why.md, where the incidents are for which it was made; the
+                            # text names one, if it is not the first
 
 
 RULES = []
 
 
-def rule(needs, limit, incident, parts):
+def rule(needs, limit, parts):
     return lambda look: RULES.append(
-        Rule(look, needs.split(), limit, incident, parts.split())) or look
+        Rule(look, needs.split(), limit, parts.split())) or look
 
 
-@rule("", 0.2, "ms-swift#3136", "not-finite")
+@rule("", 0.2, "not-finite")
 def not_finite(t, limit):
     """Training continues after nan or inf, and learns nothing more"""
     found = []
@@ -194,7 +194,7 @@ def not_finite(t, limit):
         return f"{min(found)[1]}; look for a division by 0 or a logarithm of 0"
 
 
-@rule("samples", 0, "nanochat#810, verl#6719", "rounding turns")
+@rule("samples", 0, "rounding turns")
 def masks(t, limit):
     """The mask of the samples is wrong"""
     rows = [one for group in t.run.samples for one in group["completions"]
@@ -205,8 +205,7 @@ def masks(t, limit):
         return "the policy also learns the text of its tools (#turns)"
 
 
-@rule("sampler_logp|sampler_prob|sampler_kl", 0.01, "verl-omni#552, TRL#7269",
-      "temperature rounding stale adapter")
+@rule("sampler_logp|sampler_prob|sampler_kl", 0.01, "temperature rounding stale adapter")
 def sampler_differs(t, limit):
     """Sampler and trainer compute different probabilities for the same tokens"""
     lag = getattr(t.flags, "sampler_lag", 0)
@@ -225,7 +224,7 @@ def sampler_differs(t, limit):
             return f"{t.name(name)} is {first:.2g} at first and {last:.2g} at the end; {why}"
 
 
-@rule("largest_logp", 0.001, "TRL#3853", "rounding")
+@rule("largest_logp", 0.001, "rounding")
 def first_ratio(t, limit):
     """The text that is trained differs from the text that was sampled"""
     worst = max(t.first("largest_logp"), t.last("largest_logp"))
@@ -234,7 +233,7 @@ def first_ratio(t, limit):
                 "try --kernel torch")
 
 
-@rule("surprise entropy", 0.1, "TRL#6789", "temperature")
+@rule("surprise entropy", 0.1, "temperature")
 def surprise(t, limit):
     """The samples come from a different distribution from the one that is trained"""
     both = [one for one in t.steps if {"surprise", "entropy"} <= one.keys()]
@@ -244,14 +243,14 @@ def surprise(t, limit):
         return f"the surprise is {mean(a):.2g}, but the entropy is {mean(b):.2g}"
 
 
-@rule("clipped", 0.3, "DanceGRPO#17", "rounding")
+@rule("clipped", 0.3, "rounding")
 def clipped_at_once(t, limit):
     """Many ratios differ from 1 in the first steps, so the old log-probs are wrong"""
     if t.is_stuck and t.first("clipped") > limit:
         return f"{t.name('clipped')} is {t.first('clipped'):.2g} in the first steps"
 
 
-@rule("kl", 1.0, "autocontext#1076", "rate")
+@rule("kl", 1.0, "rate")
 def far_away(t, limit):
     """The policy has left its reference"""
     usual = statistics.median(t["kl"][-WINDOW:])                # k3 has outliers
@@ -260,7 +259,7 @@ def far_away(t, limit):
                 "the weight of the KL")
 
 
-@rule("grad_norm", 1000.0, "NeMo-RL#4158", "rate")
+@rule("grad_norm", 1000.0, "rate")
 def gradient_explodes(t, limit):
     """One batch has a huge gradient, which may have destroyed the policy"""
     usual, most = statistics.median(t["grad_norm"][:WINDOW]), max(t["grad_norm"])
@@ -269,7 +268,7 @@ def gradient_explodes(t, limit):
                 "the learning rate")
 
 
-@rule("equal|signal length|entropy", 2.0, "grpo.py --learning_rate 0.03", "rate")
+@rule("equal|signal length|entropy", 2.0, "rate")
 def destroyed(t, limit):
     """The policy is destroyed, so all rewards are equal, and lower than at first"""
     begins_equal = t.no_signal(lambda name: t[name][0]) == 1
@@ -281,7 +280,7 @@ def destroyed(t, limit):
                         f"from {t.rewards[0]:.2g} to {t.last(t.goal):.2g}; lower the learning rate")
 
 
-@rule("entropy", 2.0, "docs/real-models.md: ten times the best rate", "rate flat")
+@rule("entropy", 2.0, "rate flat")
 def entropy_grows(t, limit):
     """The policy forgets what it knew"""
     values = [abs(x) for x in t["entropy"]]
@@ -292,7 +291,7 @@ def entropy_grows(t, limit):
                 f"{t.goal} does not; lower the learning rate (#rate){also}")
 
 
-@rule("entropy", 0.05, "TRL#6140", "rate")
+@rule("entropy", 0.05, "rate")
 def entropy_gone(t, limit):
     """The policy always gives the same answer, and learns nothing more"""
     values, rest = [abs(x) for x in t["entropy"]], Trend(t.rewards[len(t.rewards) // 2:])
@@ -304,7 +303,7 @@ def entropy_gone(t, limit):
         return f"the entropy is {values[0]:.2g}, then {last:.2g}; lower the learning rate{bonus}"
 
 
-@rule("equal|signal", 0.65, "TRL#3857", "groups")
+@rule("equal|signal", 0.65, "groups")
 def equal_rewards(t, limit):
     """In most groups, all rewards are equal, which gives no gradient"""
     for when in (t.first, t.last):
@@ -318,15 +317,14 @@ def equal_rewards(t, limit):
             return f"{share:.0%} of the groups; {why}"
 
 
-@rule("lowest signal", 1e-7, "verl's default rollout.n=1", "groups")
+@rule("lowest signal", 1e-7, "groups")
 def one_sample(t, limit):
     """No advantage is negative, so no answer becomes less likely"""
     if min(t["lowest"]) >= 0 and max(t["signal"]) > limit:
         return f"{t.name('lowest')} is never below 0; raise the group size"
 
 
-@rule("truncated|prompts_cut", 0.5, "Dr. GRPO: long wrong answers cost little",
-      "groups average no-gradient")
+@rule("truncated|prompts_cut", 0.5, "groups average no-gradient")
 def truncated(t, limit):
     """Most completions, or prompts, are truncated, so their answers do not count"""
     if t.is_stuck and t.last("prompts_cut") > limit:
@@ -340,7 +338,7 @@ def truncated(t, limit):
         return f"{t.name('truncated')} is {last:.2g}; {grow}raise the length limit (#groups)"
 
 
-@rule("grad_norm|log_ratio", 1e-7, "mlx-lm-lora#55", "no-gradient rate")
+@rule("grad_norm|log_ratio", 1e-7, "no-gradient rate")
 def no_gradient(t, limit):
     """Nothing is learned, because no weight gets a gradient"""
     many = getattr(t.flags, "num_iterations", 1) * getattr(t.flags, "num_mini_batches", 1) > 1
@@ -354,7 +352,7 @@ def no_gradient(t, limit):
                     f"or does the optimizer have other weights (#no-gradient){low}?")
 
 
-@rule("lr", 0.2, "a run that was resumed for more steps", "rate no-gradient")
+@rule("lr", 0.2, "rate no-gradient")
 def schedule_ended(t, limit):
     """The learning rate is 0 before the run ends"""
     rates = t["lr"]
@@ -366,7 +364,7 @@ def schedule_ended(t, limit):
                 f"schedule (#{part})")
 
 
-@rule("kl", 1e-7, "NeMo-RL#3792", "unused")
+@rule("kl", 1e-7, "unused")
 def unused(t, limit):
     """The KL is 0 although the policy moves, so nothing holds it back"""
     values = column(t.live, "kl")               # other trainers log 0 if they have no reference
@@ -376,7 +374,7 @@ def unused(t, limit):
                 "the weight of the KL 0?")
 
 
-@rule("length", 10.0, "OPSD#10", "thoughts rate")
+@rule("length", 10.0, "thoughts rate")
 def ends_at_once(t, limit):
     """Completions have become so short that they contain no thought"""
     if (first := t.first("length")) > limit * (last := t.last("length")):
@@ -384,7 +382,7 @@ def ends_at_once(t, limit):
                 "and lower the learning rate (#rate)")
 
 
-@rule("explained|value_loss", 10.0, "DeepSpeedExamples#556", "critic")
+@rule("explained|value_loss", 10.0, "critic")
 def critic_fails(t, limit):
     """The critic predicts worse than a constant, or worse and worse"""
     first, last, now = t.first("value_loss"), t.last("value_loss"), Trend(t["explained"])
@@ -395,7 +393,7 @@ def critic_fails(t, limit):
                 "or scale the rewards")
 
 
-@rule("after_penalties", 0, "a KL in the reward of PPO", "rate")
+@rule("after_penalties", 0, "rate")
 def penalties(t, limit):
     """The penalties cost more than the policy gains"""
     x = Trend(t["after_penalties"])
@@ -404,7 +402,7 @@ def penalties(t, limit):
                 "learning rate, or the weight of the penalties")
 
 
-@rule("calls|failures", 0.9, "ms-swift#10012, TRL#6250", "turns")
+@rule("calls|failures", 0.9, "turns")
 def no_tool_works(t, limit):
     """The policy calls no tool, or nearly all its calls fail"""
     never = len(t["calls"]) >= FEW and max(t["calls"]) == 0
@@ -414,7 +412,7 @@ def no_tool_works(t, limit):
                 "prompt says about it")
 
 
-@rule("held-out", 0.1, "autocontext#1076", "held-out")
+@rule("held-out", 0.1, "held-out")
 def held_out_falls(t, limit):
     """A score on held-out problems falls"""
     for name, x in t.scores.items():
@@ -429,7 +427,7 @@ def held_out_falls(t, limit):
             return f"{name} goes from {max(x):.2g} to {x[-1]:.2g}{but}"
 
 
-@rule("held-out", 0.2, "open-r1#255", "held-out")
+@rule("held-out", 0.2, "held-out")
 def held_out_stays(t, limit):
     """The reward rises, but no score on held-out problems follows"""
     rise = t.last(t.goal) - t.first(t.goal)
@@ -442,7 +440,7 @@ def held_out_stays(t, limit):
                 "weights?")
 
 
-@rule("accuracy", 0.05, "open-r1#255, TRL#3903", "held-out unused groups")
+@rule("accuracy", 0.05, "held-out unused groups")
 def not_more_are_right(t, limit):
     """The policy learns a different reward from the one for right answers"""
     now, name = Trend(t["accuracy"]), t.name("accuracy")
@@ -453,7 +451,7 @@ def not_more_are_right(t, limit):
         return f"{name} falls from {now.first:.2g} to {now.last:.2g}"
 
 
-@rule("margins", RISE, "swapped pairs, a mask or a sign", "flat")
+@rule("margins", RISE, "flat")
 def pairs_stay(t, limit):
     """DPO's margins do not grow, or the answers get no better although they grow"""
     now, greedy = Trend(t["margins"]), t.scores.get("eval/greedy") or [1.0]
@@ -462,7 +460,7 @@ def pairs_stay(t, limit):
         return f"the margin goes from {now.first:.2g} to {now.last:.2g}; are the pairs swapped?"
 
 
-@rule("entropy|kl", 3.0, "unsloth#2451", "jump")
+@rule("entropy|kl", 3.0, "jump")
 def begins_again(t, limit):
     """The policy is suddenly the same as in the first steps"""
     place, back = (jump(t.rewards) or (0,))[0], []
@@ -475,7 +473,7 @@ def begins_again(t, limit):
         return f"in step {t.step(place)}; has a resumed run loaded its weights?"
 
 
-@rule("", FALL, "verl-omni#366", "jump")
+@rule("", FALL, "jump")
 def jumps(t, limit):
     """The reward falls in a single step, so something besides the policy may have changed"""
     if t.course == "jumps":
@@ -484,7 +482,7 @@ def jumps(t, limit):
                 "look at the data, at the reward function and its server, and at a resumed run")
 
 
-@rule("", FALL, "docs/real-models.md: ten times the best rate", "rate flat")
+@rule("", FALL, "rate flat")
 def falls(t, limit):
     """The policy loses what it has learned"""
     if t.course == "falls":
@@ -494,7 +492,7 @@ def falls(t, limit):
         return f"{t.name(t.goal)} falls from {t.peak:.2g} to {t.last(t.goal):.2g} {why}"
 
 
-@rule("", RISE, "TRL#3857", "flat")
+@rule("", RISE, "flat")
 def flat(t, limit):
     """The reward does not rise, and its noise is small enough to show a rise"""
     if t.course == "stays" and (t.no_signal(t.last) or 0) < 1 and "no_gradient" not in t.found:

@@ -84,7 +84,7 @@ def test_each_step_has_the_numbers_of_trls_own_loss(loss, flags, both, small_lla
 
 
 PROGRAM = """
-import engines.behind
+import engines.import_path
 import os
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""engines.load reads a loss, and engines.behind keeps our folders from hiding packages."""
+"""engines.load reads a loss, and engines.import_path keeps our folders from hiding packages."""
 import json
 import os
 import subprocess
@@ -190,7 +190,7 @@ def printed_by(*words, **variables):
 PATH = """
 import sys
 sys.path.append("{site}")
-import engines.behind
+import engines.import_path
 import engines
 engines.load("grpo")
 engines.load("zoo loss_type=gmpo")
@@ -203,7 +203,7 @@ print(sys.path[-1], sys.path.count(sys.path[-1]), kernels.__file__)
 def test_no_import_of_ours_hides_a_package_of_the_environment(site):
     program = PATH.format(site=site)
     assert printed_by("-c", program).split() == [str(ROOT), "1", f"{site}/kernels/__init__.py"]
-    without = program.replace("import engines.behind\n", "")
+    without = program.replace("import engines.import_path\n", "")
     assert f"{ROOT}/kernels" in printed_by("-c", without)
 
 

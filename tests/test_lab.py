@@ -20,7 +20,7 @@ import grpo
 import lab.__main__
 import plumbing
 import ppo
-from lab import bench, docs, doctor, training
+from lab import bench, docs, error_rates, training
 from lab.claims import credit
 from tasks import preferences
 
@@ -226,28 +226,22 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
     found = {"greedy samples": ({"groups", "flat"}, {"flat"}, {"rate"}, set()),
              "gspo": (set(), {"rate", "flat"})}
     theirs = {"greedy samples": "entropy_collapse", "gspo": "plateau"}
-    flags, *edit = doctor.BROKEN["greedy samples"]
+    flags, *edit = error_rates.BROKEN["greedy samples"]
     cases = {("gspo.py", "", ""): "gspo", (f"grpo.py {flags}", *edit): "greedy samples"}
 
     def examine(command, seed, old, new, program):
         case = cases[command, old, new]
         return found[case][seed], {theirs[case]} if program == "rl" and seed == 0 else set()
 
-    monkeypatch.setattr(doctor, "examine", examine)
-    results = {(case, seed): doctor.measure("rl", case, seed)
+    monkeypatch.setattr(error_rates, "examine", examine)
+    results = {(case, seed): error_rates.measure("rl", case, seed)
                for case in found for seed in range(len(found[case]))}
-    monkeypatch.setattr(doctor, "CORRECT", {"gspo": doctor.CORRECT["gspo"]})
-    monkeypatch.setattr(doctor, "BROKEN", {"greedy samples": doctor.BROKEN["greedy samples"]})
-    assert doctor.of_correct(results).splitlines()[2:] == [
+    for name, case in (("CORRECT", "gspo"), ("BROKEN", "greedy samples")):
+        monkeypatch.setattr(error_rates, name, {case: getattr(error_rates, name)[case]})
+    assert error_rates.of_correct(results).splitlines()[2:] == [
         "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |",
         "| 95% interval, by kind |  | 5% to 95% |  | 5% to 95% |"]
-    assert doctor.of_broken(results).splitlines()[2:4] == [
+    assert error_rates.of_broken(results).splitlines()[2:4] == [
         "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
         "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
-    assert doctor.wilson(0, 30) == "0% to 11%" and doctor.wilson(30, 30) == "89% to 100%"
-
-
-# ---- R1 --------------------------------------------------------------------------------------
-
-SHORT = shlex.join(arguments(SMALL | {"task": "notation:2", "base_steps": 3, "num_prompts": 2,
-                                      "num_eval_problems": 8, "max_completion_length": 4}))
+    assert error_rates.wilson(0, 30) == "0% to 11%" and error_rates.wilson(30, 30) == "89% to 100%"

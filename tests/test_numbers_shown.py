@@ -17,7 +17,7 @@ import plumbing
 import ppo
 import reinforce
 from common import Problem
-from engines import here
+from engines import train
 from examples import distill, lag, turns, zoo
 from report import chart, observers
 from report.page import command
@@ -39,7 +39,7 @@ TAUGHT = {"task": "key", "teacher": "self", "distillation_mode": "sampled_token"
 
 
 @pytest.mark.parametrize("main, script, flags", [
-    (grpo.main, grpo, SCALE), (gspo.main, gspo, SCALE), (here.main, grpo, SCALE),
+    (grpo.main, grpo, SCALE), (gspo.main, gspo, SCALE), (train.main, grpo, SCALE),
     (lag.main, grpo, SCALE), (zoo.main, grpo, SCALE), (distill.main, reinforce, TAUGHT)])
 def test_the_flag_that_chooses_the_advantages_reaches_them(tmp_path, watch, main, script, flags):
     chosen = watch(script, "advantages", lambda _, choice=None: choice)

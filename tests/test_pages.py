@@ -17,7 +17,7 @@ from small_runs import SMALL, arguments, steps
 import common
 import grpo
 import plumbing
-from lab import bench, docs, doctor, measure, names, r1, replicate
+from lab import bench, docs, error_rates, measure, names, r1, replicate
 from lab.conform import compare as conform
 from report.check import mapping
 
@@ -102,12 +102,12 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
     tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
     tables |= {"replicate: replication": replicate.compared()}
     for module, page in ((measure, measure.main_page), (measure, measure.nano_page),
-                         (doctor, doctor.page)):
+                         (error_rates, error_rates.page)):
         monkeypatch.setattr(module, "put", lambda name, text, target: (
             tables.update({f"{target}: {name}": text})))
         page()
     assert tables.keys() >= {"seeds: example", "seeds: controls", "nano-seeds: nano",
-                             "doctor: check"}
+                             "error-rates: check"}
     pages = [*PAGES.values(), (ROOT / "tests/logs/README.md").read_text("utf-8")]
     for name, table in tables.items():
         [page] = [text for text in pages if f"<!-- made by make {name} -->" in text]

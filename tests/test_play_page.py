@@ -37,7 +37,7 @@ def test_a_reader_trains_the_base_pulls_a_lever_and_asks_both_policies(open_page
     page.wait_for_function(ended, timeout=600_000)
     assert re.fullmatch(r"From \d+ to \d+ of 100", page.text_content("#headline strong"))
     assert "python grpo.py" in page.text_content("#end")
-    page.locator(".lever", has_text="Learning rate × 10").click()
+    page.locator(".experiment", has_text="Learning rate × 10").click()
     page.wait_for_function(ended, timeout=600_000)
     assert page.url.endswith("#rate=10") and page.locator("#curve path.ghost").count() == 1
     page.fill("#typed", "((((6-1)-2)*4)+8)")

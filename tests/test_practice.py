@@ -196,7 +196,7 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
-    monkeypatch.setattr(grades, "LIMIT", 2)
+    monkeypatch.setattr(grades, "LIMIT", 2 if "while" in new else grades.LIMIT)
     run("nano")
     text = replace_once((ROOT / "nano.py").read_text(), old, new)
     (tmp_path / "practice/nano.py").write_text(text)

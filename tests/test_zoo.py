@@ -18,8 +18,6 @@ import grpo
 zoo = importlib.import_module("examples.zoo")
 pytestmark = pytest.mark.quick
 ADVANTAGES = typing.get_args(typing.get_type_hints(zoo.Config)["advantage"])
-OLD = f64([[0.5, 0.5, 0.9], [0.1, 0.4, 0.5]])
-A = f64([2, -1])
 
 
 # ---- the update ------------------------------------------------------------------------------

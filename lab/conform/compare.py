@@ -6,6 +6,7 @@ docs/conformance.json, which the tests read, and the tables of docs/conformance.
 add a case to a file of vectors; a new method of a loss also needs a row in engines/names.py.
 """
 from collections import Counter
+from itertools import product
 
 import torch
 
@@ -22,7 +23,7 @@ KINDS = ("core", "robust", "convention")
 def tables(content):
     """Write the tables of the page. -> {name of a table: text}"""
     rows = []
-    disputed = {}                       # a row of the table -> its cases with a convention
+    disputed = {}                       # a row of the table -> its cases where a trainer differs
     wrong = {}                          # the same for other cases that a trainer gets wrong
     total = Counter()
     for name, found in content["vectors"].items():
@@ -39,11 +40,13 @@ def tables(content):
             if kind == "convention":
                 words = {"right": "same", None: ""}
                 cells = [words.get(answers.get(trainer), "different") for trainer in TRAINERS]
-                disputed.setdefault((name, *cells, case["convention"]), []).append(one)
-        rows.append([name, *(of(counts, trainer, kind) for trainer in TRAINERS for kind in KINDS)])
+                if "different" in cells:
+                    disputed.setdefault((name, *cells, case["convention"]), []).append(one)
+        if any(answer != "right" for answers in found.values() for answer in answers.values()):
+            rows.append([name, *(of(counts, *key) for key in product(TRAINERS, KINDS))])
         total += counts
-    rows.append(["all", *(of(total, trainer, kind) for trainer in TRAINERS for kind in KINDS)])
-    heads = [f"{trainer}, {kind}" for trainer in TRAINERS for kind in KINDS]
+    rows.append(["all", *(of(total, *key) for key in product(TRAINERS, KINDS))])
+    heads = [f"{trainer}, {kind}" for trainer, kind in product(TRAINERS, KINDS)]
     return {
         "vectors": table(["file", *heads], rows),
         "conventions": table(["case", *TRAINERS, "who does what"], joined(disputed)),

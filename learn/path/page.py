@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 LOAD = "const frame = this.querySelector('iframe'); frame.src ||= frame.dataset.src"
-LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
+LEVERS = (ROOT / "learn" / "play" / "experiments.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(?P<chapter>\w+) )?(?P<side>without|with|also|fourth)"
                     r"(?: (?P<best>best)| at (?P<rate>[\d.e-]+)| seed (?P<seed>\d))? "
                     r"(?P<percent>%?)(?P<name>[a-z_]+(?: [\d.]+)?)(?: as (?P<form>\S+?))?\}")

@@ -1,6 +1,6 @@
 """python -m learn.play RUN (make play RUN=runs/a): write docs/play.html. In it, the policies of a
 run answer, and the base is trained, in a browser. Without RUN, the page keeps its policies, and
-only its other parts are rebuilt. --measure (make levers) measures what its levers do."""
+only its other parts are rebuilt. --measure (make play-experiments) measures its experiments."""
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ def main(argv=None):
     command.add_argument("run", metavar="RUN", type=Path, nargs="?",
                          help="folder of a run on the task arithmetic")
     command.add_argument("--measure", action="store_true",
-                         help="also measure what the levers do, in a quarter of an hour")
+                         help="also measure what the experiments do, in a quarter of an hour")
     args = command.parse_args(argv)
     torch.set_num_threads(1)
     old = build.data_of(build.PAGE)

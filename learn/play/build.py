@@ -21,7 +21,7 @@ from report.logs import read_summary
 
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
-ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these do not use the page
+ENGINE = ("engine.js", "arithmetic.js", "loop.js", "experiments.js")     # these do not use the page
 SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js", "ask.js")
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
@@ -116,7 +116,7 @@ def read(folder):
 # ---- 3. measurements in Node.js --------------------------------------------------------------
 
 def measure(data):
-    """Measure with measure.js what the levers do to the base, with several seeds. This takes a
+    """Measure with measure.js what the experiments do to the base, with several seeds. This takes a
     quarter of an hour on one core. Exits with one line without Node.js. -> dict for JSON"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in (*ENGINE, "measure.js")]
     program = "\n".join(['"use strict";', f"const stored = {json.dumps(data)};", *texts])

@@ -1,5 +1,5 @@
-// Measure in Node.js, for the page, what the levers do with each seed, and what a single push does.
-// Progress goes to stderr, the results to stdout.
+// Measure in Node.js, for the page, what the experiments do with each seed, and what a single push
+// does. Progress goes to stderr, the results to stdout.
 
 const { base, trained } = unpack(stored.packed, stored.cfg);
 const SEEDS = ["1", "2", "3"];
@@ -61,11 +61,11 @@ function handRecord() {
   return { groups, asPushed: asPushed / moved, risen: risen / wrong };
 }
 
-// the right answers of each step of the usual run, for readers who press a lever first
+// the right answers of each step of the usual run, for readers who press an experiment first
 const curve = runOf(USUAL).log.map(({ right }) => Math.round(BATCH * right));
-const levers = Object.fromEntries(LEVERS.map(({ name, set }) => [name, recordsOf(set)]));
-const beside = Object.fromEntries(LEVERS.filter(({ method }) => method).map(
+const experiments = Object.fromEntries(EXPERIMENTS.map(({ name, set }) => [name, recordsOf(set)]));
+const beside = Object.fromEntries(EXPERIMENTS.filter(({ method }) => method).map(
   ({ name, set, method }) => [name, recordsOf({ ...set, method })]));
 console.log(JSON.stringify({
   base: finish(examine(base)), forced: finish(examine(base, thought(stored.cfg))),
-  usual: recordsOf({}, USUAL_SEEDS), curve, levers, beside, hand: handRecord() }));
+  usual: recordsOf({}, USUAL_SEEDS), curve, experiments, beside, hand: handRecord() }));

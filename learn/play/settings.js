@@ -1,13 +1,13 @@
-// The levers and the settings on the page, and the texts about them.
+// The experiments and the settings on the page, and the texts about them.
 
-// The lever with these settings, or undefined if there is none.
-function leverOf(wanted) {
+// The experiment with these settings, or undefined if there is none.
+function experimentOf(wanted) {
   const address = addressOf({ ...wanted, seed: USUAL.seed });
-  return LEVERS.find(({ set }) => addressOf({ ...USUAL, ...set }) === address);
+  return EXPERIMENTS.find(({ set }) => addressOf({ ...USUAL, ...set }) === address);
 }
 
-// A card whose button sets a lever and trains from the base.
-function leverCard({ name, set, watch }) {
+// A card whose button sets an experiment and trains from the base.
+function experimentCard({ name, set, watch }) {
   const button = element("button", {}, name);
   button.addEventListener("click", () => {
     change({ ...USUAL, ...set });
@@ -15,16 +15,16 @@ function leverCard({ name, set, watch }) {
   });
   const time = element("small");
   time.settings = { ...USUAL, ...set };
-  return element("div", { class: "lever" }, button, element("span", {}, linked(watch)), time);
+  return element("div", { class: "experiment" }, button, element("span", {}, linked(watch)), time);
 }
 
-function showLevers() {
-  const fates = LEVERS.map(({ name }) =>
-    fateOf(stored.measured?.levers[name], stored.measured?.usual));
+function showExperiments() {
+  const fates = EXPERIMENTS.map(({ name }) =>
+    fateOf(stored.measured?.experiments[name], stored.measured?.usual));
   for (const fate of Object.keys(FATES).filter((one) => fates.includes(one))) {
-    const cards = LEVERS.filter((_, i) => fates[i] === fate).map(leverCard);
-    byId("levers").append(element("h3", {}, FATES[fate]),
-                          element("div", { class: "levers" }, cards));
+    const cards = EXPERIMENTS.filter((_, i) => fates[i] === fate).map(experimentCard);
+    byId("experiments").append(element("h3", {}, FATES[fate]),
+                               element("div", { class: "experiments" }, cards));
   }
 }
 
@@ -39,7 +39,8 @@ function trainAgain() {
 // The measured runs with these settings, one for each seed from 1 on, or undefined.
 function measuredRuns(settings) {
   const isUsual = addressOf({ ...settings, seed: USUAL.seed }) === "";
-  return isUsual ? stored.measured?.usual : stored.measured?.levers[leverOf(settings)?.name];
+  if (isUsual) return stored.measured?.usual;
+  return stored.measured?.experiments[experimentOf(settings)?.name];
 }
 
 let slowness = null;    // how many times as long as where we measured a step takes in this browser
@@ -60,7 +61,7 @@ function timeOf(settings) {
 }
 
 function showTimes() {
-  for (const node of document.querySelectorAll(".lever small")) {
+  for (const node of document.querySelectorAll(".experiment small")) {
     node.textContent = timeOf(node.settings);
   }
   const next = timeOf(settings);
@@ -73,19 +74,19 @@ function ourExams(runs) {
   return `seeds 1 to ${runs.length} gave us ${eachOf(runs, "exam")} of ${EXAM_SIZE}`;
 }
 
-// Two texts for the end of a run: what its lever does, and results to compare with.
+// Two texts for the end of a run: what its experiment does, and results to compare with.
 function textsAfter(settings) {
-  const lever = leverOf(settings);
+  const experiment = experimentOf(settings);
   const runs = measuredRuns(settings);
-  if (!lever || !runs) return ["", ""];
-  const others = stored.measured.beside[lever.name];
-  const more = others ? ` With ${lever.method}, ${ourExams(others)}.` : "";
-  return [lever.after((name) => eachOf(runs, name)),
-          `${more} Without a lever, ${ourExams(stored.measured.usual)}.`];
+  if (!experiment || !runs) return ["", ""];
+  const others = stored.measured.beside[experiment.name];
+  const more = others ? ` With ${experiment.method}, ${ourExams(others)}.` : "";
+  return [experiment.after((name) => eachOf(runs, name)),
+          `${more} In the usual run, ${ourExams(stored.measured.usual)}.`];
 }
 
-// How much of a result without a lever comes from thinking, and how much from better sums. -> text,
-// empty unless the sums got better and the exam went better than that of a base forced to think
+// How much of a usual result comes from thinking, and how much from better sums. -> text, empty
+// unless the sums got better and the exam went better than that of a base forced to think
 function textOnSums({ log, exam }) {
   const forced = stored.measured?.forced;
   const [before, after] = [log.slice(0, RECENT), log.slice(-RECENT)].map((steps) =>
@@ -142,14 +143,14 @@ function showSettings() {
   const texts = textsOfStep(run.settings);
   byId("a-step").replaceChildren(...texts.map((text) => element("p", {}, linked(text))));
   for (const key of Object.keys(SETTINGS)) byId(`set-${key}`).value = settings[key];
-  const lever = leverOf(settings);
+  const experiment = experimentOf(settings);
   const isUsual = addressOf(settings) === "";
-  const name = lever?.name ?? labelOf(settings);
+  const name = experiment?.name ?? labelOf(settings);
   byId("recipe").textContent = isUsual ? "" : `${name}. `;
-  const chapter = element("a", { href: `path.html#${lever?.rung}` },
+  const chapter = element("a", { href: `path.html#${experiment?.rung}` },
                           "The path has a chapter about this.");
-  byId("watch").replaceChildren(...linked(lever?.watch ?? ""),
-                                ...(lever?.rung ? [" ", chapter] : []));
+  byId("watch").replaceChildren(...linked(experiment?.watch ?? ""),
+                                ...(experiment?.rung ? [" ", chapter] : []));
   showTimes();
   byId("from-link").textContent = isUsual ? "" : `Settings: ${name}.`;
   if (!isUsual || location.hash.includes("=")) {
@@ -163,7 +164,7 @@ for (const [key, { title, options }] of Object.entries(SETTINGS)) {
   select.addEventListener("change", () => change({ ...settings, [key]: select.value }));
   byId("mix-button").before(element("label", {}, title, select));
 }
-showLevers();
+showExperiments();
 byId("mix-button").addEventListener("click", trainAgain);
 addEventListener("hashchange", () => {
   if (location.hash.includes("=") && activity === null) change(settingsOf(location.hash));

@@ -313,7 +313,7 @@ function showEvents() {
     element("i", {}, String(number)), element("span", {}, text))));
 }
 
-// Show what the lever did, why the run ended, and what to do next.
+// Show what the experiment did, why the run ended, and what to do next.
 function showEnd() {
   byId("end").hidden = run.exam === null;
   if (run.exam === null) return;
@@ -330,7 +330,8 @@ function showEnd() {
   const facts = `${measures}${why}${results}${parts.length > 0 ? " The same in Python:" : ""}`;
   byId("end-text").replaceChildren(...linked(because || textOnSums(run)));
   byId("end-facts").replaceChildren(facts, ...command);
-  byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
+  byId("to-experiments").textContent =
+    experimentOf(run.settings) ? "Another experiment" : "Now break it";
   byId("link").href = "#" + addressOf(run.settings);
   byId("link").textContent = "Copy link";
 }
@@ -348,7 +349,8 @@ function showButtons() {
   }
   byId("step-button").textContent = isTraining || isPaused ? "One step" : "First step";
   byId("start-over").hidden = !isPaused || isTraining;
-  const controls = "#step-button, #start-over, #mix-button, #mix select, #count, .lever button";
+  const controls =
+    "#step-button, #start-over, #mix-button, #mix select, #count, .experiment button";
   for (const control of document.querySelectorAll(controls)) control.disabled = activity !== null;
 }
 

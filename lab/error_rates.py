@@ -1,12 +1,12 @@
 """Count the errors of report.check on runs on which its limits were not fixed.
 
-  python -m lab.doctor            makes 30 correct and 30 broken runs, and prints what is found in
-                                  how many (make doctor)
-  python -m lab.doctor --seed 7   with other seeds; the page has those from 100 on
-  python -m lab.doctor --rl-doctor PATH        also counts what rl-doctor warns of (pip install
-                                  rldoctor==0.2.0, in an environment of its own), and writes the
-                                  tables of tests/logs/README.md (make doctor
-                                  RL_DOCTOR=PATH)
+  python -m lab.error_rates            makes 30 correct and 30 broken runs, and prints what is found
+                                       in how many (make error-rates)
+  python -m lab.error_rates --seed 7   with other seeds; the page has those from 100 on
+  python -m lab.error_rates --rl-doctor PATH
+                                       also counts what rl-doctor warns of (pip install
+                                       rldoctor==0.2.0, in an environment of its own), and writes
+                                       tests/logs/README.md (make error-rates RL_DOCTOR=PATH)
 
 Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
 broken run may share its base with a correct one. What counts as a right answer is written below,
@@ -117,7 +117,7 @@ def examine(command, seed, old, new, program):
     text = (ROOT / file).read_text("utf-8")
     if old:
         text = edits.replace_once(text, old, new)
-    script = edits.load(text, "doctor", ROOT / file)
+    script = edits.load(text, "error_rates", ROOT / file)
 
     def main(words):
         with contextlib.suppress(SystemExit):           # of a run whose numbers are not finite
@@ -222,13 +222,13 @@ def jobs_from(first):
 
 def page():
     """Write the tables of tests/logs/README.md from the stored numbers."""
-    results, about = load("check", "run: make doctor RL_DOCTOR=PATH")
+    results, about = load("check", "run: make error-rates RL_DOCTOR=PATH")
     number = len(jobs_from(PUBLISHED))
     share = ""
     if len(results) < number:
         share = f"{len(results)} of {number} runs are counted so far; the intervals are wide. "
     tables = [of_correct(results), of_broken(results), f"{share}{about['machine']}.\n"]
-    put("check", "\n".join(tables), "doctor")
+    put("check", "\n".join(tables), "error-rates")
 
 
 def main(argv=None):

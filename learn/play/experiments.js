@@ -1,10 +1,10 @@
-// The levers: what each one changes, what to watch, and why it has its effect. No result is typed
-// in here: measure.js measures the results, with several seeds. This file does not use the page.
+// The experiments: what each one changes, what to watch, and why it has its effect. No result is
+// typed in here: measure.js measures them, with several seeds. This file does not use the page.
 
-// rung: the anchor of the chapter of the path about the lever; set: the settings that it changes;
+// rung: the anchor of the chapter of the path about it; set: the settings that it changes;
 // after(of): the text at the end of a run, where of(name) gives one number of each measured run;
-// method: a second method with which the lever is measured, too.
-const LEVERS = [
+// method: a second method with which the experiment is measured, too.
+const EXPERIMENTS = [
   { name: "Reward long answers", rung: "a-kl-penalty", set: { reward: "length" },
     watch: "It learns to think, as before. Watch the curve after its peak, and what it writes.",
     after: (of) => `A thought is long, so right answers rose with the length, to at ` +
@@ -104,9 +104,10 @@ const FATES = {
   unknown: "Change something",
 };
 
-// The list that a lever belongs in. It breaks a run if the exams go badly, and bends it if they go
-// less well, or if the run takes many more or fewer steps than usual to eight of ten right answers.
-// runs: with the lever; usual: without any lever. -> a key of FATES
+// The list that an experiment belongs in. It breaks a run if the exams go badly, and bends it if
+// they go less well, or if the run takes many more or fewer steps than usual to eight of ten right
+// answers.
+// runs: with the experiment; usual: without any experiment. -> a key of FATES
 function fateOf(runs, usual) {
   if (runs === undefined) return "unknown";
   const exam = mean(runs.map((one) => one.exam));
