@@ -3,8 +3,6 @@ the gradient, and the steps of AdamW and Muon."""
 import contextlib
 import dataclasses
 import functools
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -79,25 +77,6 @@ def test_what_changes_only_rl_keeps_the_base(config, load_task, changes, is_same
     changed = dataclasses.replace(cfg, **changes)
     paths = [plumbing.base_path(grpo.GPT(cfg), load_task(one), one) for one in (cfg, changed)]
     assert (paths[0] == paths[1]) == is_same
-
-
-AGAIN = """
-import common, grpo, plumbing
-cfg = grpo.Config(device='cpu', task='lookup,countdown')
-task = common.load_task(cfg, grpo.verify)
-for step in range(2):
-    print(plumbing.base_path(grpo.GPT(cfg), task, cfg).name)
-    plumbing.warm_start(grpo.GPT(cfg), task, grpo.Config(device='cpu', base_steps=1))
-"""
-
-
-def test_the_same_key_comes_out_again_and_in_other_processes(capsys):
-    exec(AGAIN, {})
-    names = capsys.readouterr().out.split()
-    names += subprocess.run(
-        [sys.executable, "-c", AGAIN], cwd=ROOT, text=True, check=True, capture_output=True,
-        env=os.environ | {"PYTHONHASHSEED": "1"}).stdout.split()
-    assert len(names) == 4 and len({*names}) == 1
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -1,8 +1,5 @@
 """The lab: verdicts, learning rates and pages, which all experiments share; that each measure fills
 the columns of its file; and that the scripts accept what the lab asks of them."""
-import functools
-import importlib
-import inspect
 import math
 import shlex
 import sys
@@ -53,15 +50,6 @@ def test_a_claim_is_shown_if_its_interval_lies_where_it_says(effect, region, ver
     assert claim.title == (f"It is so ({verdict})" if is_named else "It is so")
     own = bench.Claim("so", bench.OURS, effect, **region).verdict
     assert own == ("contradicted" if verdict == "not found here" else verdict)
-
-
-@pytest.mark.parametrize("k, n, low, high", [      # tables of Clopper and Pearson
-    (0, 5, 0, 0.5218), (5, 5, 0.4782, 1), (12, 12, 0.7354, 1), (7, 12, 0.2767, 0.8483),
-    (1, 2, 0.0126, 0.9874)])
-def test_a_share_of_seeds_has_the_exact_interval(k, n, low, high):
-    assert bench.clopper_pearson(k, n) == pytest.approx((low, high), abs=1e-4)
-    claim = bench.Claim("so", bench.OURS, [1.0] * k + [0.0] * (n - k), share=True, at_least=low)
-    assert claim.interval == bench.clopper_pearson(k, n) and claim.mean == k / n
 
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
@@ -182,16 +170,6 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
     assert changed_weights(policy.state_dict(), after["policy"]) == []
     assert changed_weights(base, after["policy"]), "nothing was learned"
     assert task.state == after["task"]
-
-
-def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
-    monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
-    for one in map(bench.module, bench.NAMES):
-        assert {*one.SEEDS}.isdisjoint(one.TUNING), "judged by what chose the rate"
-        for command, _ in one.SIDES.values():
-            script, *flags = shlex.split(command or one.CHECK)
-            module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-            common.load_task(plumbing.parse_flags(module.Config, flags), grpo.verify)
 
 
 def test_each_part_of_the_rollouts_after_a_token_draws_its_own_numbers(config, monkeypatch):

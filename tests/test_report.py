@@ -1,16 +1,12 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
 reads it."""
-import dataclasses
 import json
 import re
-import shlex
 import sys
 
 import pytest
 from conftest import ROOT
 
-import gspo
-import plumbing
 from report import formats
 from report.logs import read_log
 from report.page import command, import_script, main, read_run, write_report
@@ -138,14 +134,6 @@ def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
         assert command(name, {}) == ""
         with pytest.raises(ValueError, match="is not a script of this repository"):
             import_script(name)
-
-
-def test_the_command_starts_the_same_run_again():
-    cfg = plumbing.parse_flags(gspo.Config, ["--task", "arithmetic:3-7", "--beta", "0.1",
-                                           "--curriculum", "--output_dir", "it's <b>"])
-    words = shlex.split(command("gspo.py", dataclasses.asdict(cfg)))
-    assert words[:2] == ["python", "gspo.py"]
-    assert plumbing.parse_flags(gspo.Config, words[2:]) == cfg
 
 
 def hostile_run(run):

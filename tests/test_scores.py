@@ -33,13 +33,6 @@ def answered(*answers):
     return [f"<answer>{answer}</answer>" for answer in answers]
 
 
-def test_more_than_eight_samples_have_scores_for_8_and_all_and_one_without_an_answer_no_vote():
-    texts = ["", *answered(*"88877"), "no", *answered(7, 7)]
-    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM] * 2, texts + answered(8) * 9, 9))
-    assert (found["maj@8"], found["maj@9"]) == (0.0, 0.5)       # 3 to 3, of which 8 is the first
-    assert (found["pass@8"], found["pass@9"]) == (0.5, 0.5)
-
-
 def test_the_scores_of_four_samples_are_those_computed_by_hand():
     """Of the four samples of problem n, the first n % 5 are right, and all think if n % 5 is 2 or
     more. The wrong samples agree if n is odd, and all differ if n is even."""
