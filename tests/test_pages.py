@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -153,6 +154,25 @@ def test_every_link_of_an_html_page_leads_somewhere(page):
         if anchor and "?" not in path:                  # not play.html?figure#SETTINGS
             ids = re.findall(r'\s(?:id|name)="?([\w.-]+)', place.read_text("utf-8"))
             assert anchor in (anchors(place) if place.suffix == ".md" else ids), link
+
+
+def test_a_link_to_a_text_opens_its_page_in_site_and_without_site_a_note(browser, tmp_path):
+    name = "docs/play.html"
+    for file in (name, "docs/lab.md", "site/docs/lab.html", "site/docs/path.svg"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file.removeprefix("site/").replace("lab.html", "path.html"),
+                    tmp_path / file)
+    page = browser.new_page()
+    for folder in ("site", "no-site"):
+        page.goto((tmp_path / name).as_uri())
+        page.get_by_role("link", name="Lab", exact=True).click()
+        if folder == "site":
+            page.wait_for_url("**/site/docs/lab.html")
+            (tmp_path / "site").rename(tmp_path / "no-site")
+    page.wait_for_selector("dialog code")               # it opens when no page is found
+    assert page.locator("dialog code").all_text_contents() == ["docs/lab.md", "make site"]
+    page.click("dialog a")
+    assert page.url == (tmp_path / "docs/lab.md").as_uri()
 
 
 def test_the_navigation_of_the_site_has_all_pages_and_the_tabs_of_the_header():
