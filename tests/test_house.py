@@ -1,4 +1,6 @@
-"""The equations of a script are tagged, and the tasks and algorithm of docs/extending.md work."""
+"""The equations of a script are tagged, imports run one way, and the tasks and algorithm of
+docs/extending.md work."""
+import ast
 import importlib
 import random
 import re
@@ -23,6 +25,18 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
     assert stated == numbers and numbers
     assert set(stated) == set(tagged)
     assert set(re.findall(r"\((\d\d?)\)", script.__doc__)) == set(stated)       # e.g. "as in (5)"
+
+
+def test_a_file_imports_only_files_of_its_own_folder_and_of_those_before_it():
+    floors = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo",
+              "gspo", "dpo", "nano", "real", "vectors", "examples", "engines", "measuring",
+              "learn", "lab"]
+    for place, floor in enumerate(floors):
+        for path in [*ROOT.glob(f"{floor}.py"), *ROOT.glob(f"{floor}/**/*.py")]:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [
+                    one.name for one in node.names] if isinstance(node, ast.Import) else []
+                assert not {name.split(".")[0] for name in names} & {*floors[place + 1:]}, path
 
 
 # ---- the code in docs/extending.md -----------------------------------------------------------

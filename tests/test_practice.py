@@ -90,6 +90,15 @@ def test_a_number_in_the_place_of_a_parameter_is_wrong(name):
                 assert grades.difference(called(right), called(module)) is not None, wrong
 
 
+@pytest.mark.parametrize("name", ["ppo", "grpo", "gspo"])
+@pytest.mark.parametrize("line, known", [
+    ("old_logps - logps", "pi_old / pi instead of pi / pi_old"),
+    ("logps / old_logps", "a quotient of logarithms")])
+def test_a_wrong_ratio_is_named(name, line, known):
+    text = replace_once(EXERCISES[name].source, "logps - old_logps.detach()", line)
+    assert known in " ".join(" ".join(said) for *_, said, _ in grades.grades(EXERCISES[name], text))
+
+
 FROM_MEMORY = re.sub(r"^  \S.*\n", "", EXERCISES["nano"].source, flags=re.M)
 ORDER = "for rows in torch.randperm(P * G).chunk(2):"
 
