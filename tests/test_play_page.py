@@ -26,7 +26,7 @@ def open_page(browser, tmp_path):
         return page
 
     yield open_one
-    site = tmp_path.parent.as_uri() + "/site/docs/zoo.svg"      # shows the header whether site/ exists
+    site = tmp_path.parent.as_uri() + "/site/docs/zoo.svg"     # looks whether site/ exists
     assert {re.split("[#?]", fault)[0] for fault in faults} - {
         f"request: {site}", "console: Failed to load resource: net::ERR_FILE_NOT_FOUND"} == {
             f"request: {path.as_uri()}"}
