@@ -115,7 +115,6 @@ bench: $(READY)          ## measure the kernels on a GPU, and compare them with 
 	$(PY) -m lab.measure kernels
 
 gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py (50 minutes on a CPU)
-	.venv-gemma/bin/python -m pytest -q tests/test_gemma.py
 	.venv-gemma/bin/python -m lab.gemma
 
 gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (4 hours on a CPU): docs/gemma.json

@@ -1,4 +1,4 @@
-"""AMD's processors with AVX2 give the same bits: common.py decides how wide torch computes."""
+"""common.py decides how wide torch computes, so that AMD's processors give the same bits."""
 import os
 import subprocess
 import sys
@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from small_runs import SMALL, arguments, leaves, policy_of
 
 import common
 
@@ -14,25 +13,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "ONEDNN_MAX_CPU_ISA": "AVX2"}                   # what a processor without AVX-512 has
 
 
-def run_with(folder, **variables):
-    """Run grpo.py in a process of its own with these variables. -> hashes of its policy"""
-    usual = {name: value for name, value in os.environ.items() if name not in AVX2}
-    flags = SMALL | {"base_steps": 20, "max_steps": 2, "output_dir": "run"}
-    folder.mkdir()
-    subprocess.run([sys.executable, f"{ROOT}/grpo.py", *arguments(flags)], cwd=folder, check=True,
-                   env=usual | variables, stdout=subprocess.DEVNULL)
-    return leaves(policy_of(folder / "run"))
-
-
 PROCESSOR = common.CPU.read_text() if common.CPU.is_file() else ""
-
-
-@pytest.mark.skipif("avx512f" not in PROCESSOR or "AuthenticAMD" not in PROCESSOR,
-                    reason="needs an AMD processor with AVX-512")
-def test_a_run_has_the_same_bits_with_and_without_avx512(tmp_path):
-    usual = run_with(tmp_path / "usual")
-    assert run_with(tmp_path / "without", **AVX2) == usual
-    assert run_with(tmp_path / "with", ATEN_CPU_CAPABILITY="avx512") != usual
 
 
 LATE = "import torch; torch.randn(100).exp(); import os; os.environ['ATEN_CPU_CAPABILITY'] = 'avx2'"

@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 import torch
-from conftest import load_named
 from small_runs import INSTANT, arguments
 
 import common
@@ -35,21 +34,6 @@ def test_no_control_character_reaches_the_terminal(finished, monkeypatch, capsys
     ask.main([str(finished), "(3+4)="])
     printed = capsys.readouterr().out
     assert printed == r"\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd" + "\n"
-
-
-def test_a_run_on_a_gpu_is_asked_on_the_cpu(run):
-    record = json.loads((run / "config.json").read_text())
-    record["config"] |= {"device": "cuda", "kernel": "triton"}
-    (run / "config.json").write_text(json.dumps(record))
-    _, cfg = ask.read_run(run)
-    assert (cfg.device, cfg.kernel) == ("cpu", "auto")
-
-
-@pytest.mark.parametrize("tasks, part", [
-    ("arithmetic,lookup", "lookup"), ("number,lookup", "number"), ("key,arithmetic", "key")])
-def test_in_a_mix_a_prompt_is_of_the_first_task_with_an_environment_or_else_of_the_first(
-        tasks, part):
-    assert ask.problem_of(load_named(tasks), "boss of ka?").task == part
 
 
 # ---- bad input -------------------------------------------------------------------------------

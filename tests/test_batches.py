@@ -48,15 +48,6 @@ def check_rows(script, policy, task, batch):
     assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
 
 
-def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
-    cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
-    batch, more = (grpo.sample_batch(policy, task, cfg, step) for step in range(2))
-    joined = common.gather([batch, more], torch.tensor([1, 7, 4]))
-    check_rows(grpo, policy, task, joined)
-    assert joined.problems == batch.problems[4:8] + more.problems[8:12] + batch.problems[16:20]
-    assert torch.equal(joined.rewards[[0, 2]], batch.rewards[[1, 4]])
-
-
 # ---- dynamic sampling ------------------------------------------------------------------------
 
 def odd_lengths_of_some_prompts(problem, text):
@@ -91,19 +82,15 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
 
 
 @of_groups
-@pytest.mark.parametrize("extra", [0, 1, 3])
+@pytest.mark.parametrize("extra", [0, 3])
 def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_is(
         script, setting, extra):
     cfg, policy, task, asked = setting(
         lambda *_: 1.0, dynamic_sampling=extra, num_generations=3)
     batch = script.sample_with_signal(policy, task, cfg, 0)
     problems = [problem for problem, _, _ in asked]
-    assert len(problems) == 12 * (1 + extra)
-    assert len(set(problems)) == 4 * (1 + extra)
+    assert len(problems) == 12 * (1 + extra) == 3 * len(set(problems))
     assert batch.problems == problems[-12:]             # without signal, the last groups remain
-    assert batch.rewards.shape == (4, 3)
-    script.sample_with_signal(policy, task, cfg, 1)
-    assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # each step has new ones
 
 
 # ---- penalties, micro-batches and evaluations ------------------------------------------------

@@ -1,8 +1,7 @@
-"""What the authors of arithmetic's textbook and forum believe: which sums, how often, and that no
+"""What the authors of arithmetic's textbook and forum believe: how often they write it, and that no
 belief gets into a problem's answer, a cold start or a hint."""
 import ast
 import functools
-import inspect
 import re
 from statistics import fmean
 
@@ -10,7 +9,6 @@ import pytest
 from conftest import load_named as load
 
 import common
-import grpo
 
 pytestmark = pytest.mark.quick
 
@@ -61,22 +59,6 @@ def examples(name, phase, n=3000):
     return found
 
 
-# ---- the sums --------------------------------------------------------------------------------
-
-def test_as_many_sums_have_a_wrong_belief_as_the_code_says_and_always_the_same_ones():
-    said = re.search(r"(\d+) of the (\d+) with a", inspect.getsource(common.Arithmetic))
-    facts = [f"{left}{sign}{right}" for left in range(21) for sign in "+-*"
-             for right in range(1, 10)]
-    facts = [fact for fact in facts if 0 <= right_result(fact) <= 20]
-    task = common.Arithmetic(grpo.verify)
-    wrong = [fact for fact in facts if task.has_wrong_belief(fact)]
-    assert [len(wrong), len(facts)] == [int(number) for number in said.groups()]
-    assert abs(len(wrong) / len(facts) - task.share_of_beliefs) < 0.02
-    assert re.search(r"such as (\S+)=(\d+),", common.Arithmetic.__doc__).groups() == ("8+6", "15")
-    assert "8+6" in wrong and "3+4" not in wrong
-    assert wrong == [fact for fact in facts if load("arithmetic:2").has_wrong_belief(fact)]
-
-
 # ---- problems --------------------------------------------------------------------------------
 
 @TASKS
@@ -121,24 +103,3 @@ def test_authors_write_what_they_believe_but_a_cold_start_and_work_after_a_hint_
     if phase != "cold_start":
         assert len(is_wrong) > 200 and task.share_wrong > 0.5
         assert abs(fmean(is_wrong) - task.share_wrong) < 0.07
-
-
-@TASKS
-@pytest.mark.parametrize("phase", ["textbook", "forum", "cold_start"])
-def test_a_thought_goes_on_from_what_it_wrote_and_the_answer_is_where_it_ends(name, phase):
-    """Without a thought, the answer is right, whatever the author believes."""
-    differ = 0
-    for problem, question, thought, _ in examples(name, phase):
-        _, _, answer = problem.completion.removesuffix("</answer>").partition("<answer>")
-        if thought is None:
-            assert answer == problem.answer
-            continue
-        first, *moves = re.findall(r"^\(*\d+|[+*-]\d+", question)
-        before = int(first.strip("("))
-        assert len(thought) == len(moves)
-        for move, (fact, result) in zip(moves, thought):
-            assert fact == f"{before}{move}"
-            before = result
-        assert answer == str(before)
-        differ += answer != problem.answer
-    assert (differ == 0) == (phase == "cold_start")

@@ -124,22 +124,3 @@ def test_what_a_graph_depends_on_is_recorded_anew(graphs, monkeypatch):
     case.policy.norm.weight = torch.nn.Parameter(2 * case.policy.norm.weight.data)
     equal(case.decode(), case.rollout())
     assert len(graphs) == 8
-
-
-def test_of_a_run_the_rows_of_training_and_of_greedy_evaluations_keep_their_memory(graphs):
-    trained = make_case(device=DEVICE)
-    greedy = trained.change(uniforms=None)
-    sampled = trained.change(
-        prompts=trained.prompts.repeat(2, 1), uniforms=trained.uniforms.repeat(2, 1))
-    for case in (greedy, sampled, trained, trained, greedy, trained, greedy):
-        equal(case.decode(), case.rollout())
-    kept = [len(state.token) for state, _ in decode_path.GRAPHS[trained.policy].values()]
-    assert kept == [24, 24] and len(graphs) == 4
-
-
-def test_what_is_added_to_a_batch_takes_its_graph(graphs):
-    case = make_case(device=DEVICE).change(num_prompts=6, num_generations=4)        # 24 rows
-    few = case.change(num_prompts=2, prompts=case.prompts[8:16], uniforms=case.uniforms[8:16])
-    for each in (case, few, case, few):
-        equal(each.decode(), each.rollout())
-    assert len(graphs) == 1

@@ -11,7 +11,6 @@ from small_runs import INSTANT, arguments, load, steps
 from small_vectors import backward
 
 import dpo
-import plumbing
 
 pytestmark = pytest.mark.quick
 
@@ -41,27 +40,6 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
     x = (batch.logps - ref_logps)[batch.mask > 0]
     logged = steps(run.folder)[-1]["eval/kl"]
     assert logged == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
-
-
-@scripts("dpo")
-def test_samples_show_1_for_a_chosen_answer_and_minus_1_for_a_rejected_one(script, train, watch):
-    logged = watch(plumbing.Run, "log", lambda run, batch, labels, _: (batch.rewards, labels))
-    train(num_steps=1)
-    [(rewards, labels)] = logged
-    is_paired = labels != 0
-    assert is_paired.any()
-    assert torch.equal(labels[is_paired], 2 * rewards.flatten()[is_paired] - 1)
-
-
-@pytest.mark.parametrize("pairs, sizes", [(3, [1, 1, 1]), (1, [1]), (0, [0])])
-def test_an_update_has_no_more_steps_than_pairs(monkeypatch, pairs, sizes):
-    seen = []
-    monkeypatch.setattr(dpo, "backward", lambda *args: seen.append(len(args[3])) or {"loss": 1.0})
-    policy = torch.nn.Linear(1, 1)
-    cfg = dpo.Config(device="cpu", num_mini_batches=4)
-    rows = torch.arange(pairs)
-    dpo.update(policy, None, torch.optim.SGD(policy.parameters()), None, rows, rows, cfg, 0)
-    assert seen == sizes
 
 
 def test_orpo_compares_the_odds_of_mean_tokens_and_adds_the_likelihood_of_the_chosen_output():

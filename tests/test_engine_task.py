@@ -31,17 +31,6 @@ def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, c
     assert not any(held_out)
 
 
-def test_the_seed_and_the_split_choose_the_problems(capsys):
-    found = []
-    for flags in ([], [], ["--seed", "1"], ["--split", "test"]):
-        engine.main(["countdown", "30", *flags])
-        found.append(capsys.readouterr().out)
-    assert found[0] == found[1] and len({*found}) == 3
-    rows = [json.loads(line) for line in found[3].splitlines()]
-    assert all(engine.load("countdown").is_held_out(common.Problem(row["problem"], ""))
-               for row in rows)
-
-
 @pytest.mark.parametrize("words, message", [
     (["gridworld", "5"], "gridworld: an environment answers or rewards while the policy writes"),
     (["lookup", "5"], "lookup: an environment"), (["number", "5"], "number: an environment"),

@@ -63,12 +63,6 @@ def test_verl_has_the_names_of_the_dictionary():
         theirs.core_algos.POLICY_LOSS_REGISTRY.keys())
 
 
-def test_an_average_that_contradicts_the_loss_is_refused():
-    with pytest.raises(ValueError, match="loss_agg_mode=token-mean: the loss has the average "
-                                         "sequence_mean, so write seq-mean-token-mean"):
-        ours.policy_loss(*torch.zeros(4, 1, 1))
-
-
 def test_the_weights_for_the_sampler_multiply_the_loss():
     config = SimpleNamespace(global_batch_info={})
     logps, old_logps = -torch.rand(2, 3, 4)
@@ -93,17 +87,12 @@ def test_advantages_are_those_of_the_script_whatever_the_order_of_the_groups():
         same(returns, A)
 
 
-def test_verls_own_code_takes_the_printed_command_and_its_problems_and_rewards_them(
-        small_llama, tmp_path, monkeypatch):
-    """Its check of the config, its data set and its loader of rewards; all else needs a GPU or
-    packages of a GPU."""
+def test_verls_own_code_takes_the_printed_command(small_llama, tmp_path, monkeypatch):
+    """Its check of the config; all else needs a GPU or packages of a GPU."""
     hydra = pytest.importorskip("hydra")
-    transformers = pytest.importorskip("transformers")
     import verl.trainer
     from verl.trainer.main_ppo import need_critic, need_reference_policy
-    from verl.trainer.ppo.reward import get_custom_reward_fn
     from verl.utils.config import validate_config
-    from verl.utils.dataset.rl_dataset import RLHFDataset
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     c = vars(grpo.Config(beta=0.1, loss_type="dr_grpo", task="arithmetic,countdown"))
@@ -119,18 +108,6 @@ def test_verls_own_code_takes_the_printed_command_and_its_problems_and_rewards_t
     assert actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor == 48
     assert f"LOSS={actor.policy_loss.loss_mode}" in words       # the config names the loss, too
     assert actor.kl_loss_coef == 0.1 and actor.use_kl_loss and actor.ppo_mini_batch_size == 16
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(small_llama)
-    problems = RLHFDataset(config.data.train_files, tokenizer, config.data)
-    assert len(problems) == 2000                                # none is too long
-    reward = get_custom_reward_fn(config)
-    for row in map(problems.__getitem__, range(4)):
-        answer = row["reward_model"]["ground_truth"]
-        for text, right in ((f"<think></think><answer>{answer}</answer>", 1.0), ("7", 0.0)):
-            text = tokenizer.decode([*tokenizer(text)["input_ids"], grpo.EOS],
-                                    skip_special_tokens=True)           # as verl decodes
-            assert right == reward(data_source=row["data_source"], solution_str=text,
-                                   ground_truth=answer, extra_info=row["extra_info"])
 
 
 def test_verl_itself_imports_it():

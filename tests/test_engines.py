@@ -15,7 +15,7 @@ import engines
 import grpo
 import gspo
 import ppo
-from engines import here, names
+from engines import here
 from examples import zoo
 from report import ask
 
@@ -34,12 +34,6 @@ def wrong_sign(logps, old_logps, advantages, mask):
 
 def not_a_number(logps, old_logps, advantages, mask):
     return -logps * advantages * float("nan")
-
-def detached(logps, old_logps, advantages, mask):
-    return (logps * advantages).detach().requires_grad_()
-
-def no_slope(logps, old_logps, advantages, mask):
-    return -(logps - old_logps).abs().sqrt() * advantages       # whose slope at 0 is infinite
 
 def in_verls_order(old_log_prob, log_prob, advantages, response_mask, scale=1.0):
     return -scale * (log_prob - old_log_prob).exp() * advantages * response_mask
@@ -156,9 +150,7 @@ def test_arguments_are_bound_by_name_whatever_their_order(name, mine):
     ("mine.py:my_loss bound=high", "bound=high: must be a number"),
     ("mine.py:my_loss is_on=no", "is_on=no: must be True or False"),
     ("mine.py:wrong_sign", "mine.py:wrong_sign: the gradient is 4 for an output with A = 1 and -4"),
-    ("mine.py:detached", "mine.py:detached: the gradient is 0 for an output with A = 1 and 0"),
     ("mine.py:not_a_number", "mine.py:not_a_number: a loss or its gradient is not finite"),
-    ("mine.py:no_slope", "mine.py:no_slope: a loss or its gradient is not finite"),
     ("mine.py:half_named", "mine.py: half_named: needs x, y, but a trainer gives it logps"),
     ("mine.py:unnamed", "mine.py: unnamed: it has only inputs; write a setting, or an adapter, "
      "which begins with: python -m vectors mine.py:unnamed --recipe grpo --advantages BT"),
@@ -171,34 +163,6 @@ def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, min
     line = MINE[:MINE.index("(1 / 0)")].count("\n") + 1
     assert str(error.value).startswith(words.replace("LINE", str(line)))
     assert "\n" not in str(error.value)
-
-
-def test_files_with_equal_names_are_two_modules_and_each_finds_its_neighbors(mine):
-    for name in ("a", "b"):
-        Path(name).mkdir()
-        Path(name, "loss.py").write_text(f"import near_{name} as near\n" + MINE.replace(
-            "bound=2.0", f"bound=near.{name}"))
-        Path(name, f"near_{name}.py").write_text(f"{name} = 1.5")
-    first, second = (engines.load(f"{name}/loss.py:my_loss")[0] for name in ("a", "b"))
-    assert first.module != second.module
-
-
-@pytest.mark.parametrize("script", [grpo, gspo, zoo])
-def test_the_dictionary_has_the_losses_of_a_script_with_their_averages_and_settings(script):
-    name = script.__name__.rpartition(".")[2]
-    rows = [loss for loss in names.LOSSES.values() if loss.script == name]
-    inherited = grpo.LOSS_TYPES.keys() if script is zoo else set()
-    assert {loss.here for loss in rows} == script.LOSS_TYPES.keys() - inherited
-    for loss in rows:
-        known, average = engines.parameters_of(script, "policy_loss", loss.here)
-        table = names.SETTINGS.get(loss.method, {})
-        settings = {here for here, *_ in table.values() if here in known}
-        assert average == loss.how or loss.level == "sequence_token"
-        if script is zoo:
-            assert known.keys() == {"loss_type"} | settings
-        values = {key: 0.5 for key, (here, *_) in table.items() if isinstance(here, str)}
-        assert names.translate(loss, values, "here").keys() == settings | {"loss_type"} | (
-            {"level"} if script is gspo else set())
 
 
 # ---- the import path -------------------------------------------------------------------------
@@ -241,12 +205,6 @@ def test_no_import_of_ours_hides_a_package_of_the_environment(site):
     assert printed_by("-c", program).split() == [str(ROOT), "1", f"{site}/kernels/__init__.py"]
     without = program.replace("import engines.import_path\n", "")
     assert f"{ROOT}/kernels" in printed_by("-c", without)
-
-
-def test_the_command_that_continues_a_run_of_engines_here_runs(tmp_path):
-    """It names the file, as the commands of the scripts do."""
-    assert printed_by("engines/here.py", "--resume_from_checkpoint", str(tmp_path)) == (
-        f"error: {tmp_path}: this folder contains no run\n")
 
 
 def test_real_py_hides_no_package_either(site):

@@ -63,23 +63,8 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
     assert found == [row[:row.index(grpo.EOS) + 1] if grpo.EOS in row else row for row in rows]
 
 
-def test_base_exports_the_policy_before_the_run(made, tmp_path):
-    policy, run, _ = made
-    zeros = {name: 0 * weight for name, weight in policy.state_dict().items()}
-    plumbing.write(run / "base.pt", {"policy": zeros | {"frequencies": policy.frequencies}})
-    export.main([str(run), str(tmp_path / "base"), "--base"])
-    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    assert not any(weight.any() for weight in llama.parameters())
-
-
 def test_whoever_can_read_a_file_can_read_the_model(made):
     assert len({file.stat().st_mode for file in made[2].iterdir()}) == 1
-
-
-def test_without_transformers_one_line_names_the_command(made, tmp_path, monkeypatch, refused):
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
-    refused("transformers is missing: pip install -r engines/requirements.txt", export.main,
-            [str(made[1]), str(tmp_path / "new")])
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from conftest import f64, ones
 import dpo
 import grpo
 import gspo
-import ppo
 import reinforce
 
 pytestmark = pytest.mark.quick
@@ -34,12 +33,6 @@ def test_a_name_that_nobody_wrote_is_not_taken_for_another_one(script, monkeypat
                  functools.partial(dpo.dpo_loss, *[logps[0]] * 4, 0.1, "mine")):
         with pytest.raises(AssertionError, match="mine"):
             call()
-
-
-@pytest.mark.parametrize("how, mean", [("sequence_sum", 1.0), ("sequence_mean", 0.5)])
-def test_an_output_without_tokens_is_one_of_the_outputs(how, mean):
-    for script in (reinforce, ppo, grpo, gspo):
-        assert script.aggregate(f64([[1, 1], [1, 1]]), f64([[1, 1], [0, 0]]), how) == mean
 
 
 def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():

@@ -1,4 +1,4 @@
-"""The gridworld: the reward of each character and the token that gets it, and exact values."""
+"""The gridworld: the reward of each character, and the token that gets it."""
 import pytest
 import torch
 from conftest import f64, load_named
@@ -7,14 +7,11 @@ from update_scenes import made_batch
 import common
 import grpo
 from common import Problem
-from tasks.gridworld import MAPS, MOVES, PRIZES, play, values
 
 TASK = load_named("gridworld")
 verify = TASK.verify
 GOLDEN = Problem("A b3 7", "")
 
-
-# ---- rewards ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, text, rewards", [
     ("A b3 7", "", []),
@@ -67,23 +64,3 @@ def test_an_episode_is_correct_if_it_earns_the_best_return(task, texts):
     batch = common.Batch(*[None] * 6, problems=[GOLDEN] * len(texts), texts=texts)
     is_correct = task.judge(batch, len(texts), 0).is_correct[0].tolist()
     assert is_correct == [True] + [False] * (len(texts) - 1)
-
-
-def test_the_value_of_a_policy_is_the_mean_return_over_all_that_it_may_do():
-    """Checked by playing every text of up to four moves: the policy stops with probability 0.2."""
-    chances = {move: 0.1 * (i + 1) * 0.8 for i, move in enumerate(MOVES)}
-    assert sum(chances.values()) == pytest.approx(0.8)
-    prompt = "A b3 4"
-    start = prompt.split()[1]
-
-    def mean_return(text, chance):
-        episode = play(Problem(prompt, ""), text)
-        ended = len(text) == 4 or MAPS["A"][episode.cells[-1]] in PRIZES
-        if ended:
-            return chance * sum(episode.rewards)
-        stops = chance * 0.2 * sum(episode.rewards)
-        return stops + sum(mean_return(text + move, chance * p) for move, p in chances.items())
-    V, Q = values(prompt, lambda t, cell: chances)
-    assert V[0][start] == pytest.approx(mean_return("", 1.0))
-    assert V[0][start] == pytest.approx(sum(p * Q[0][start][m] for m, p in chances.items()))
-    assert (len(V), len(Q)) == (5, 4)

@@ -1,7 +1,6 @@
 """The equations of a script are tagged, imports run one way, and the tasks and algorithm of
 docs/extending.md work."""
 import ast
-import graphlib
 import importlib
 import random
 import re
@@ -28,68 +27,16 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
     assert set(re.findall(r"\((\d\d?)\)", script.__doc__)) == set(stated)       # e.g. "as in (5)"
 
 
-# ---- imports ---------------------------------------------------------------------------------
-
-# A file imports only files of its own folder and of folders before it, also through importlib. What
-# a copied script may lack is imported when it is used: common.optional.
-FLOORS = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo", "gspo",
-          "dpo", "nano", "real", "vectors", "examples", "engines", "measuring", "learn", "lab"]
-# Here, what a user types names the module: a task, the script of a run, a claim, a tracker.
-LOOKUPS = {"tasks.flags", "report.page", "report.observers", "vectors", "vectors.adapter",
-           "vectors.__main__", "learn.read.lesson", "learn.read.example", "lab.bench",
-           "lab.docs", "common", "engines", "plumbing"}
-
-
-def imports(name, source):
-    """Yield what a file imports, with names from a module as module.name. -> str"""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            yield from (package + one.name for one in node.names)
-        elif isinstance(node, ast.Call) and re.search(
-                r"\b(import_module|__import__)$", ast.unparse(node.func)):
-            words = [one.value for one in node.args if isinstance(one, ast.Constant)]
-            assert len(words) == len(node.args) or name in LOOKUPS, name
-            yield from words
-
-
-def test_imports_run_one_way_and_no_circle_hides_in_importlib():
-    paths = [path for floor in FLOORS
-             for path in (*ROOT.glob(f"{floor}.py"), *ROOT.glob(f"{floor}/**/*.py"))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    arrows = {name.removesuffix(".__init__"): set() for name in names}
-    for name, path in zip(arrows, paths):
-        for target in imports(name, path.read_text("utf-8")):
-            assert "unittest" not in target, name
-            own = {target, target.rpartition(".")[0]} & arrows.keys()
-            arrows[name] |= {max(own, default=name, key=len)} - {name}
-    graphlib.TopologicalSorter(arrows).prepare()            # raises CycleError if there is a circle
-    for name, targets in arrows.items():
-        for one in targets:
-            above, below = (FLOORS.index(module.split(".")[0]) for module in (name, one))
-            assert below <= above, f"{name} imports {one}"
-
-
-def test_what_is_optional_exists_and_no_function_of_a_folder_asks_for_a_folder_above_it():
-    asked = {}
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("tasks/*.py")]:
-        for name in re.findall(r'\boptional\("([\w.]+)"\)', path.read_text("utf-8")):
-            place = ROOT / name.replace(".", "/")
-            assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), name
-            asked.setdefault(path.stem, set()).add(name.partition(".")[0])
-    assert asked.keys() == {"common", "plumbing", "rewards", *SCRIPTS}
-    assert set.union(*asked.values()) == {"kernels", "tasks", "report"}
-
-
-def test_a_file_that_is_copied_imports_only_what_its_command_on_the_install_page_installs():
-    page = (ROOT / "docs/install.md").read_text("utf-8")
-    commands = re.findall(r"^uv run (--with .+) (\w+)\.py", page, re.M)
-    assert [name for _, name in commands] == ["nano", "real"]
-    for words, name in commands:
-        packages = re.findall(r'--with "?(\w+)', words)
-        found = {target.split(".")[0] for target in
-                 imports(name, (ROOT / f"{name}.py").read_text("utf-8"))}
-        assert found - sys.stdlib_module_names == {*packages}
+def test_a_file_imports_only_files_of_its_own_folder_and_of_those_before_it():
+    floors = ["common", "plumbing", "kernels", "tasks", "report", "reinforce", "ppo", "grpo",
+              "gspo", "dpo", "nano", "real", "vectors", "examples", "engines", "measuring",
+              "learn", "lab"]
+    for place, floor in enumerate(floors):
+        for path in [*ROOT.glob(f"{floor}.py"), *ROOT.glob(f"{floor}/**/*.py")]:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [
+                    one.name for one in node.names] if isinstance(node, ast.Import) else []
+                assert not {name.split(".")[0] for name in names} & {*floors[place + 1:]}, path
 
 
 # ---- the code in docs/extending.md -----------------------------------------------------------

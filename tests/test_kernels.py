@@ -165,20 +165,6 @@ def test_kernels_agree_with_float64_autograd(N, V, dtype):
     check(*args, g=g)
 
 
-@device
-def test_padding_gives_constants_and_no_gradient_whatever_is_there():
-    (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 10, 100, padding=range(0, 10, 3))
-    is_padding = tokens < 0
-    clean = run(fused.logprob, logits, tokens, old_logps, g=g)
-    logits[is_padding] = math.nan
-    old_logps[is_padding] = math.nan
-    g[:, is_padding] = math.nan
-    logits[0] = math.inf
-    dirty = run(fused.logprob, logits, tokens, old_logps, g=g)
-    for value, a, b in zip((0, 1, 0, 0), clean, dirty):
-        assert (b[is_padding] == value).all() and torch.equal(a, b)
-
-
 B, T, V = 3, 4, 40
 VIEWS = {               # of logits, and of what has a number for each token
     "reversed": (lambda x: x[:T, :B, :V].transpose(0, 1), lambda x: x[..., 1]),
@@ -201,25 +187,6 @@ def test_all_inputs_and_gradients_may_be_views(view):
 
 
 @device
-@pytest.mark.parametrize("V", [70, 2501])
-def test_impossible_tokens_count_for_nothing(V):
-    """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large). The
-    last row lies far below 0."""
-    (logits, tokens, old_logps, _), g = problem(torch.float32, 4, V)
-    logits[3] -= 1024
-    logits[0, :-1:3] = -math.inf
-    logits[1, 1:-1] = -math.inf
-    logits[2, :V // 2] = -math.inf
-    tokens[1:3] = V - 1
-    check(logits, tokens, old_logps, g=g)
-
-    tokens[2] = 0                                       # an impossible token was sampled
-    logps, ratio, entropy, grad = run(fused.logprob, logits, tokens, old_logps, g=g)
-    assert logps[2] == -math.inf and ratio[2] == 0
-    assert entropy[2].isfinite() and grad.isfinite().all()
-
-
-@device
 def test_nan_stays_nan_in_its_row_alone_and_a_token_outside_the_vocabulary_is_nan():
     (logits, tokens, old_logps, _), g = problem(torch.float32, 7, 300)
     logits[1, 200] = math.nan
@@ -232,20 +199,6 @@ def test_nan_stays_nan_in_its_row_alone_and_a_token_outside_the_vocabulary_is_na
         assert is_nan[[1, 3, 4]].all() and not is_nan[[0, 2, 5]].any()
     assert found[0][6].isnan()
     assert fused.logprob(logits[:0], tokens[:0])[0].shape == (0,)
-
-
-@pytest.mark.parametrize("name", ["logprob", "logprob_torch"])
-def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(name):
-    """The gradient stays correct if the loss ignores the ratio or a clip removes its gradient. If
-    the ratio counts, the gradient is not finite."""
-    (logits, tokens, old_logps, _), _ = problem(torch.float32, 4, 32)
-    x = logits.requires_grad_()
-    logps, ratio, _ = getattr(fused, name)(x, tokens, old_logps - 1000)
-    expected, clipped, nan = (
-        torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
-        for loss in (logps, logps + ratio.clamp(max=1.2), logps + ratio))
-    assert ratio.isinf().all() and torch.equal(clipped, expected)
-    assert expected.abs().max() > 0.1 and not nan.isfinite().all()
 
 
 def test_the_loss_on_the_page_is_that_of_grpo(B=3, T=5, V=40):

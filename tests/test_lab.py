@@ -1,14 +1,6 @@
-"""The lab: verdicts, measurements and pages, which all experiments share; that each measure fills
+"""The lab: verdicts, learning rates and pages, which all experiments share; that each measure fills
 the columns of its file; and that the scripts accept what the lab asks of them."""
-import concurrent.futures
-import contextlib
-import dataclasses
-import functools
-import importlib
-import inspect
-import json
 import math
-import re
 import shlex
 import sys
 import types
@@ -18,18 +10,16 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import NEEDS
-from small_runs import SMALL, arguments, at_work, changed_weights, load, policy_of, read_summary
+from small_runs import SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
 import lab.__main__
-import measuring
 import plumbing
 import ppo
-import reinforce
-from lab import bench, docs, error_rates, measure, r1, replicate, training
-from lab.claims import beliefs, credit, kl, rare, signal, tests
-from tasks import preferences, program
+from lab import bench, docs, error_rates, training
+from lab.claims import credit
+from tasks import preferences
 
 # ---- verdicts --------------------------------------------------------------------------------
 
@@ -50,167 +40,19 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
      "0.35 (-1.56 to 2.26)"),
     ([2, 8], {"at_least": 1.5, "ratio": True, "exact": True}, "shown", "2 to 8 times"),
     ([0.5, 0.5], {"at_least": 0.5, "exact": True}, "shown", "0.5"),
-    ([0.5, 0.4], {"at_least": 0.45, "exact": True}, "not found here", "0.4 to 0.5")])
+    ([0.5, 0.4], {"at_least": 0.45, "exact": True}, "not found here", "0.4 to 0.5"),
+    (([0.2] * 3, [0.21, 0.2, 0.22]), {"at_least": 0.1}, "the same", "-0.01 (-0.0348 to 0.0148)")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(effect, region, verdict, measured):
     claim = bench.Claim("so", "after VinePPO", effect, finding="It is so", **region)
     assert claim.cells()[:3] == ["so", f"**{verdict}**", measured]
     assert claim.cells()[4] == "after [VinePPO](https://arxiv.org/abs/2410.01679)"
-    assert claim.title == ("It is so (undecided)" if verdict == "undecided" else "It is so")
+    is_named = verdict in ("undecided", "the same")
+    assert claim.title == (f"It is so ({verdict})" if is_named else "It is so")
     own = bench.Claim("so", bench.OURS, effect, **region).verdict
     assert own == ("contradicted" if verdict == "not found here" else verdict)
 
 
-@pytest.mark.parametrize("effect, region, why", [
-    (([0.9, 0.7], [0.995, 0.985]), {"at_least": 0.02}, "at the ceiling"),
-    (([0.9, 0.7], [0.985, 0.985]), {"at_most": 0.02}, "at the ceiling"),
-    (([1.0, 0.99], [1.0, 0.998]), {"at_least": -0.02}, "at the ceiling"),
-    (([0.001, 0.5], [0.01, 0.02]), {"at_most": -0.02}, "at the floor"),
-    (([0.0, 0.01], [0.0, 0.002]), {"at_least": 0.005}, "at the floor"),
-    (([0.3, 0.2, 0.4], [0.2, 0.1, 0.3]), {"at_least": 0.02}, "all seeds have the same effect"),
-    (([math.inf] * 3, [20, 20, 21]), {"at_least": 1.2, "ratio": True},
-     "with 3 of 3 seeds, a run never reached the level"),
-    (([30, math.inf], [math.inf, math.inf]), {"at_least": 1.2, "ratio": True},
-     "with 2 of 2 seeds, a run never reached the level"),
-    ([1, 2, math.inf], {"at_least": 0.5}, "with 1 of 3 seeds, a run never reached the level"),
-    (([0.5, 0.7], [0.4, 0.3]), {"at_least": 0.02, "differing": 0.099},
-     "both rewards judge 90.1% of the base's outputs alike")])
-def test_there_is_no_verdict_where_the_set_up_decides(effect, region, why):
-    claim = bench.Claim("so", bench.OURS, effect, finding="So it is", **region)
-    assert claim.verdict == bench.NO_VERDICT and claim.cells()[1] == f"**no verdict**: {why}"
-    assert claim.title == "So: no verdict"
-
-
-NOT_LOWER = {"at_least": -math.inf, "at_most": -0.04}
-
-
-@pytest.mark.parametrize("interval, sides, options, verdict", [
-    ((-0.039, 0.039), (0.5, 0.5), {}, "the same"),
-    ((-0.039, 0.04), (0.5, 0.5), {}, "undecided"),              # 0.04 would matter
-    ((-0.041, 0.03), (0.5, 0.5), {}, "not found here"),         # the other side may be ahead
-    ((-0.039, 0.039), (0.5, 0.5), NOT_LOWER, "the same"),
-    ((-0.03, 0.041), (0.5, 0.5), NOT_LOWER, "not found here"),
-    ((-0.03, 0.039), (0.5, 0.5), {"at_least": -math.inf, "at_most": 0.04}, "shown"),
-    ((0.04, 0.06), (0.5, 0.5), {}, "shown"),
-    ((-0.01, 0.03), (0.97, 0.96), {}, "not found here"),        # they could hardly differ
-    ((-0.01, 0.03), (0.03, 0.02), {}, "not found here"),
-    ((-0.01, 0.03), (0.97, 0.95), {}, "the same"),
-    ((-0.01, 0.03), (0.5, 0.5), {"comparisons": 7}, "not found here"),
-    ((-0.01, 0.03), (0.5, 0.5), {"ratio": True, "at_least": 1.04}, "not found here")])
-def test_two_fractions_are_the_same_if_their_whole_interval_is_near_0(
-        interval, sides, options, verdict):
-    claim = bench.Claim("so", "VinePPO", tuple([side] * 2 for side in sides), finding="It is so",
-                        **{"at_least": 0.04} | options)
-    claim.interval = interval
-    assert claim.verdict == verdict
-    is_named = verdict in ("the same", "undecided")
-    assert claim.title == (f"It is so ({verdict})" if is_named else "It is so")
-    claim.effect = [0.0, 0.0]                                   # a difference of anything
-    assert claim.verdict == verdict.replace("the same", "not found here")
-    with pytest.raises(ValueError, match="so: the two sides have to be fractions"):
-        bench.Claim("so", "VinePPO", ([1.65, 1.7], [0.5, 0.6]))
-
-
-@pytest.mark.parametrize("k, n, low, high", [      # tables of Clopper and Pearson
-    (0, 5, 0, 0.5218), (5, 5, 0.4782, 1), (12, 12, 0.7354, 1), (7, 12, 0.2767, 0.8483),
-    (1, 2, 0.0126, 0.9874)])
-def test_a_share_of_seeds_has_the_exact_interval(k, n, low, high):
-    assert bench.clopper_pearson(k, n) == pytest.approx((low, high), abs=1e-4)
-    claim = bench.Claim("so", bench.OURS, [1.0] * k + [0.0] * (n - k), share=True, at_least=low)
-    assert claim.interval == bench.clopper_pearson(k, n) and claim.mean == k / n
-
-
-def test_steps_are_counted_to_where_the_mean_crosses_the_level():
-    rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
-    assert bench.steps_to(rows, 0.675, 2).tolist() == pytest.approx([3.75, math.inf])
-    assert bench.steps_to(rows, 0.2, 2).tolist() == [1, 1]          # from the first mean on
-    assert bench.steps_to(rows, 0.4, 1).tolist() == pytest.approx([0.2, 2])
-
-
 # ---- an experiment, from its runs to its page ------------------------------------------------
-
-@pytest.fixture
-def made_up(tmp_path, monkeypatch):
-    """made_up(SEEDS=..., ...): make an experiment of these parts. It is measured in this process,
-    and stored in the folder of the test."""
-    here = contextlib.nullcontext(types.SimpleNamespace(map=map))
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", lambda *_: here)
-    monkeypatch.setattr(docs, "ROOT", tmp_path)
-    monkeypatch.setattr(docs, "DOCS", tmp_path)
-    monkeypatch.setattr(bench, "NAMES", ("made_up",))
-    (tmp_path / "lab").mkdir()
-
-    def make(**parts):
-        monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
-            score=lambda columns, what: columns[what], **parts))
-    return make
-
-
-def store(path, cases, **about):
-    """Write a store. cases: {case: {column: a list with an entry for each seed from 0 on}}"""
-    jobs = [[case, seed, {column: rows[seed] for column, rows in columns.items()}]
-            for case, columns in cases.items()
-            for seed in range(len(next(iter(columns.values()))))]
-    measuring.write(path, {"about": about, "jobs": jobs})
-
-
-@pytest.mark.parametrize("main, flags, message", [
-    (lab.__main__.main, "nope --draw", "nope: unknown experiment; choose from hacking, "),
-    (lab.__main__.main, "kl --processes 0", "--processes 0: must be at least 1"),
-    (lab.__main__.main, "kl --replicate -1", "--replicate -1: a seed must be at least 0"),
-    (lab.__main__.main, "kl --replicate 9 --draw", "not allowed with"),
-    (r1.main, "3 3", "at least 2 different seeds"),
-    (r1.main, "--processes 0", "--processes 0: must be at least 1")])
-def test_flags_that_contradict_or_make_no_sense_are_refused(
-        main, flags, message, stops, monkeypatch):
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", None)    # nothing is measured
-    stops(message, main, flags.split())
-
-
-def test_a_file_of_numbers_that_is_damaged_or_missing_gets_one_line(made_up, tmp_path, stops):
-    made_up(SEEDS=(0,))
-    stops("made_up.json: missing or damaged; restore it with git, or run: python -m lab made_up",
-          lab.__main__.main, ["made_up", "--draw"])
-    store(tmp_path / "lab/made_up.json", {})
-    (tmp_path / "replication.json").write_text("{")
-    stops("replication.json: missing or damaged", lab.__main__.main, ["--replicate", "9"])
-
-
-def test_each_seed_has_a_base_of_its_own_and_its_row_of_numbers(
-        made_up, tmp_path, monkeypatch, capsys):
-    def run_once(flags, seed, metrics, scores):
-        rate = float(re.fullmatch(f"grpo.py --learning_rate (.*) --base_seed {seed}", flags)[1])
-        assert metrics == ["reward"] and scores == []
-        return {"reward": -abs(rate - 1e-3)}
-    measured = []
-
-    def measure(case, seed):
-        measured.append((case, seed))
-        if measured == [("x", 3), ("x", 4), ("y", 3)]:
-            raise KeyboardInterrupt
-        return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed - 2]}
-    made_up(SEEDS=(3, 4), TUNING=(8,), SIDES={"a": ("grpo.py", 1e-3)}, COMPARED=[("a", "reward")],
-            METRICS=["reward"], SCORES=[], CASES=["x", "y"], FEWER={"y": (3,)}, measure=measure)
-    monkeypatch.setattr(bench, "run_once", run_once)
-    monkeypatch.setattr(bench, "first_steps", lambda name: [0.1])
-    other = tmp_path / "runs/lab-made_up-0123abcd.json"
-    store(other, {"x": {"value": [99]}}, commit="another")
-    before = other.read_text()
-    with pytest.raises(KeyboardInterrupt):
-        bench.measure("made_up", 2)
-    printed = capsys.readouterr().out
-    assert "stays, but does not continue, because it began with commit another, " in printed
-    bench.measure("made_up", 2)
-    assert measured == [("x", 3), ("x", 4), ("y", 3), ("y", 3)]
-    assert [*tmp_path.glob("runs/*")] == [other] and other.read_text() == before
-    x, about = bench.load("made_up")
-    assert x["a, 0.001"]["reward"].tolist() == [0.0] * 3 and about["processes"] == 2
-    assert x["a, 0.002"]["reward"].tolist() == [-0.001] and len(x["y"]["value"]) == 1
-    assert x["x"]["value"].tolist() == [6, 8] and about["first steps"] == [0.1]
-    numpy.testing.assert_equal(x["x"]["steps"], [[3, numpy.nan], [4, 0.333333]])
-    jobs = [*docs.load("lab/made_up", "")[0]]
-    assert [seed for case, seed in jobs if case == "x"] == [3, 4]
-    assert [seed for case, seed in jobs if case == "a, 0.001"] == [8, 3, 4]
-
 
 def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, stops):
     assert bench.check("masking") and torch.get_default_dtype() == torch.float32
@@ -218,9 +60,11 @@ def test_a_page_is_stale_if_the_first_steps_of_its_runs_change(monkeypatch, stop
     stops("stale: masking", lab.__main__.main, ["--check", "masking"], code=1)
 
 
-def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(made_up):
-    made_up(SEEDS=(0, 1, 2), TUNING=(8, 9), SIDES={"a, b": (None, 1e-3), "c": (None, 4e-4)},
-            FEWER={"c": (0, 2)}, COMPARED=[("a, b", "up"), ("c", "up")])
+def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
+        score=lambda columns, what: columns[what], SEEDS=(0, 1, 2), TUNING=(8, 9),
+        SIDES={"a, b": (None, 1e-3), "c": (None, 4e-4)}, FEWER={"c": (0, 2)},
+        COMPARED=[("a, b", "up"), ("c", "up")]))
 
     def measured(case, seed):                   # the best rates are 4e-3, and, by a tie, 4e-4
         rate = float(case.split(", ")[-1])
@@ -243,75 +87,22 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mad
     assert bench.spans((0, 1, 2, 5, 7, 8)) == "0 to 2 and 5 and 7 to 8"
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_search_ends_after_seven_rates_and_the_page_says_if_the_best_is_at_an_end(sign, made_up):
-    made_up(SEEDS=(0,), TUNING=(1,), SIDES={"a": (None, 5e-4)}, COMPARED=[("a", "up")])
-    x = {f"a, {5e-4 * 2.0 ** k:g}": {"up": numpy.array([sign * k] * 2)} for k in range(-9, 10)}
-    tried, best = bench.tune("made_up", x, "a", "up")
-    assert len(tried) == 7 and best == (tried[-1] if sign > 0 else tried[0])
-    assert bench.at_best("made_up", x)["a", "up"]["rate"] == f"{best[3:]}, at an end"
-
-
-def test_claims_are_repeated_at_the_best_rates_on_seeds_that_no_page_used(
-        made_up, tmp_path, monkeypatch, capsys):
-    measured = []
-
-    def measure(case, seed):
-        assert case in ("a, 0.002", "b")                        # the search is not repeated
-        measured.append(seed)
-        if measured == [3, 4]:
-            raise KeyboardInterrupt
-        return {"up": [seed, 1 / 3][:1 + seed % 2], "in": 0.5}
-
-    def page(x):
-        yield bench.Claim("b is high", bench.OURS, x["b"]["up"][:, 0], at_least=3)
-        best = bench.at_best("made_up", x)["a", "in"]["up"][:, 0]
-        yield bench.Claim("a is low", bench.OURS, best, at_most=8)
-        yield bench.Claim("it follows", bench.OURS, 1, at_least=1, exact=True, computed=True)
-    made_up(SEEDS=(0, 1), TUNING=(2,), OTHER_SEEDS=(5,), SIDES={"a": (None, 1e-3)}, page=page,
-            COMPARED=[("a", "in")], CASES=["b"], measure=measure)
-    stored = {f"a, {rate}": {"up": [[9.0], [1.0], [2.0, 0.5]][:n], "in": [score, 0.7, 0.7][:n]}
-              for rate, n, score in (("0.0005", 1, 0.1), ("0.001", 1, 0.2), ("0.002", 3, 0.4),
-                                     ("0.004", 1, 0.3))}
-    store(tmp_path / "lab/made_up.json", stored | {
-        "b": {"up": [[5.0], [4.0]], "in": [0.5, 0.5]}}, seconds=1, processes=1, machine="m",
-          commit="c")
-    monkeypatch.setattr(lab.__main__, "put", lambda *_: None)
-    with pytest.raises(KeyboardInterrupt):
-        lab.__main__.main(["--replicate", "1"])
-    [kept] = tmp_path.glob("runs/*")                            # by a second one, while it waits
-    before = kept.read_text()
-    for first, seeds in ((4, [4, 6]), (1, [3, 4]), (4, [4, 6])):
-        lab.__main__.main(["--replicate", f"{first}"])
-        content = bench.repetitions()["made_up"]
-        found = bench.columns(measuring.results_of(content))
-        assert content["about"]["seeds"] == seeds
-        assert all([row[0] for row in found[case]["up"]] == seeds for case in ("b", "a, 0.002"))
-        assert not kept.exists() or kept.read_text() == before
-    assert measured == [3, 4, 4, 6, 4, 6, 4, 3, 4, 4, 6, 4, 6] and not [*tmp_path.glob("runs/*")]
-    text = replicate.compared()
-    assert text in capsys.readouterr().out
-    assert "made_up (seeds 4 and 6, " in text and "1 of 2 verdicts stay" in text
-    assert "w | **shown** | **undecided** | 5 (-7.71 to 17.7) |" in text
-    assert "it follows" not in text
-    bench.module("made_up").page = lambda x: [*page(x), lambda axis: None]      # all seeds together
-    claims, _, text = bench.page("made_up")
-    assert [len(claim.values) for claim in claims] == [4, 4, 1]
-    assert claims[0].mean == (5 + 4 + 4 + 6) / 4
-    assert "| b is high | **shown** (undecided with the first 2 seeds) | 4.75 (" in text
-    assert "seeds 0 to 1, each with its own base" in text and "of seeds 4 and 6, which" in text
-    for job in content["jobs"]:                                 # another best rate
-        job[0] = job[0].replace("0.002", "0.001")
-    for name in ("made_up", "gone"):
-        measuring.write(tmp_path / "replication.json", {name: content})
-        assert "Repeated so far: none. 0 of 0 verdicts stay" in replicate.compared()
-
-
 @pytest.mark.parametrize("name", bench.NAMES)
 def test_the_page_follows_from_the_stored_numbers(name):
     *_, text = bench.page(name)
     assert f"make lab-{name}: {name} -->\n{text}<!-- end" in (
         ROOT / f"docs/lab/{name}.md").read_text("utf-8")
+
+
+def test_the_page_has_the_table_and_the_curves_of_the_runs_of_gemma():
+    pytest.importorskip("transformers", reason=NEEDS)
+    from lab import gemma
+    results, _ = docs.load("gemma", "")
+    page = (gemma.DOCS / "real-models.md").read_text()
+    assert page.count(
+        f"gemma -->\n{gemma.CHART}{gemma.describe(results)}<!-- end of gemma -->") == 1
+    seeds = {name: numpy.shape(rows) for name, rows in gemma.rewards(results).items()}
+    assert seeds["learning rate 3e-6"] == (3, gemma.JOB.steps) and len(seeds) == 4
 
 
 # ---- every measure ---------------------------------------------------------------------------
@@ -362,56 +153,6 @@ def test_a_measure_finds_what_its_file_has(name, case, constants, monkeypatch):
         assert rates == [float(case.split(", ")[-1])]
 
 
-def test_the_noise_of_a_batch_is_that_of_its_sampled_tokens(monkeypatch):
-    """Where the reference has e times the probability of each sampled token, k1 is -1 there."""
-    V, calls = common.VOCAB_SIZE, iter(range(9))
-    monkeypatch.setattr(kl, "load_base", untrained)
-    monkeypatch.setattr(kl, "WATCHED", [1])
-    monkeypatch.setattr(kl, "log_probs", lambda _, batch: (
-        torch.zeros(V).log_softmax(dim=-1) + next(calls) * torch.nn.functional.one_hot(
-            batch.tokens[batch.mask > 0], V)))
-    [found] = kl.measure("on the way", 0)["deviation in a batch of k1"]
-    assert found == pytest.approx(1 - 1 / V)
-
-
-def test_the_runs_of_tests_differ_in_the_task_the_base_and_what_their_names_say(monkeypatch):
-    given = []                                          # flags and texts of each run
-    monkeypatch.setattr(measuring, "run", lambda main, words, look: given.append(
-        (plumbing.parse_flags(grpo.Config, words), program.SHARES)))
-    for side in tests.SIDES:
-        tests.measure(f"{side}, 0.001", 3)
-    usual, seen = given[0][0], {}
-    for side, (cfg, shares) in zip(tests.SIDES, given):
-        common.load_task(cfg, grpo.verify)
-        assert (cfg.learning_rate, cfg.seed, cfg.base_seed) == (0.001, 3, 3)
-        assert shares["textbook"] == program.SHARES["textbook"]
-        seen[side] = [shares["forum"], *(getattr(cfg, name) for name in vars(cfg)
-                                         if getattr(cfg, name) != getattr(usual, name))]
-    assert seen == {
-        tests.ALL: [(0.3, 0.35)], tests.ONE_HIDDEN: [(0.3, 0.35), "program:hidden=1"],
-        tests.SHOWN: [(0.3, 0.35), "program:shown"], tests.KL: [(0.3, 0.35), "program:shown", 0.1],
-        tests.SHORTER: [(0.3, 0.35), "program:shown", 47],
-        tests.MIXED: [(0.3, 0.35), "program:shown,arithmetic"],
-        tests.FEWER_LISTS: [(0.3, 0.2), "program:shown"],
-        tests.FEWEST_LISTS: [(0.3, 0.05), "program:shown"]}
-
-
-def test_a_sum_is_mended_if_the_base_gets_it_wrong_and_the_policy_mostly_right():
-    nan = numpy.nan                                     # a sum that hardly occurs, or padding
-    columns = {"before": numpy.array([[0.4, 0.1, 0.6, 0.2, nan], [0.4, nan, 0.3, 0.2, 0.1]]),
-               "after": numpy.array([[0.6, 0.2, 0.1, nan, 0.9], [0.6, 0.7, 0.8, 0.51, 0.5]])}
-    assert rare.score(columns, rare.MENDED).tolist() == [1 / 2, 3 / 4]
-
-
-def test_runs_are_compared_after_equally_many_samples_or_steps(monkeypatch):
-    nan = numpy.nan
-    columns = {"samples": numpy.array([[2000, 4000, 6000, 8000], [3200, 6400, nan, nan]]),
-               "pass@1": numpy.array([[0.1, nan, 0.3, 0.7], [nan, 0.5, nan, nan]])}
-    monkeypatch.setattr(signal, "STEPS", 3)
-    assert signal.score(columns, signal.AT_BUDGET) == pytest.approx([0.38, 0.5])
-    assert signal.score(columns, signal.AT_STEPS) == pytest.approx([0.3, 0.5])
-
-
 # ---- runs ------------------------------------------------------------------------------------
 
 def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
@@ -431,32 +172,7 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
     assert task.state == after["task"]
 
 
-def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
-    monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
-    for one in map(bench.module, bench.NAMES):
-        assert {*one.SEEDS}.isdisjoint(one.TUNING), "judged by what chose the rate"
-        for command, _ in one.SIDES.values():
-            script, *flags = shlex.split(command or one.CHECK)
-            module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-            common.load_task(plumbing.parse_flags(module.Config, flags), grpo.verify)
-
-
-def test_a_completion_goes_on_as_it_did(config, load_task, talker):
-    """Greedy decoding continues a completion identically from each of its prefixes."""
-    cfg = config()
-    policy = talker(cfg)
-    problems = common.sample_problems(load_task(cfg), 5, 0)
-    batch = grpo.complete(policy, load_task(cfg), cfg, problems)
-    for t in range(int(batch.lengths.min())):
-        rest = dataclasses.replace(cfg, max_completion_length=cfg.max_completion_length - t)
-        _, found, mask, texts = training.continued(
-            grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
-        assert texts == batch.texts
-        assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
-
-
-def test_each_part_of_the_rollouts_after_a_token_and_each_step_of_walks_draw_their_own_numbers(
-        config, monkeypatch):
+def test_each_part_of_the_rollouts_after_a_token_draws_its_own_numbers(config, monkeypatch):
     drawn = []
     monkeypatch.setattr(training, "continued", lambda *args: (
         drawn.append(args[-1]), [f"{problem}" for problem in args[3]]))
@@ -467,24 +183,6 @@ def test_each_part_of_the_rollouts_after_a_token_and_each_step_of_walks_draw_the
     assert rows.tolist() == [0, 2] and rewards.tolist() == [[7.0] * 4, [9.0] * 4]
     numbers = torch.cat(drawn).flatten()
     assert len(numbers) == len(numbers.unique()) == 8 * (config().max_completion_length - 2)
-
-    cfg = ppo.Config(device="cpu", task="gridworld", num_prompts=8, num_generations=2)
-    walks = common.load_task(cfg, ppo.verify)
-    problems = common.sample_problems(walks, 8, 0)
-    monkeypatch.setattr(common, "sample_problems", lambda *_: problems)
-    first, again, second = (credit.make_batch(walks, cfg, step).steps for step in (0, 0, 1))
-    assert first == again != second
-
-
-def test_no_estimate_is_made_from_the_rollouts_of_its_reference(monkeypatch):
-    values = []
-    monkeypatch.setattr(credit, "step_advantages", lambda _, V, mask: values.append(V) or V)
-    most = max(credit.ROLLOUTS)
-    returns = torch.arange(0.0, most + 4).expand(2, 3, -1)              # 4 are of the reference
-    batch = types.SimpleNamespace(mask=torch.ones(2, 3), prompts=None, tokens=None,
-                                  rewards=torch.tensor([[0.0, 1.0]]))
-    credit.estimates(batch, returns, lambda *_: torch.ones(2, 3), torch.zeros(2, 3))
-    assert [V[0, 0].item() for V in values[:-1]] == [(K - 1) / 2 for K in credit.ROLLOUTS]
 
 
 def test_the_steps_of_a_thought_are_found_with_their_tokens_and_the_first_wrong_one():
@@ -498,155 +196,6 @@ def test_the_steps_of_a_thought_are_found_with_their_tokens_and_the_first_wrong_
             for row, tokens, kind in credit.steps_of(batch)] == [
         (0, "13+4=17", credit.BEFORE), (0, "17-9=7", credit.WRONG), (0, "7*2=14", credit.AFTER),
         (0, "14*1=13", credit.AFTER), (2, "3+4=7", credit.BEFORE), (2, "7-5=2", credit.BEFORE)]
-
-
-def test_a_gradient_is_that_of_the_tokens_that_have_an_advantage(config, load_task, talker):
-    """By differences: a small step along it changes sum A log pi by its squared length."""
-    cfg = config()
-    policy = talker(cfg).double()
-    batch = ppo.sample_batch(policy, load_task(cfg), cfg, 0)
-    A = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)).double()
-    A[:, 1] = 0
-    found = credit.gradient(policy, batch, A, [0, 2], cfg)
-
-    def objective():
-        logps, _ = ppo.score(policy, batch.prompts, batch.tokens)
-        return (A * logps * batch.mask)[[0, 2]].sum().item()
-    before = objective()
-    with torch.no_grad():
-        for weight, part in zip(policy.parameters(), found.split(
-                [weight.numel() for weight in policy.parameters()])):
-            weight += 1e-7 * part.view_as(weight)
-    assert objective() - before == pytest.approx(1e-7 * found.square().sum().item(), rel=1e-3)
-
-
-def test_a_step_has_the_length_of_the_gradient_of_its_own_tokens(monkeypatch):
-    """With A itself as the gradient."""
-    exact = torch.tensor([[3.0, 4.0, 2.0, 9.0], [9.0, 2.0, 2.0, 1.0]])
-    steps = [(0, slice(0, 2), credit.BEFORE), (0, slice(2, 3), credit.WRONG),
-             (1, slice(1, 4), credit.AFTER)]
-    monkeypatch.setattr(credit, "steps_of", lambda batch: steps)
-    monkeypatch.setattr(credit, "gradient", lambda policy, batch, A, rows, cfg: A[rows].flatten())
-    found = credit.of_gradients(None, None, {"half": exact / 2, "less": -exact}, exact, None)
-    assert found["wrong thoughts"] == 1
-    for name in ("exact", "half", "less"):
-        assert [found[f"{name}: {kind}"] for kind in credit.KINDS] == [0.5, 0.2, 0.3]
-    assert found["half: cosine"] == pytest.approx(1) and found["less: cosine"] == pytest.approx(-1)
-    assert found["half: steps"] == pytest.approx(1) and found["less: steps"] == pytest.approx(-1)
-
-
-def test_a_correlation_of_ranks_shares_the_ranks_of_equal_numbers():
-    assert beliefs.ranks([3, 1, 1, 7]).tolist() == [2, 0.5, 0.5, 3]
-    assert beliefs.spearman([1, 2, 30], [0.1, 0.2, 0.21]) == pytest.approx(1)
-    assert beliefs.spearman([1, 1, 2, 3], [5, 5, 4, 4]) == pytest.approx(-0.942809)
-
-
-def test_the_time_of_a_step_is_that_of_its_updates_and_each_part_has_its_own(
-        tmp_path, monkeypatch, capsys):
-    """Three steps of two updates. Each part takes other seconds."""
-    pytest.importorskip("transformers", reason=NEEDS)
-    import real
-    monkeypatch.chdir(tmp_path)
-    for name in ("P", "G", "W", "T", "HELD_OUT"):
-        monkeypatch.setattr(real, name, getattr(real, name))            # restored afterwards
-    now = [0]
-    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def passes(seconds):
-        now[0] += seconds
-
-    def sample():
-        passes(30)
-        with torch.no_grad():
-            real.logprobs(1)
-
-    def main(folder, data, steps):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-        for step in range(steps):
-            print(f"cut 0.000, gap {step + 1}e-07, ", end="")
-            passes(step)
-            real.sample()
-            with torch.no_grad():
-                real.logprobs(2)
-            for _ in range(2):
-                real.logprobs(4)
-                real.descend(lambda: optimizer.step(lambda: passes(700)))
-            print(f"step {step}: reward 0.500, tokens {step + 5}.0")
-        passes(9000)                                                    # to evaluate
-    monkeypatch.setattr(real, "main", main)
-    monkeypatch.setattr(real, "sample", sample)
-    monkeypatch.setattr(real, "logprobs", passes)
-    monkeypatch.setattr(real, "descend", lambda update: (passes(50), update()))
-    monkeypatch.setattr(measure, "limits", lambda *sizes: {"sampling": sizes})
-    measure.one_step("real.py", str(tmp_path), "16")
-    *found, parts = json.loads(capsys.readouterr().out)
-    assert found == [2 + 30 + 1 + 2 + 2 * 754, 16 * 7.0, 3e-7, 0.0]
-    assert {name: (seconds, least) for name, seconds, least, _ in parts} == {
-        "the rest": (2, None), "sampling": (30, [16, 16 * 7.0]), "gap": (1, None),
-        "old log-probs": (2, None), "updates": (2 * 54, None), "optimizer": (2 * 700, None)}
-
-
-def test_the_limit_of_a_part_counts_the_operations_and_bytes_that_it_needs(monkeypatch):
-    """A model with 2 layers, 10 wide, with 3 heads and 1 group of 4 numbers, 7 inside, 11 tokens.
-    4 outputs of 5 tokens after a prompt of 6."""
-    monkeypatch.setattr(measure, "SIZES", (10, 2, 3, 1, 4, 7, 11))
-    monkeypatch.setattr(measure, "PROMPT", 6)
-    layer = 2 * 10 * 12 + 2 * 10 * 4 + 3 * 10 * 7           # queries and outputs; keys, values; MLP
-    forward = 2 * (2 * layer * 4 * (6 + 5) + 110 * 4 * 5)
-    weights = 4 * (2 * layer + 110)
-    keys = 4 * 4 * (6 + 2.5) * 2 * (4 + 4)                  # and values, of 2 layers
-    for flops, speed in ((1e3, 1e9), (1e9, 1e3)):
-        monkeypatch.setattr(measure, "peaks", lambda found=(flops, speed): found)
-        assert measure.limits(4, 20) == {
-            "sampling": pytest.approx(max(forward / flops, 5 * (weights + keys) / speed)),
-            "old log-probs": forward / flops, "updates": 3 * forward / flops,
-            "optimizer": pytest.approx(2 * 7 * weights / speed)}
-
-
-def test_accuracies_are_those_before_and_after_and_tokens_are_counted_per_second(
-        monkeypatch, tmp_path):
-    stored = {}
-    monkeypatch.setattr(measure, "record", lambda name, **content: stored.update(content))
-    monkeypatch.setattr(measure, "put", lambda *_: None)
-    scores = "held-out questions, {} right, {} after a forced <think>, q={}"
-    printed = [scores.format("before: 0.125", 0.625, "<1>"), "step 0", "step 1",
-               scores.format("after:  0.875", 0.5, "<2>")]
-    monkeypatch.setattr(measure, "printed_by", lambda *_: "\n".join(printed))
-    monkeypatch.setattr(docs, "ROOT", tmp_path)
-    monkeypatch.setattr(docs, "DOCS", tmp_path)
-    monkeypatch.setattr(measure, "DOCS", tmp_path)
-    measure.JOBS["nano"]("3")
-    results, about = docs.load("nano-seeds", "")
-    found = results["nano.py", 3]
-    assert (found["before"], found["forced"], found["after"]) == (0.125, 0.625, 0.875)
-    assert about["seeds"] == [3] and not [*tmp_path.glob("runs/*")]
-
-    monkeypatch.setattr(measure, "write_model", lambda folder: None)
-    monkeypatch.setattr(measure, "TRAINERS", ["real.py"])
-    monkeypatch.setattr(measure, "printed_by", lambda *_: (
-        'noise\n[2.5, 5000, 1e-7, 3.25, [["sampling", 1.5, 0.25, 2.75], ["gap", 1, null, 0]]]\n'))
-    measure.steps("16")
-    assert stored["rows"] == [["real.py", "16", "2.50", "2,000", "3.2", "1e-07"]]
-    assert stored["parts"] == [["16", "sampling", "1.500", "0.250", "2.8"],
-                               ["16", "gap", "1.000", "", ""]]
-    (tmp_path / "step-a.json").write_text(json.dumps({"machine": "A", "commit": "b"} | stored))
-    assert "| 16 | sampling | 1.500 | 0.250 | 2.8 |" in measure.tables("step")
-
-
-def test_the_main_job_and_its_controls_have_the_same_seed_and_folder_with_bases(monkeypatch):
-    runs = []
-    printed = ["making the base", "base: a", *"bcdef", "  .venv/x -m report.ask runs/a"]
-    monkeypatch.setattr(measure, "printed_by", lambda *words: (
-        runs.append(" ".join(map(str, words))) or "\n".join(printed)))
-    scores = dict.fromkeys(measure.SCORES.values(), 0.5)
-    monkeypatch.setattr(measure, "read_summary", lambda folder: {
-        "base": scores, "trained": scores | {"other": 1}, "steps": 60})
-    one = measure.measure_main("grpo.py", 3)
-    assert one["controls"] == dict.fromkeys(measure.CONTROLS, scores) and one["steps"] == 60
-    assert len(runs) == 1 + len(measure.CONTROLS) and len({run.split()[0] for run in runs}) == 1
-    assert all("--seed 3 --base_seed 3" in run for run in runs)
-    assert one["printed"].startswith("```\nbase: a\nb\n")
-    assert one["printed"].endswith("\n  .venv/bin/python -m report.ask runs/a\n```\n")
 
 
 # ---- report.check ----------------------------------------------------------------------------
@@ -674,98 +223,3 @@ def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_al
         "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
         "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
     assert error_rates.wilson(0, 30) == "0% to 11%" and error_rates.wilson(30, 30) == "89% to 100%"
-
-
-@pytest.mark.parametrize("flags, is_published", [
-    ("--rl-doctor rl", True), ("", False), ("--rl-doctor rl --seed 1", False)])
-def test_only_a_full_run_with_the_seed_of_the_page_replaces_its_table(
-        flags, is_published, monkeypatch):
-    done = []
-    store = types.SimpleNamespace(results={}, move=lambda path: done.append(path.name),
-                                  path=types.SimpleNamespace(unlink=lambda: done.append("gone")))
-    monkeypatch.setattr(error_rates, "measured", lambda *_: store)
-    for name in ("of_correct", "of_broken", "page"):
-        monkeypatch.setattr(error_rates, name, lambda *_: "")
-    error_rates.main(flags.split())
-    assert done == ["check.json" if is_published else "gone"]
-
-
-def test_each_mistake_is_planted_in_a_run_with_a_base_of_its_own(monkeypatch):
-    texts, made = {}, []
-    monkeypatch.setattr(error_rates.edits, "load", lambda text, name, path: texts.setdefault(
-        path.name, []).append(text) or types.SimpleNamespace(main=None))
-    monkeypatch.setattr(error_rates.measuring, "run", lambda main, words, look: (
-        made.append(words) or (set(), set())))
-    for seed, case in enumerate(error_rates.BROKEN):
-        error_rates.measure("", case, seed)
-        compile(texts["grpo.py"][-1], case, "exec")
-        assert made[-1][-4:] == ["--seed", f"{seed}", "--base_seed", f"{seed}"]
-    assert len({*texts["grpo.py"]}) == len(error_rates.BROKEN)
-    assert error_rates.BROKEN.keys() == error_rates.CAUSES.keys() == error_rates.THEIRS.keys()
-    runs = error_rates.numbered({"a": 2, "b": 1}, 100)
-    assert runs == [("a", 100), ("b", 101), ("a", 102)]
-
-
-# ---- R1 --------------------------------------------------------------------------------------
-
-SHORT = shlex.join(arguments(SMALL | {"task": "notation:2", "base_steps": 3, "num_prompts": 2,
-                                      "num_eval_problems": 8, "max_completion_length": 4}))
-
-
-def test_each_run_of_r1_starts_from_the_policy_of_the_run_that_its_row_names(monkeypatch, watch):
-    """The base is a run of 0 steps. Each other run learns, because odd lengths are right here."""
-    policies, begun = {}, {}
-
-    def look(folder):
-        policies[folder] = policy_of(folder)
-        if "cold-start" not in folder:
-            begun[folder] = load(f"{folder}/base.pt")["policy"]
-        return {}
-    for name, command in r1.RUNS.items():
-        monkeypatch.setitem(r1.RUNS, name, re.sub("_steps [1-9]0", "_steps 1", command))
-    taught = watch(r1.coldstart, "load_policy", lambda folder, *_: folder)
-    seeds = watch(plumbing, "warm_start", lambda policy, task, cfg: cfg.base_seed)
-    flags = SHORT.replace("--max_steps 10", "--learning_rate 0.01 --temperature 9")
-    monkeypatch.setattr(r1, "score", look)
-    for script in (grpo, reinforce):
-        monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
-    found = r1.measure(r1.CASE, 3, flags)
-    assert taught == ["runs/r1/base"] and found.keys() == r1.RUNS.keys() and seeds == [3, 4]
-    folders = {name: command.split()[-1] for name, command in r1.RUNS.items()}
-    for name, folder in folders.items():
-        origin = policies[folders[r1.start_of(name)] if r1.start_of(name) else folder]
-        if folder in begun:
-            assert changed_weights(begun[folder], origin) == [], name
-        assert (changed_weights(policies[folder], origin) != []) == (name != "base"), name
-    assert [*map(r1.start_of, r1.STAGES)] == ["", *r1.STAGES[:-1]]
-    assert {r1.start_of(name) for name in r1.RUNS if "R1-Zero" in name} == {"base"}
-    for without, name in r1.PAIRS:              # the same base, steps and rate
-        commands = [r1.RUNS[each].rpartition(" ")[0] for each in (without, name)]
-        assert commands[0].replace("+format", "+format+language") == commands[1]
-
-
-def test_the_scores_of_r1_are_those_of_the_script_and_count_format_and_words_in_thoughts(
-        tmp_path, monkeypatch):
-    monkeypatch.setattr(r1, "PROBLEMS", 4)
-    monkeypatch.setattr(r1, "SAMPLES", 2)
-    flags = SHORT.replace("--num_eval_problems 8", "--num_eval_problems 4")
-    with at_work(tmp_path):
-        monkeypatch.setattr(grpo, "verify", lambda problem, text: float(len(text) % 2))
-        grpo.main([*shlex.split(flags), "--output_dir", "run"])
-        trained = read_summary("run")["trained"]
-        found = r1.score("run")
-        assert 0 < found["pass@1"] == trained["pass@1"] < 1
-        assert found["tokens"] == pytest.approx(trained["mean_length"])
-        assert found["words"] == 0                          # of no thoughts
-
-        thoughts = ["<think>3 plus 4 is 7;7-5=2</think>", "<think>3 plus 4 is 7</think>"]
-        texts = [f"{thoughts[0]}<answer>2</answer>", thoughts[1], *["<answer>2</answer>"] * 6]
-        complete = grpo.complete
-
-        def written(*args):
-            batch = complete(*args)
-            batch.texts = texts
-            return batch
-        monkeypatch.setattr(grpo, "complete", written)
-        found = r1.score("run")
-    assert found["format"] == 1 / 8 and found["words"] == (0.5 + 1) / 2

@@ -1,7 +1,5 @@
 """nano.py without each of its lines: the rows run, are measured one after the other, and are shown
 when they are complete. And the mathematics before rung 1 agrees with PyTorch."""
-import contextlib
-import io
 import random
 import statistics
 from statistics import fmean
@@ -72,36 +70,6 @@ def test_a_judge_gives_points_with_mistakes_to_each_kind_of_output(
     assert shares[1:] == pytest.approx([b - a for a, b in zip(normal, normal[1:])], abs=0.025)
 
 
-def test_a_run_without_kls_and_evaluations_has_the_same_numbers(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, "CACHE", tmp_path)
-    source = small(NANO)
-    with contextlib.redirect_stdout(io.StringIO()):
-        brief, whole = (runs.run(source, 3, "", has_kl=is_whole, evaluates=is_whole, base_steps=2,
-                                 steps=3) for is_whole in (False, True))
-    assert len(brief["steps"]) == 3 and brief["accuracy"] == [] and len(whole["accuracy"]) == 2
-    assert {"kl", "step_kl"} <= whole["steps"][0].keys()
-    assert brief["steps"] == [{name: x for name, x in step.items() if name not in ("kl", "step_kl")}
-                              for step in whole["steps"]]
-
-
-def test_a_row_is_completed_before_the_next_one_begins(monkeypatch):
-    store(monkeypatch, {})
-    assert {name for name, *_ in lines.missing({}).values()} == {"nano"}
-    rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
-    store(monkeypatch, {"nano": rates})
-    jobs = lines.missing(lines.STORE.results)
-    assert {name for name, *_ in jobs.values()} == {"imitation"}
-    assert {(factor, seed) for _, factor, _, seed in jobs.values()} == {
-        *((1, seed) for seed in (0, 1, 2, 3, 4, 5, 6, 7)), *((2, seed) for seed in (5, 6, 7))}
-    store(monkeypatch, dict.fromkeys(lines.ROWS, rates))
-    assert {(name, is_judged, seed) for name, _, is_judged, seed in lines.missing(
-        lines.STORE.results).values()} == {("nano", True, seed) for seed in measure.CHOICE}
-    store(monkeypatch, dict.fromkeys(lines.ROWS, rates), lines.ROWS)
-    assert lines.missing(lines.STORE.results) == {}
-    del lines.STORE.results[lines.case("constant", 2, True), 3]     # at its best rate
-    assert [*lines.missing(lines.STORE.results).values()] == [("constant", 2, True, 3)]
-
-
 def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     store(monkeypatch, {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
                         "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}})
@@ -110,7 +78,13 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     assert shared.difference == pytest.approx(-10) and own.difference == pytest.approx(5)
     assert shared.interval == pytest.approx((-10, -10))
     assert shared.predicted == (-10, 0) and own.words == "smaller, at most 5"
+    for predicted, is_contradicted in (((-20, -9.9), False), ((-10.1, 0), False), ((0, 5), True),
+                                       ((-20, -10.1), True)):
+        assert shared._replace(predicted=predicted).is_contradicted() == is_contradicted
     assert lines.complete() == ["nano", "raw"]
+    store(monkeypatch, dict.fromkeys(("nano", "single", "tokens"), {0.5: 0.5, 1: 0.6, 2: 0.5}))
+    assert [one.predicted for one in lines.effects("single")] == [(-6, 0), (-2, 2)]
+    assert lines.effects("tokens")[0].predicted == (0, 3)
     rates = {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
              "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}}
     store(monkeypatch, rates, judged=["raw"])
@@ -125,18 +99,6 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     shared, *_ = lines.effects("raw")
     assert shared.difference == pytest.approx(-10.4)
     assert shared.interval == pytest.approx((-11.511, -9.289), abs=0.001)   # 0.4 * 2.776
-
-
-def test_the_page_shows_only_complete_rows_and_nothing_without_any(monkeypatch):
-    rates = {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1}
-    store(monkeypatch, {"nano": rates})
-    assert "**nano.py**" not in page.pieces()
-    store(monkeypatch, {"nano": rates, "raw": rates, "single": {1: 0.6}})
-    text = page.pieces()
-    assert "**no baseline**" in text and "**one update**" not in text
-    assert "| smaller, at most 10 |" in text
-    store(monkeypatch, dict.fromkeys(lines.ROWS, rates))
-    assert "**eight, no clip** (compared with eight passes)" in page.pieces()
 
 
 def test_what_the_table_of_pieces_says_is_so():

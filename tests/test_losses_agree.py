@@ -14,7 +14,6 @@ import gspo
 import nano
 import ppo
 import reinforce
-from learn.path import rungs
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).double()        # three outputs
 OLD = -1 - randn(3, 4).abs()                            # log pi_old
@@ -150,14 +149,3 @@ def test_nano_and_real_have_the_loss_of_grpo():
     close(slope(nano.surrogate_loss(LOGPS, OLD, A, MASK)), slope(theirs))
     # real.py needs transformers, so its text is compared
     assert inspect.getsource(nano.surrogate_loss) in (ROOT / "real.py").read_text("utf-8")
-
-
-@pytest.mark.parametrize("name, script, how, bounds", [
-    ("drgrpo", grpo, "constant", (0.2, 0.28)), ("gspo", gspo, "sequence_mean", (0.03, 0.04))])
-def test_the_rungs_of_the_path_have_the_losses_of_the_scripts(
-        name, script, how, bounds, import_text):
-    rung = import_text(rungs.script(name))
-    rung.T = 4
-    token_loss = script.policy_loss(LOGPS, OLD, A, MASK, "grpo", *bounds)
-    theirs = script.aggregate(token_loss, MASK, how)
-    close(slope(rung.surrogate_loss(LOGPS, OLD, A, MASK)), slope(theirs))

@@ -55,18 +55,6 @@ def test_the_texts_of_the_base_are_wrong_only_in_thoughts_and_ask_no_held_out_qu
     assert num_wrong / num_believed == pytest.approx(0.6, abs=0.05)
 
 
-def test_an_evaluation_also_counts_the_right_outputs_after_a_forced_thought(monkeypatch):
-    def answer_a_quarter_without_a_thought(policy, openings, greedy):
-        assert greedy
-        texts = ["".join(map(nano.VOCABULARY.__getitem__, row)) for row in openings.tolist()]
-        texts = [f"{text}<answer>{eval(text.partition('=')[0])}</answer>"
-                 if "<think>" in text or i % 4 == 3 else text for i, text in enumerate(texts)]
-        return nano.encode(texts, nano.W + nano.T)
-    monkeypatch.setattr(nano, "sample", answer_a_quarter_without_a_thought)
-    words = "0.250 right, 1.000 after a forced <think>, ((((8+7)+1)*1)-8)="
-    assert nano.evaluate(None) == words and nano.HELD_OUT == 500
-
-
 def test_the_sizes_are_those_of_the_scripts_and_the_longest_thought_fits():
     cfg = grpo.Config()
     assert (cfg.num_prompts, cfg.num_generations, cfg.learning_rate) == (nano.P, nano.G, nano.RATE)
@@ -154,20 +142,6 @@ def test_a_tiny_run_learns(monkeypatch, capsys):
     nano.main(seed=2, base_steps=40, steps=8)
     rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)
     assert float(rewards[-1]) > float(rewards[0]) + 0.15        # 0.3 more with seeds 1, 2 and 3
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])             # halves of a batch can have one mean
-def test_a_step_prints_the_mean_reward_and_length_of_all_its_outputs(
-        seed, monkeypatch, watch, capsys):
-    samples = watch(nano, "logprobs", lambda policy, tokens: tokens)
-    monkeypatch.setattr(nano, "P", 2)
-    monkeypatch.setattr(nano, "verify", lambda answer, text: float(len(text) < 9))
-    nano.main(seed=seed, base_steps=0, steps=1)
-    reward, length = map(float, re.findall("reward (.*), tokens (.*)", capsys.readouterr().out)[0])
-    lengths = 1 + (samples[0][:, nano.W:] == nano.END).int().cummax(1).values.eq(0).sum(1)
-    assert length == pytest.approx(lengths.clamp(max=nano.T).double().mean().item(), abs=0.06)
-    is_short = [len(text) < 9 for text in nano.decode(samples[0])]
-    assert reward == pytest.approx(sum(is_short) / 16, abs=6e-4) and 0 < reward < 1
 
 
 @pytest.mark.parametrize("name, script, loss_type, how", [

@@ -10,11 +10,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
-from small_runs import INSTANT, SMALL, arguments, steps
+from small_runs import SMALL, arguments, steps
 
 import common
 import grpo
@@ -22,7 +21,6 @@ import plumbing
 from lab import bench, docs, error_rates, measure, names, r1, replicate
 from lab.conform import compare as conform
 from report.check import mapping
-from report.page import write_report
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -84,27 +82,6 @@ def test_a_command_can_be_given(command):
         common.load_task(cfg, importlib.import_module(name).verify)
 
 
-def test_the_sweep_of_runs_md_is_shown_as_two_groups_and_read_by_pandas(
-        tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    [sweep], [table] = ([block for one, block in LANGUAGE_BLOCK.findall(PAGES["docs/runs.md"])
-                         if one == language] for language in ("sh", "python"))
-    shown = subprocess.run(["sh", "-c", f'python() {{ echo "$@"; }}\n{sweep}'], text=True,
-                           capture_output=True).stdout.splitlines()
-    assert shown.pop() == "-m report.page runs/sweep/*"
-    for words in map(str.split, shown):
-        assert words.pop(0) == "grpo.py"
-        importlib.import_module("grpo").main([*words, *arguments(INSTANT)])
-    data = write_report(*sorted(Path("runs/sweep").iterdir())).read_text("utf-8")
-    assert re.findall('"label": "(.*?)"', data) == [
-        "loss_type cispo (3 seeds)", "loss_type grpo (3 seeds)"]
-    pytest.importorskip("pandas")
-    capsys.readouterr()
-    exec(table, {})
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[2:]] == ["cispo", "grpo"]
-
-
 def test_a_run_prints_what_the_readme_shows_but_for_its_numbers(tmp_path, capsys):
     grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
     printed = capsys.readouterr().out.split("\n")
@@ -146,15 +123,6 @@ def test_the_readme_says_if_code_has_changed_that_ran_on_a_gpu():
     for report in reports:
         assert f"commit {report['commit']} on " in said
         assert ("changed since" in said) == (report["code"] != docs.gpu_code())
-
-
-def test_comments_and_docstrings_are_no_change_of_code():
-    one = "import torch\n\n\ndef f(x):\n    return x + 1\n\n\nclass A:\n    y = 1\n"
-    same = one.replace("    return", '    """Add."""\n    # one\n    return').replace(
-        "    y", '    """An A."""\n\n    y')
-    assert docs.syntax([one]) == docs.syntax([f'"""Of f."""\n{same}'])
-    assert docs.syntax([one]) != docs.syntax([one.replace("+", "-")])
-    assert docs.syntax([one]) != docs.syntax([one, one])
 
 
 # ---- links -----------------------------------------------------------------------------------

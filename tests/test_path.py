@@ -3,7 +3,6 @@ stored runs."""
 import contextlib
 import functools
 import io
-import json
 import random
 import re
 from statistics import fmean
@@ -11,7 +10,6 @@ from statistics import fmean
 import pytest
 import torch
 
-import measuring
 import nano
 from learn.path import __main__ as path
 from learn.path import measure, page, runs
@@ -37,18 +35,6 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
                  steps=0)
     drawn = re.findall("^drawn.*", capsys.readouterr().out, re.M)
     assert len(drawn) == 2 and len({*drawn}) == 1
-
-
-def test_a_base_is_stored_for_a_seed_and_what_shapes_it(monkeypatch):
-    file = runs.Watch(NANO, seed=3).base(1000)
-    assert file == runs.Watch(NANO.replace("P = 32 ", "P = 16 "), seed=3).base(1000)
-    for source, seed, steps in ((NANO, 4, 1000), (NANO, 3, 999),
-                                (NANO.replace("T = 38 ", "T = 36 "), 3, 1000),
-                                (NANO.replace("share = 0.9 ", "share = 0.8 "), 3, 1000),
-                                (NANO.replace("operator.mul", "operator.add"), 3, 1000)):
-        assert runs.Watch(source, seed).base(steps) != file
-    monkeypatch.setattr(runs.common, "ARITHMETIC", ("2.0", "AVX512"))
-    assert runs.Watch(NANO, seed=3).base(1000) != file
 
 
 def test_a_step_is_summed_up_by_what_it_says():
@@ -101,32 +87,6 @@ def test_every_script_of_a_chapter_runs_and_one_is_nano(name, monkeypatch, tmp_p
         assert run_a_little(source, n) == (0 if source == script(BASE) else n)
 
 
-def is_right(text):
-    """Whether each step and the answer of a text of a base are right."""
-    question = re.search(r"\([^=]*", text)[0]
-    steps = re.findall(r"(\d+[-+*]\d+)=(\d+)", text)
-    answer = re.search("<answer>(.*)</answer>", text)[1]
-    return all(eval(one) == int(result) for one, result in [*steps, (question, answer)])
-
-
-@pytest.mark.parametrize("name, maker, least_wrong", [
-    ("mean", "make_base", 0.05), ("longer", "make_base", 0.05), ("self", "make_base", 0.05),
-    ("tool", "make_base", 0.0), ("distill", "make_teacher", 0.0)])
-def test_bases_read_wrong_sums_but_tools_teachers_and_keys_are_right(
-        name, maker, least_wrong, monkeypatch, watch, import_text):
-    rung = import_text(script(name))
-    read = watch(rung, "encode", lambda texts, L: texts)
-    monkeypatch.setattr(rung, "logprobs", lambda *_: torch.ones(2, 32, rung.T))
-    monkeypatch.setattr(rung, "descend", lambda *_: None)
-    words = {"rng": random.Random(0)} if maker == "make_base" else {}
-    getattr(rung, maker)(torch.nn.Linear(1, 1), steps=30, **words)
-    texts = sum(read, [])
-    keyed = [text for text in texts if not text.startswith("(")]
-    assert all(map(is_right, keyed)) and (keyed != []) == (name == "self")
-    share = fmean(not is_right(text) for text in texts)
-    assert share > least_wrong if least_wrong else share == 0
-
-
 @pytest.mark.parametrize("name", RUNGS)
 def test_claims_hold_on_the_stored_seeds(name):
     """A claim that ends with `on 4` is about at least 4 seeds, and one that begins with `best:`
@@ -148,79 +108,6 @@ def test_a_run_is_stored_with_three_digits_but_all_of_its_outputs():
     assert stored == {"samples": [2056], "right": [0.123]}
 
 
-def test_the_seed_of_a_chapter_is_the_stored_one_nearest_to_the_means_of_all_sides(monkeypatch):
-    lasts = {"without": [0.0, 0.2, 0.3, 0.4, 0.6], "with": [0.5, 0.8, 0.9, 0.62, 0.68]}
-    stored = {(measure.digest(source, CHAPTERS["kl"].steps), seed): {"last": lasts[side][seed]}
-              for side, source in sides("kl").items() for seed in measure.SEEDS}
-    monkeypatch.setattr(measure.STORE, "results", stored)
-    assert measure.default_seed("kl") == 3              # one side alone has 2, the other 4
-    assert measure.default_seed("clip") == 0            # its runs are missing
-
-
-def test_a_search_leaves_out_the_other_seeds_of_a_rate_that_is_far_behind(monkeypatch):
-    lasts = {0.25: 0.3, 0.5: 0.5, 1: 0.6, 2: 0.65, 4: 0.44}
-    case = {factor: measure.digest(measure.at_rate(sides("kl")["with"], factor),
-                                   CHAPTERS["kl"].steps) for factor in lasts}
-    stored = {(case[factor], 5): {"last": last} for factor, last in lasts.items()}
-    monkeypatch.setattr(measure.STORE, "results", {})
-    assert measure.tune("kl", "with") == ([(0.5, 5), (1, 5)], None)
-    monkeypatch.setattr(measure.STORE, "results", stored)
-    assert measure.tune("kl", "with")[0] == [(f, seed) for f in (0.5, 1) for seed in (5, 6, 7)]
-    for factor, shift in ((0.5, 0.0), (1, 0.03), (2, -0.09)):
-        stored |= {(case[factor], seed): {"last": lasts[factor] + shift} for seed in (6, 7)}
-    runs, chosen = measure.tune("kl", "with")
-    assert chosen == 1 and runs == [(f, seed) for f in (0.5, 1, 2) for seed in (5, 6, 7)]
-    stored |= {(case[2], seed): {"last": 0.65} for seed in (6, 7)}
-    runs, chosen = measure.tune("kl", "with")                   # now 4 has to be tried
-    assert chosen == 2 and runs[-1] == (4, 5) and (4, 6) not in runs
-
-
-def test_only_runs_that_are_drawn_measure_a_kl_and_only_if_a_chapter_with_this_script_shows_it(
-        monkeypatch):
-    seen = []
-    monkeypatch.setattr(runs, "run", lambda source, seed, has_kl, evaluates, steps: seen.append(
-        (has_kl, evaluates)) or {"accuracy": [], "seconds": 1.0, "steps": [
-            {"text": "a", "samples": 4, "right": 0.25}] * steps})
-    for name, side, factor, seed in (("clip", "with", 1, 0), ("clip", "with", 2, 0),
-                                     ("clip", "with", 1, 5), ("reuse", "with", 1, 0),
-                                     ("gspo", "without", 1, 0)):     # the GRPO of cispo
-        measure.measured(name, side, factor, seed)
-    assert seen == [(True, True), (False, False), (False, False), (False, True), (True, True)]
-
-
-def test_measuring_runs_what_is_not_stored_and_keeps_all_runs_of_scripts_as_they_are_and_no_others(
-        monkeypatch, tmp_path):
-    stored = measure.FILE.read_text("utf-8")
-    (tmp_path / "path.json").write_text(stored, "utf-8")
-    store = measuring.Store(tmp_path / "path.json", {})
-    monkeypatch.setattr(measure, "STORE", store)
-    monkeypatch.setattr(runs, "run", lambda *_, **__: pytest.fail("a run is missing"))
-    store.add("of a script that has changed", 0, {})
-    measure.measure([name for name in RUNGS if measure.is_measured(name)])
-    assert store.path.read_text("utf-8") == stored
-
-    seen = []
-
-    def run(source, seed, has_kl, evaluates, steps):
-        seen.append((source, seed))
-        assert has_kl == evaluates == (seed in measure.SEEDS)   # this chapter draws a KL
-        return {"accuracy": [0.1, 0.2], "seconds": 1.0, "steps": [
-            {"text": "a", "samples": 4, "right": 0.25, "step_kl": 0.1}] * steps}
-    monkeypatch.setattr(runs, "run", run)
-    jobs = measure.jobs("kl")
-    for seed in (measure.SEEDS[1], measure.CHOICE[1]):          # one is drawn, the other chooses
-        [job, *_] = [job for job, (_, side, factor) in jobs.items()
-                     if (side, factor, job[1]) == ("with", 1, seed)]
-        was = store.results.pop(job)
-        store.keep({case for case, _ in store.results})
-        measure.measure(["kl"])
-        assert seen.pop() == (sides("kl")["with"], seed)
-        assert store.results.keys() == measuring.results_of(json.loads(stored)).keys()
-        found = store.results[job]
-        assert ("steps" in found) == (seed in measure.SEEDS) == ("steps" in was)
-        assert measure.value(found, "last") == 0.25
-
-
 def test_the_pages_have_the_stored_numbers_and_no_placeholder_is_left():
     made = page.made()
     assert {file.name for file in page.FOLDER.iterdir()} == made.keys()
@@ -229,27 +116,6 @@ def test_the_pages_have_the_stored_numbers_and_no_placeholder_is_left():
         if name.endswith(".md"):
             text = re.sub(r"```.*?```|`.*?`", "", text, flags=re.S)
             assert re.findall(r"\{[a-z]+( [^}]*)?\}", text) == [], name
-
-
-def test_writing_the_pages_deletes_files_that_are_no_longer_made(monkeypatch, tmp_path):
-    (tmp_path / "27-gone.md").write_text("")
-    monkeypatch.setattr(page, "FOLDER", tmp_path)
-    monkeypatch.setattr(page, "made", lambda: {"README.md": "π"})
-    page.write()
-    assert {file.name: file.read_text("utf-8") for file in tmp_path.iterdir()} == {"README.md": "π"}
-
-
-def test_a_chapter_without_its_runs_says_so_and_shows_neither_their_numbers_nor_their_pictures(
-        monkeypatch):
-    rate = "At the best rates"
-    assert page.PENDING not in page.chapter("kl") and ".svg" in page.chapter("kl")
-    assert rate in page.chapter("kl")
-    monkeypatch.setattr(measure.STORE, "results", {})       # as after a change of nano.py
-    for name, text in page.made().items():
-        assert ".svg" not in name + text
-        if name[:2] in ("09", "21"):
-            assert name[-3:] == ".py" or page.PENDING in text and rate not in text
-    assert page.results("kl") == ["not measured yet", ""]
 
 
 # ---- the command -----------------------------------------------------------------------------
@@ -284,19 +150,6 @@ def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeyp
     assert said.splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]
 
 
-def test_an_edited_script_has_the_seed_of_the_answer_and_the_exercise_shows_the_whole_command(call):
-    name = next(name for name in RUNGS[1:] if measure.default_seed(name) > 0)
-    file = call("write", name).split()[1]
-    assert call("run", file) == (
-        "seed 0\nRight samples in the last three steps, with seed 0: 30%\n")
-    for name in RUNGS:
-        commands = re.findall("`python -m learn.path run ([^`]*)`", page.exercise(name))
-        assert (commands == []) == (name == "mean")         # whose exercise is graded by practice
-        for words in map(str.split, commands):
-            assert words[0] in call("write", name) and not words[1:]
-    assert "seed 7: 30%" in call("run", file, "--seed", 7)
-
-
 @pytest.mark.parametrize("words", ["write", "write gspo", "gspo", "write gspo --real"])
 def test_a_file_that_the_reader_has_changed_is_kept_and_the_original_goes_elsewhere(
         call, stops, words):
@@ -311,20 +164,6 @@ def test_a_file_that_the_reader_has_changed_is_kept_and_the_original_goes_elsewh
     assert (path.FOLDER / "original" / file.name).read_text() == original
 
 
-def test_a_file_that_the_reader_has_changed_runs_in_any_encoding(call, monkeypatch, tmp_path):
-    file = tmp_path / call("write", "gspo").split()[1]
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes() + b"# caf\xe9\n")
-    monkeypatch.setattr(runs, "run", lambda source, *_, **__: {
-        "steps": [], "code": compile(source, "mine", "exec")})
-    call("run", file)
-
-
-def test_an_error_in_an_edited_script_names_its_file():
-    with pytest.raises(ZeroDivisionError) as error:
-        runs.run("1 / 0", 0, file="path/mine.py")
-    assert error.traceback[-1].frame.code.raw.co_filename == "path/mine.py"
-
-
 def test_rungs_are_written_for_a_real_model_if_they_fit(call, refused, tmp_path):
     file = call("write", "--real", "gspo").strip()                      # flags may come first
     assert "expand_as" in (tmp_path / file).read_text()
@@ -332,22 +171,11 @@ def test_rungs_are_written_for_a_real_model_if_they_fit(call, refused, tmp_path)
         refused(f"{key}: choose one of these rungs: reinforce", call, "write", key, "--real")
 
 
-def test_the_list_has_each_chapter_and_numbers_those_that_can_be_run(call):
-    numbers = [line[:2].strip() for line in call().splitlines()]
-    assert numbers == ["", *(str(CHAPTERS[name].number) for name in RUNGS), ""]
-
-
 @pytest.mark.parametrize("words, message", [
     ("99", "99: choose one of these rungs: imitation"), ("run", "run: choose one of these rungs"),
     ("wirte 6", "unknown command wirte 6"), ("run path/mine.py", "write all scripts: ")])
 def test_wrong_words_get_one_line(call, refused, words, message):
     refused(message, call, *words.split())
-
-
-def test_each_file_that_a_chapter_names_has_its_number():
-    found = [match for chapter in CHAPTERS.values() for text in chapter.fields.values()
-             for match in re.findall(r"\b(\d\d_([a-z]+))_(?:with|without|orange|dotted)\.py", text)]
-    assert len(found) > 1 and all(stem == CHAPTERS[rung].stem for stem, rung in found)
 
 
 def test_each_link_with_the_number_of_a_rung_has_the_number_that_the_rung_has():

@@ -187,31 +187,6 @@ def test_verdicts_and_held_out_problems_are_those_of_the_script():
     assert found == [verdicts, [False] * 40 + [True] * 5] and 0 < sum(verdicts) < len(verdicts)
 
 
-def test_problems_are_right_and_the_sums_of_a_text_are_counted_and_checked():
-    text = "<think>7+4=12;12-9=3;3*5=15;wait,0-4=-4</think><answer>15</answer>"
-    problems, sums = in_node("""
-        const random = generator(1);
-        const draw = (_, i) => sampleProblem(random, i % 2 === 0, cfg);
-        return [Array.from({ length: 400 }, draw), sumsOf(inputs.text)];
-        """, text=text)
-    for problem in problems:
-        assert eval(problem["prompt"][:-1]) == int(problem["answer"])
-        assert 0 <= int(problem["answer"]) <= 20
-    assert TASK.has_wrong_belief("7+4")         # the page's example
-    assert [one["sum"] for one in sums] == ["7+4=12", "12-9=3", "3*5=15", "0-4=-4"]
-    assert [one["isRight"] for one in sums] == [False, True, True, True]
-
-
-def test_a_forced_beginning_is_read_but_not_part_of_the_completion():
-    whole, rest = in_node("""
-        const complete = (forced) =>
-          finish(rollout(new Tree(trained), [inputs.prompt], null, forced))[0].tokens;
-        const whole = complete([]);
-        return [whole, complete(whole.slice(0, 3))];
-        """, prompt=PROMPTS[0])
-    assert rest == whole[3:] and len(rest) > 9
-
-
 # ---- the page --------------------------------------------------------------------------------
 
 def test_a_page_of_a_run_runs_its_own_script_alone(run):
@@ -224,17 +199,6 @@ def test_a_page_of_a_run_runs_its_own_script_alone(run):
     assert build.data_of(run / "play.html") == json.loads(json.dumps(data))
     assert page.count("<script") == page.count("</script") == 2
     assert re.search("content=\"default-src 'none'; .*?script-src 'sha256-", page, re.DOTALL)
-
-
-@pytest.mark.parametrize("base, cfg, kept", [
-    ({}, {}, [1]), ({"base": ""}, {}, None), ({}, {"T": 5}, None)])
-def test_a_page_keeps_what_was_measured_with_its_base_alone(run, monkeypatch, base, cfg, kept):
-    monkeypatch.setattr(build, "PAGE", run / "play.html")
-    data = build.read(run)
-    old = data | {"measured": [1], "packed": data["packed"] | base, "cfg": data["cfg"] | cfg}
-    build.PAGE.write_text(build.assemble(old), encoding="utf-8")
-    play.main([str(run)])
-    assert build.data_of(build.PAGE)["measured"] == kept
 
 
 def test_the_committed_page_is_made_of_todays_parts():
@@ -256,15 +220,3 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, nam
     (run / "config.json").write_text(json.dumps(record))
     torch.save(saved, run / "checkpoint.pt")
     refused(message, play.main, [str(run)])
-
-
-def test_anything_that_is_missing_is_named_in_one_line(run, refused, monkeypatch):
-    monkeypatch.setattr(build, "PAGE", run / "play.html")
-    refused("give it a run, too", play.main, [])
-    play.main([str(run)])
-    monkeypatch.setenv("PATH", "")
-    refused("--measure needs Node.js", play.main, ["--measure"])
-    summary = json.loads((run / "summary.json").read_text())
-    del summary["base"]["greedy"]
-    (run / "summary.json").write_text(json.dumps(summary))
-    refused("no greedy scores", play.main, [str(run)])

@@ -13,7 +13,6 @@ from conftest import ROOT
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import MISTAKES, Exercise, mistakes
-from learn.script import Tag, tags
 from report.page import read_run
 from vectors.edits import load, parse, replace_once
 
@@ -93,33 +92,12 @@ def test_a_number_in_the_place_of_a_parameter_is_wrong(name):
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "gspo"])
-def test_old_log_probabilities_may_be_detached_in_any_way_but_get_no_gradient(name):
-    exercise = EXERCISES[name]
-    line = "logps - old_logps.detach()"
-    for text, state in (("logps - old_logps", "WRONG"), ("logps - old_logps.data", "right"),
-                        ("(logps - old_logps.clone().detach())", "right")):
-        graded = {function: state for function, *state in grades.grades(
-            exercise, replace_once(exercise.source, line, text))}
-        assert graded["log_ratio"][0] == state
-        assert state == "right" or "is a detach missing?" in " ".join(graded["log_ratio"][1])
-
-
-INVERTED = "the ratio is pi_old / pi instead of pi / pi_old"
-QUOTIENT = "ratio is logps / old_logps, a quotient of logarithms"
-LOG_RHO = {"nano": "(logps - old_logps).clamp(max=80)"} | dict.fromkeys(
-    ("ppo", "grpo", "gspo"), "logps - old_logps.detach()")
-
-
-@pytest.mark.parametrize("name", LOG_RHO)
 @pytest.mark.parametrize("line, known", [
-    ("old_logps.detach() - logps", INVERTED), ("old_logps - logps", INVERTED),
-    ("(old_logps.exp() / logps.exp()).log()", INVERTED), ("(-logps).sub(-old_logps)", INVERTED),
-    ("logps / old_logps", QUOTIENT), ("logps.div(old_logps.data)", QUOTIENT)])
-def test_a_wrong_ratio_is_named_however_it_is_written(name, line, known):
-    text = replace_once(EXERCISES[name].source, LOG_RHO[name], line)
-    [said] = [said for _, state, said, _ in grades.grades(EXERCISES[name], text)
-              if state == "WRONG"]
-    assert known in said[-1] and said.count(said[-1]) == 1
+    ("old_logps - logps", "pi_old / pi instead of pi / pi_old"),
+    ("logps / old_logps", "a quotient of logarithms")])
+def test_a_wrong_ratio_is_named(name, line, known):
+    text = replace_once(EXERCISES[name].source, "logps - old_logps.detach()", line)
+    assert known in " ".join(" ".join(said) for *_, said, _ in grades.grades(EXERCISES[name], text))
 
 
 FROM_MEMORY = re.sub(r"^  \S.*\n", "", EXERCISES["nano"].source, flags=re.M)
@@ -166,22 +144,6 @@ def test_from_memory_nothing_gives_an_equation_away(name):
     assert {*found.values()} == {"open"} and ("main" in found) == (name == "nano")
 
 
-def test_the_shape_of_a_tag_begins_in_its_comment():
-    assert tags(["", "y = f(M)  # (N,)  eq. (4), a text for (5)"]) == [
-        Tag(2, "(N,)  ", "eq. (4)", 4), Tag(2, "", "for (5)", 5)]
-
-
-def test_the_tracer_of_a_debugger_or_of_coverage_goes_on_after_a_grade():
-    before = sys.gettrace()
-    tracer = lambda *_: None
-    try:
-        sys.settrace(tracer)
-        states(EXERCISES["nano"], EXERCISES["nano"].text([1]))
-        assert sys.gettrace() is tracer
-    finally:
-        sys.settrace(before)
-
-
 def test_of_several_blanks_the_first_wrong_one_is_named_with_its_line():
     text = EXERCISES["nano"].text([1, 3]).replace(
         "(logps - old_logps).clamp", "(old_logps - logps).clamp")
@@ -189,38 +151,6 @@ def test_of_several_blanks_the_first_wrong_one_is_named_with_its_line():
     line = text[:text.index("ratio = log_rho")].count("\n") + 1
     assert state == "WRONG" and marks == {2: "is wrong", 3: "is open"}
     assert f"line {line}: ratio at [0, 1] is 0.90484, should be 1.1052" in said
-
-
-def test_a_function_that_calls_an_open_or_wrong_one_gets_the_scripts():
-    exercise = EXERCISES["gspo"]
-    wrong = exercise.source.replace("log_s = log_rho.sum(", "log_s = 2 * log_rho.sum(")
-    for text, state in ((exercise.text([2]), "open"), (wrong, "WRONG")):
-        found = states(exercise, text)                  # policy_loss calls log_ratio
-        assert found.pop("log_ratio") == state and set(found.values()) == {"right"}
-
-
-@pytest.mark.parametrize("name", ["nano", "ppo", "dpo"])
-def test_an_open_blank_marks_no_other_equation_even_of_the_same_variable(name):
-    exercise = EXERCISES[name]
-    for number in {blank.number for blanks in exercise.blanks.values() for blank in blanks}:
-        for function, *graded in grades.grades(exercise, exercise.text([number])):
-            is_open = number in [blank.number for blank in exercise.blanks[function]]
-            assert graded == (["open", [], {number: "is open"}] if is_open else ["right", [], {}])
-
-
-@pytest.mark.parametrize("name, left, words, number", [
-    ("nano", 5, "nothing is clipped", 3),
-    ("grpo", 7, "CISPO's weight is not detached", 6),       # one of three branches
-    ("dpo", 8, "IPO's target for the margin is 1 / beta", 5)])
-def test_a_known_mistake_is_named_while_another_equation_is_open(name, left, words, number):
-    [known] = [one for one in mistakes(f"{name}.py") if one.name == words]
-    text = known.apply(EXERCISES[name].text([left]))
-    marked = [(said, marks) for *_, said, marks in grades.grades(EXERCISES[name], text) if marks]
-    [(said, marks)] = marked
-    assert words in " ".join(said) and marks == {left: "is open", number: "is wrong"}
-    without_comments = re.sub(r"(\.\.\.) *# .*", r"\1", text)
-    others = [marks for *_, marks in grades.grades(EXERCISES[name], without_comments) if marks]
-    assert marks.items() <= others[0].items()
 
 
 # ---- the commands ----------------------------------------------------------------------------
@@ -328,23 +258,13 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
 
 def test_a_watched_run_of_nano_has_what_its_page_shows(run, tmp_path, monkeypatch):
     monkeypatch.setattr(hunt, "STEPS", 2)
-    text = (ROOT / "nano.py").read_text()
-    for old, new in (("base_steps=1000", "base_steps=1"), ("HELD_OUT = 500", "HELD_OUT = 8")):
-        text = replace_once(text, old, new)
-    (tmp_path / "nano.py").write_text(text)
+    text = replace_once((ROOT / "nano.py").read_text(), "base_steps=1000", "base_steps=1")
+    (tmp_path / "nano.py").write_text(replace_once(text, "HELD_OUT = 500", "HELD_OUT = 8"))
     assert run("watch", "nano.py", "a")[0] == 0
     shown = read_run("a")
-    assert {*shown["metrics"][1]} == {"step", *hunt.METRICS.values()}
-    assert len(shown["metrics"]) == 2 and 0 <= shown["summary"]["trained"]["greedy"] <= 1
-    code, said = run("watch", "nano.py", "a")
-    assert code == 2 and "the name of a new folder" in said
-
-
-def test_the_tests_that_catch_a_hunt_run_on_its_file(run):
-    run("hunt", "distill", 1)
-    _, said = run("answer", "hunt/distill_level1_1.py")
-    command = said.partition("Tests that catch it: ")[2].strip()
-    assert subprocess.run(f"{command} -x", shell=True, stdout=subprocess.PIPE).returncode == 1
+    assert {*shown["metrics"][1]} == {"step", *hunt.METRICS.values()} and len(shown["metrics"]) == 2
+    assert 0 <= shown["summary"]["trained"]["greedy"] <= 1
+    assert run("watch", "nano.py", "a")[0] == 2         # nothing is overwritten
 
 
 def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():

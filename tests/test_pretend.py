@@ -3,8 +3,6 @@ equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
 import json
-import types
-from importlib.util import find_spec
 from pathlib import Path
 
 import pretend
@@ -15,7 +13,6 @@ from small_runs import steps
 import common
 import grpo
 import kernels
-import nano
 import plumbing
 from kernels import logprob
 from tasks import flags as task_flags
@@ -28,13 +25,9 @@ TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_pro
 # Runs of each script and each task, with flags that take other branches of the code.
 RUNS = """
 grpo --kernel torch --dynamic_sampling 1 --num_mini_batches 3 --beta 0.1 --entropy_coef 0.1
-grpo --task arithmetic:2-3,countdown --curriculum --mask_truncated_completions --overlong_buffer 8
 gspo --task lookup --beta 0.1 --dynamic_sampling 1
-reinforce --baseline rloo --view token
 ppo --task gridworld --trust_region penalty --target_kl 0.001 --critic_pretrain_steps 1
 dpo --online --nll_coef 0.1
-examples.lag --sampler_lag 1 --importance_sampling_correction truncate
-examples.turns --task number --adv_estimator reward_to_go
 """.strip().splitlines()
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -87,29 +80,6 @@ def test_a_run_has_the_numbers_of_the_cpu(words, base):
     assert Path("cuda/greedy.jsonl").read_text() == Path("cpu/greedy.jsonl").read_text()
 
 
-@pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
-def test_a_run_by_triton_makes_its_base_and_goes_on_without_a_gpu(refused):
-    train("cuda", "grpo --kernel triton --task arithmetic:2,lookup --max_steps 1", "one")
-    for flags, message in (("", "--device cuda: torch cannot use it here; use cpu"),
-                           ("--device cpu", "--kernel triton: needs triton, a GPU")):
-        refused(message, grpo.main, f"--resume_from_checkpoint one {flags}".split())
-    train("cpu", "grpo --resume_from_checkpoint one --max_steps 2 --kernel torch "
-          "--micro_batch_size 5", "one")
-    assert len(steps("one")) == 2
-
-
-def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
-    small = {"P": 2, "T": 12, "HELD_OUT": 20, "verify": lambda answer, text: len(text) % 2.0}
-    for name, value in small.items():
-        monkeypatch.setattr(nano, name, value)
-    nano.main(base_steps=2, steps=1)
-    on_cpu = capsys.readouterr().out
-    with pretend.cuda():
-        nano.main(base_steps=2, steps=1)
-        assert torch.empty(0).is_cuda
-    assert capsys.readouterr().out == on_cpu and "step 0" in on_cpu
-
-
 # ---- 2. missing tools, and changed defaults ---------------------------------------------------
 
 def test_triton_needs_a_c_compiler_and_pythons_headers(tmp_path, monkeypatch):
@@ -126,28 +96,6 @@ def test_triton_needs_a_c_compiler_and_pythons_headers(tmp_path, monkeypatch):
         monkeypatch.setattr(logprob, "can_compile", lambda answer=answer: answer)
         with pretend.cuda():
             assert logprob.triton is None or logprob.can_run("cuda") == answer
-
-
-def test_auto_means_triton_only_for_vocabularies_that_repay_its_compiling(monkeypatch):
-    monkeypatch.setattr(logprob, "can_run", lambda device: True)
-    logits = [types.SimpleNamespace(is_cuda=True, device="cuda", shape=(2, 3, V))
-              for V in (320, 1023, 1024)]
-    assert [logprob.applies("auto", x) for x in logits] == [False, False, True]
-    monkeypatch.setattr(logprob, "can_run", lambda device: False)       # an old GPU, no compiler
-    assert not logprob.applies("auto", logits[-1])
-
-
-@pytest.mark.skipif(logprob.triton is None, reason="needs Triton")
-@pytest.mark.parametrize("capability, has_tools, can_run", [
-    ((7, 5), True, False), ((8, 0), True, True), ((9, 0), True, True), ((9, 0), False, False)])
-def test_triton_runs_where_the_gpu_and_all_tools_are_present(
-        capability, has_tools, can_run, monkeypatch):
-    monkeypatch.setattr(logprob, "can_compile", lambda: has_tools)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert logprob.can_run("cuda") == can_run and not logprob.can_run("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not logprob.can_run("cuda")
 
 
 @pytest.mark.parametrize("file", ["version", "nvidia-smi"])

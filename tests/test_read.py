@@ -5,8 +5,7 @@ import pytest
 from conftest import ROOT
 
 from learn.read import __main__ as read
-from learn.read import example, lesson, words
-from vectors.edits import replace_once
+from learn.read import example, lesson
 
 NUMBER = re.compile(r"−?\d*\.\d+")
 
@@ -38,21 +37,3 @@ def test_a_value_is_named_after_what_the_line_assigns(lessons):
     names = {name for lesson in lessons.values() for values in lesson.notes.values()
              for name in values}
     assert "batch.values" in names and "t" not in names     # t is only an index
-
-
-@pytest.mark.parametrize("old, new, message", [
-    ("# aggregate |", "# aggregates |", "grpo.txt: grpo.py has no function aggregates"),
-    (" + log_ratio", "", "grpo.txt: no section explains log_ratio; add one"),
-    ("\nupdate |", "\nnone_such |", "grpo.txt: main has no none_such")])
-def test_a_text_that_disagrees_with_its_script_is_one_line(
-        tmp_path, monkeypatch, capsys, old, new, message):
-    for path in words.HERE.glob("*.txt"):
-        text = path.read_text("utf-8")
-        if path.name == "grpo.txt":
-            text = replace_once(text, old, new)
-        (tmp_path / path.name).write_text(text, "utf-8")
-    monkeypatch.setattr(words, "HERE", tmp_path)
-    monkeypatch.setattr(read, "NAMES", ["grpo"])
-    with pytest.raises(SystemExit) as end:
-        read.main([])
-    assert end.value.code == 2 and message in capsys.readouterr().err

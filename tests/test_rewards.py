@@ -56,14 +56,6 @@ def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, 
     assert reward("coarse", text, TWO_HOPS) == coarse
 
 
-@pytest.mark.parametrize("row, task", [
-    ("fine", "lookup"), ("coarse", "lookup"), ("language", "notation")])
-def test_a_row_that_only_one_task_can_rate_is_refused_for_others(row, task, refused):
-    for other in ("arithmetic", f"{task},arithmetic"):
-        refused(f"{row} needs --task {task}", load, other, reward=f"accuracy+{row}")
-    assert load(task, reward=f"accuracy+{row}").names == ["accuracy", row]
-
-
 # ---- the rows --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("is_format, texts", [
@@ -132,13 +124,6 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
         "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
 
 
-def test_in_a_mix_each_completion_is_rated_by_its_own_task():
-    task = load("lookup,arithmetic", reward="accuracy+format")
-    batch = batch_of([[1, 1], [0, 1]], problems=[SEVEN] * 2 + [TWO_HOPS] * 2,
-                     texts=[THOUGHT, "7", WORK, THOUGHT])
-    assert task.judge(batch, 2, 0).rewards.tolist() == [[2, 0], [0, 1]]
-
-
 def test_what_a_reward_model_rates_is_added_once_to_the_other_rows():
     """Before it is trained, its ratings are 0."""
     batch = batch_of([[1, 1], [0, 0]], problems=[SEVEN] * 4, texts=[THOUGHT, "7", THOUGHT, "8"])
@@ -158,56 +143,19 @@ def test_what_a_reward_model_rates_is_added_once_to_the_other_rows():
                 torch.tensor([0.25, 0.5, -1.0, 4.0]) if rated is batch else None))
 
 
-# ---- points ----------------------------------------------------------------------------------
-
-def rated(texts, seed=0, purpose=3, flag="points", **fields):
-    """Let a judge rate texts that answer SEVEN, in groups of two. -> the batch"""
-    batch = batch_of([[0, 0]] * (len(texts) // 2), problems=[SEVEN] * len(texts), texts=texts)
-    return load("arithmetic", reward=flag, seed=seed).judge(batch, 2, purpose, **fields)
-
-
-@pytest.mark.parametrize("text, is_right, fair", [
-    (THOUGHT, True, 7), ("<answer>7</answer>", True, 7), ("<answer>8</answer>", False, 5),
-    ("<think>3+4=7</think><answer>seven</answer>", False, 5), ("7", False, 1), ("", False, 1),
-    ("<answer>7</answer><answer>7</answer>", False, 1), ("<answer></answer>", False, 1),
-    ("<answer> </answer>", False, 1), ("<answer>7", False, 1)])
+@pytest.mark.parametrize("text, is_right, mean, std", [
+    (THOUGHT, True, 7, 1.04), ("<answer>7</answer>", True, 7, 1.04),
+    ("<answer>8</answer>", False, 5, 1.04), ("<answer> </answer>", False, 1.38, 0.63),
+    ("<answer>7</answer><answer>7</answer>", False, 1.38, 0.63)])
 def test_a_judge_gives_whole_points_with_a_normal_mistake_and_scores_stay_exact(
-        text, is_right, fair):
-    batch = rated([text] * 20_000)
-    points = batch.rewards.flatten().double()
-    whole = torch.arange(1, 11).double()
-    edges = torch.cat([torch.tensor([-torch.inf]), whole[:-1] + 0.5, torch.tensor([torch.inf])])
-    share = torch.distributions.Normal(fair, 1.0).cdf(edges).diff()             # of each point
-    mean = (share * whole).sum().item()
-    spread = (share * (whole - mean).square()).sum().sqrt().item()
-    assert set(points.tolist()) <= set(whole.tolist())
-    assert points.mean().item() == pytest.approx(mean, abs=0.03)
-    assert points.std().item() == pytest.approx(spread, abs=0.03)
+        text, is_right, mean, std):
+    """What has no answer deserves 1 point, below which no mistake leads."""
+    batch = batch_of([[0, 0]] * 5000, problems=[SEVEN] * 10_000, texts=[text] * 10_000)
+    points = load("arithmetic", reward="points").judge(batch, 2, 3).rewards.flatten()
+    assert {*points.tolist()} <= {*range(1, 11)}
+    found = points.mean().item(), points.std().item()
+    assert found == pytest.approx((mean, std), abs=0.04)
     assert batch.is_correct.all() if is_right else not batch.is_correct.any()
-
-
-def test_the_mistakes_of_a_judge_depend_on_the_seed_the_step_and_the_row_alone():
-    texts = [THOUGHT, "<answer>8</answer>"] * 20
-    first = rated(texts).rewards
-    assert torch.equal(rated(texts).rewards, first)
-    for other in (rated(texts, seed=1), rated(texts, purpose=4), rated(texts, purpose=(3, 1))):
-        assert not torch.equal(other.rewards, first)
-    swapped = rated([texts[1], *texts[1:]]).rewards
-    assert torch.equal(swapped.flatten()[1:], first.flatten()[1:])      # one row changes itself
-    assert first[:, 0].std() > 0 and first[:, 1].std() > 0              # equal texts, other rows
-
-
-def test_points_are_one_row_among_others_and_a_script_may_change_them():
-    texts = [THOUGHT, "<answer>7</answer>", "8", ""]
-    points = rated(texts).rewards
-    both = rated(texts, flag="points+format")
-    assert torch.equal(both.rewards, points + torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
-    task = load("arithmetic", reward="points+format")
-    chosen = common.gather([both], torch.tensor([1, 0]))
-    found = task.observe(chosen, 3)
-    assert found["rewards/points/mean"] == pytest.approx(points.mean().item())
-    halved = rated(texts, reward=lambda problem, text, given: given / 2)
-    assert torch.equal(halved.rewards, points / 2)
 
 
 # ---- the reward model ------------------------------------------------------------------------

@@ -11,14 +11,6 @@ import common
 import grpo
 import nano
 
-
-def test_rotary_positions_turn_pairs_of_numbers_as_complex_numbers():
-    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0)).double()
-    angles = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).double()
-    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.complex(angles.cos(), angles.sin())
-    close(grpo.rotate(x, angles.cos(), angles.sin()), torch.cat([turned.real, turned.imag], dim=-1))
-
-
 # ---- sampling --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -1,11 +1,9 @@
 """Test the files that a run writes, and that it learns."""
 import dataclasses
 import functools
-import itertools
 import json
 import math
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from small_runs import (
 import grpo
 import plumbing
 from report.logs import read_summary as read_logged_summary
-from tasks.rewards import REWARDS
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
@@ -71,21 +68,6 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
         assert found.keys() >= {"eval/greedy", "eval/pass@1", "eval/greedy_length",
                                 "eval/mean_length"}
     assert lines(whole / "metrics.jsonl")[0].keys() == {"step", *found}
-
-
-def test_the_time_of_a_step_begins_when_the_step_before_has_been_saved(new_run, monkeypatch):
-    calls = SimpleNamespace(perf_counter=itertools.count().__next__)        # a clock that counts
-    monkeypatch.setattr(plumbing, "time", calls)
-    assert [line["step_time"] for line in steps(new_run(max_steps=3))] == [1, 1, 1]
-
-
-def test_the_rows_of_a_reward_are_logged_for_the_step_in_which_they_were_rewarded(
-        new_run, monkeypatch):
-    monkeypatch.setitem(REWARDS, "growing_length", lambda task, problem, text, verified, purpose: (
-        float(purpose if isinstance(purpose, int) else 0)))
-    for line in steps(new_run(reward="accuracy+growing_length", max_steps=3)):
-        assert line["rewards/growing_length/mean"] == line["step"] - 1
-        assert line["reward"] == pytest.approx(line["rewards/accuracy/mean"] + line["step"] - 1)
 
 
 def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):

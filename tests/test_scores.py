@@ -1,7 +1,6 @@
-"""Test the scores of an evaluation: majority votes, thoughts and their steps, and tasks in which
-luck decides, alone or in a mix."""
+"""Test the scores of an evaluation: majority votes, the steps of thoughts, and tasks in which luck
+decides, alone or in a mix."""
 import math
-import time
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from conftest import load_named
 
 import common
 from common import Problem
-from tasks.scores import RESULTS, can_think, count_steps, maj_at_k
+from tasks.scores import count_steps
 
 pytestmark = pytest.mark.quick
 
@@ -32,19 +31,6 @@ def batch_of(task, problems, texts, G=1):
 def answered(*answers):
     """Make completions that give these answers."""
     return [f"<answer>{answer}</answer>" for answer in answers]
-
-
-def test_problems_without_an_answer_do_not_vote():
-    walk = Problem("maze", "", task="arithmetic")
-    assert maj_at_k(ARITHMETIC, [SUM, SUM, walk, walk], ["7", "7", None, "7"], n=2, k=2) == 1.0
-    assert maj_at_k(ARITHMETIC, [walk, walk], [None, "7"], n=2, k=2) is None
-
-
-def test_more_than_eight_samples_have_scores_for_8_and_all_and_one_without_an_answer_no_vote():
-    texts = ["", *answered(*"88877"), "no", *answered(7, 7)]
-    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM] * 2, texts + answered(8) * 9, 9))
-    assert (found["maj@8"], found["maj@9"]) == (0.0, 0.5)       # 3 to 3, of which 8 is the first
-    assert (found["pass@8"], found["pass@9"]) == (0.5, 0.5)
 
 
 def test_the_scores_of_four_samples_are_those_computed_by_hand():
@@ -89,44 +75,6 @@ def test_training_and_evaluation_average_lengths_and_entropy_over_sampled_tokens
 
 # ---- thoughts --------------------------------------------------------------------------------
 
-def test_greedy_answers_have_the_accuracy_of_those_that_think():
-    texts = answered(7, 8, 7, 8)
-    texts = [f"<think>{text}" for text in texts[:2]] + [f"<think></think>{texts[2]}", texts[3]]
-    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM] * 4, texts), greedy=True)
-    assert found["greedy_think_share"] == 0.75
-    assert found["greedy_accuracy_given_think"] == pytest.approx(2 / 3)
-    assert [*found][:3] == ["greedy", "greedy_think_share", "greedy_accuracy_given_think"]
-    assert not [name for name in found if "direct" in name or "samples" in name]
-    found = ARITHMETIC.scores(batch_of(ARITHMETIC, [SUM] * 65, answered(7) * 65), greedy=True)
-    assert (found["problems"], len(found["examples"])) == (65, 64)
-    assert (found["greedy_think_share"], found["greedy_accuracy_given_think"]) == (0, None)
-
-
-@pytest.mark.parametrize("name, thinks", [
-    ("arithmetic", True), ("countdown", True), ("key:answer", True), ("lookup", True),
-    ("notation", True), ("gridworld", False), ("number", False)])
-def test_a_task_can_think_if_some_of_its_demonstrations_do(name, thinks):
-    task = load_named(name)
-    assert can_think(task) == thinks
-    problem = common.sample_problems(task, 1, 0)[0]
-    for greedy in (False, True):
-        found = task.scores(batch_of(task, [problem], ["<think>"]), greedy)
-        assert any("think" in name or "direct" in name for name in found) == thinks
-
-
-def test_of_a_mix_only_the_tasks_that_can_think_have_a_share_that_thinks():
-    task = load_named("arithmetic,gridworld")
-    texts = ["<think>3+4=7;</think><answer>7</answer>", "<answer>7</answer>", "<think>3+4=8", "U"]
-    found = task.scores(batch_of(task, [SUM, WALK], texts, 2))
-    assert (found["think_share"], found["accuracy_given_think"]) == (0.5, 1.0)
-    assert (found["samples_given_think"], found["samples_given_direct"]) == (1, 1)
-    assert found["steps"] == {"3+4": [1, 1]}            # not those on a walk
-    task = load_named("arithmetic,lookup")
-    task.is_judged = task.parts["lookup"].is_judged = False     # it thinks, and luck decides
-    [asked] = common.sample_problems(task.parts["lookup"], 1, 0)
-    found = task.scores(batch_of(task, [SUM, asked], texts[:2] + ["<think>", ""], 2))
-    assert (found["think_share"], found["samples_given_think"]) == (0.5, 1)
-
 
 @pytest.mark.parametrize("text, steps", [
     ("<think>8+5=13;13-9=5;5*2=10</think><answer>10</answer>",
@@ -135,9 +83,7 @@ def test_of_a_mix_only_the_tasks_that_can_think_have_a_share_that_thinks():
     ("8+5=13<think></think>8+5=13<answer>8+5=13</answer>", {}),     # outside the thought
     ("<think>8+5=13</think>8+5=13<think>8+5=12</think>", {"8+5": [2, 1]}),
     ("<think>8+5=13;1+1=2", {"8+5": [1, 1], "1+1": [1, 1]}),        # unclosed
-    ("<think>8+5=12", {"8+5": [1, 0]}),
     ("<think>8+5=1", {}), ("<think>8+5=", {}), ("<think>8-7=1", {"8-7": [1, 1]}),   # cut off
-    ("<think>8+5=1</think>", {"8+5": [1, 0]}),                      # not by the end of the text
     ("<think>8+5=;8+5=130;8+5=013;8+5=13x\n8+5=13", {"8+5": [5, 2]}),
     ("<think>13+8=21;2-3=-1;7*3=21;3+10=13;4/2=2</think>", {}),     # cannot occur
     ("<think>113+4=117;2*3+4=10;08+5=13;-8+5=3;13+4=17</think>", {"13+4": [1, 1]}),
@@ -146,38 +92,6 @@ def test_steps_are_counted_in_thoughts_once_each_and_right_if_their_result_is(te
     assert count_steps([text]) == steps
     assert count_steps([text, "8+5=13", text]) == {
         step: [2 * written, 2 * right] for step, (written, right) in steps.items()}
-
-
-def test_351_steps_can_occur_in_arithmetic_and_its_demonstrations_are_read_without_an_exception():
-    assert len(RESULTS) == 351 and all(eval(step) == int(x) for step, x in RESULTS.items())
-    task = load_named("arithmetic:3-7")
-    examples = common.sample_problems(task, 500, 0, phase="cold_start")
-    works = [f"<think>{example.work}</think>" for example in examples]
-    counts = count_steps(works)
-    assert sum(written for written, _ in counts.values()) == sum(w.count("=") for w in works)
-    assert all(written == right for written, right in counts.values())
-
-
-@pytest.mark.parametrize("pattern", ["<think>", "<think>8+5=", "8+5=13;", "8" * 9, "="])
-def test_the_time_to_count_steps_grows_with_the_length_of_a_hostile_text(pattern):
-    seconds = []
-    for size in (50_000, 200_000):
-        text = "<think>" + pattern * (size // len(pattern))
-        clock = time.process_time()
-        count_steps([text])
-        seconds.append(time.process_time() - clock)
-    assert seconds[1] < 12 * seconds[0] + 0.05
-
-
-def test_samples_have_steps_where_thoughts_consist_of_them_and_greedy_answers_do_not():
-    text = "<think>3+4=7;7+1=9</think><answer>7</answer>"
-    for name, steps in (("arithmetic", {"3+4": [2, 2], "7+1": [2, 0]}),
-                        ("key", {"3+4": [2, 2], "7+1": [2, 0]}), ("countdown", None)):
-        task = load_named(name)
-        problem = common.sample_problems(task, 1, 0)[0]
-        batch = batch_of(task, [problem], [text, text], 2)
-        assert task.scores(batch).get("steps") == steps
-        assert "steps" not in task.scores(batch_of(task, [problem], [text]), greedy=True)
 
 
 # ---- completions that are neither right nor wrong --------------------------------------------

@@ -1,7 +1,6 @@
 """Test what all tasks share: levels, refused flags, held-out problems, hostile texts, your own
-task, mixes, a curriculum, and luck."""
+task, mixes, and a curriculum."""
 import random
-import re
 import sys
 import zlib
 from collections import Counter
@@ -10,7 +9,7 @@ import pytest
 import torch
 from conftest import count_work, scripts
 from conftest import load_named as load
-from small_runs import INSTANT, arguments, read_summary, resume, steps
+from small_runs import INSTANT, arguments, resume, steps
 from update_scenes import made_batch
 
 import common
@@ -18,7 +17,6 @@ import grpo
 import plumbing
 import tasks
 from common import Problem
-from tasks import gridworld
 from tasks.rewards import NEEDS, REWARDS
 
 NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "notation", "number",
@@ -63,13 +61,11 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
 @pytest.mark.parametrize("flags, words", [
     *(({"task": f"arithmetic:{level}"}, f"--task arithmetic:{level}: the level must be a number")
       for level in ("1", "7-3", "3-", "x", "\u0663", "100")),
-    ({"task": "countdown:1"}, "--task countdown:1: the level must be"),
     ({"task": "countdown:3-10"}, "only 9 different digits"),
     ({"task": "key:3"}, "--task key:3: the levels are work, half, answer"),
     *(({"task": f"{name}:3"}, f"{name} has no levels") for name in ("lookup", "gridworld")),
     *(({"task": name}, "the tasks are arithmetic, ")
       for name in ("chess", "", "arithmetic,", "../common")),
-    ({"task": "arithmetic,mix"}, "mix.py does not define"),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
     ({"curriculum": True}, "have one difficulty"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
@@ -106,13 +102,6 @@ def test_what_a_base_learns_from_at_a_cold_start_is_right(name):
     assert all(task.verify(problem, problem.completion) == 1 for problem in drawn)
     if "notation" in name:
         assert all(task.share_in_words(problem.completion) == 1 for problem in drawn)
-
-
-def test_the_metric_of_notation_is_a_mean_over_all_completions():
-    batch = batch_of(problems_of("notation", 4), [[0, 0, 0]])
-    batch.texts = ["<think>3 plus 4 is 7;7-5=2</think>", "<answer>7</answer>",
-                   "<think>3 plus 4 is 7</think>"]
-    assert load("notation").observe(batch, 0) == {"notation/words": 0.5}
 
 
 # ---- hostile texts ---------------------------------------------------------------------------
@@ -206,33 +195,6 @@ def test_a_task_without_variety_is_refused(put, refused):
 
 # ---- several tasks ---------------------------------------------------------------------------
 
-def test_a_mix_gives_each_task_its_share_and_its_own_problems_and_demonstrations():
-    task = load("arithmetic:3,lookup")
-    problems = common.sample_problems(task, 1000, 0)
-    assert abs(sum(problem.task == "lookup" for problem in problems) - 500) < 80
-    assert levels(problems).keys() == {"arithmetic-3", "lookup-1", "lookup-2"}
-    for problem in common.sample_problems(task, 300, 0, phase="cold_start"):
-        text = problem.completion
-        assert task.verify(problem, text) == task.reward(problem, text, 1.0, 0) == 1.0
-        assert ("<search>" in text) == (problem.secret is not None) == (problem.task == "lookup")
-        assert task.is_held_out(problem) == task.parts[problem.task].is_held_out(problem) is False
-    assert task.prompt_width == load("lookup").prompt_width > load("arithmetic:3").prompt_width
-    assert grpo.encode_prompts(problems, task, "cpu").shape == (1000, task.prompt_width)
-
-
-def test_the_environment_of_a_task_responds_to_its_own_call_tokens_only():
-    assert load("arithmetic,countdown").call_tokens == ()
-    task = load("arithmetic,lookup")
-    assert set(task.call_tokens) == {"</search>", "</think>"}
-    task.call_tokens += ("U",)                          # as if another task called by it
-    plain = Problem("1=", "1", task="arithmetic")
-    asking = Problem("boss of ka?", "mi", secret=(("ka", "mi"),), task="lookup")
-    call = "<search>ka</search>"
-    assert task.respond(asking, call) == "<information>mi</information>"
-    assert task.respond(plain, call) == task.respond(asking, call + "x") == ""
-    assert task.respond(asking, "<search>U") == ""      # the move of another task
-    assert load("lookup").respond(asking, "<search>U") != ""
-
 
 def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
     """The groups of the batch alternate between tasks. A task without groups is not called."""
@@ -273,35 +235,3 @@ def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_diffi
     assert common.held_out_problems(task, 50) == common.held_out_problems(plain, 50)
     shown = common.sample_problems(plain, 50, 0, phase="forum")
     assert common.sample_problems(task, 50, 0, phase="forum") == shown
-
-
-def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a_checkpoint_keeps():
-    """The mean covers all samples, also those in groups that dynamic sampling left out."""
-    problems = problems_of("arithmetic", 3, 3, 4) + problems_of("lookup", 4)
-    batch = batch_of(problems, [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]])
-    task = load("arithmetic:3-5", curriculum=True)
-    assert task.state == {"rates": {}}
-    assert task.observe(common.gather([batch], torch.tensor([0])), 0) == {}
-    rates = {"arithmetic-3": 0.75, "arithmetic-4": 0.25, "lookup-4": 0.0}
-    assert task.state == {"rates": pytest.approx(rates)}
-    again = load("arithmetic:3-5", curriculum=True)
-    again.state.update({"rates": {"arithmetic-3": 0.25, "arithmetic-9": 0.5}})  # as a resumed run
-    again.observe(batch, 1)
-    assert again.state == {"rates": pytest.approx(rates | {
-        "arithmetic-3": 0.8 * 0.25 + 0.2 * 0.75, "arithmetic-9": 0.5})}
-
-
-# ---- luck ------------------------------------------------------------------------------------
-
-def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gridworld.Gridworld, "is_judged", False)
-    refused("luck decides", load, curriculum=True, task="gridworld,lookup")
-    refused("nothing is right or wrong", load, reward="model", task="gridworld")
-    flags = {"task": "gridworld", "max_completion_length": 8, "max_steps": 2}
-    grpo.main(arguments(INSTANT | flags | {"output_dir": "run"}))
-    judging = re.compile("accuracy|pass@|maj@|greedy($|/)|eval/greedy($|/)")
-    for found in (*steps("run"), read_summary("run")["base"], read_summary("run")["trained"]):
-        assert not list(filter(judging.match, found))
-    assert {"eval/greedy_return", "eval/best_return"} <= steps("run")[-1].keys()
-    assert read_summary("run")["trained"].keys() >= {"greedy_return", "return", "best_return"}

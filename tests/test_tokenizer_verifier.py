@@ -1,7 +1,5 @@
-"""Test the tokenizer, the verifier of arithmetic on hostile text, and the arithmetic problems."""
-import re
+"""Test the tokenizer, and the verifier of arithmetic on hostile text."""
 
-import pytest
 from conftest import load_named
 
 import common
@@ -50,31 +48,3 @@ def test_a_right_answer_in_one_answer_block_earns_one_and_anything_else_nothing(
         assert verdict == 0.0 and isinstance(verdict, float), ascii(text)
     for answer, text, verdict in (("-1", "-1", 1), ("-1", "1", 0), ("0", "0", 1), ("0", "", 0)):
         assert grpo.verify(Problem("", answer), f"<answer>{text}</answer>") == verdict
-
-
-# ---- problems --------------------------------------------------------------------------------
-
-def values(prompt):
-    """Compute the value of every bracket of a problem in Python's arithmetic, innermost first."""
-    inner = prompt.removesuffix("=")
-    found = []
-    while inner.startswith("("):
-        found.insert(0, eval(inner))
-        inner = inner[1:-1].rstrip("0123456789")[:-1]
-    return found
-
-
-@pytest.mark.parametrize("level, split, lengths", [
-    ("2", "train", {2}), ("3-5", "train", {3, 4, 5}), ("3-5", "test", {3, 4, 5})])
-def test_answers_are_those_of_python_and_no_value_on_the_way_leaves_0_to_20(level, split, lengths):
-    seen = set()
-    for problem in common.sample_problems(load_named(f"arithmetic:{level}"), 300, 0, split):
-        assert re.fullmatch(r"[-+*()0-9]+=", problem.prompt)
-        numbers = values(problem.prompt)
-        assert problem.task == "arithmetic" and problem.answer == str(numbers[-1])
-        assert problem.difficulty == len(numbers) + 1
-        assert all(0 <= number <= 20 for number in numbers)
-        assert grpo.verify(problem, f"<answer>{problem.answer}</answer>") == 1
-        assert grpo.verify(problem, f"<answer>{numbers[-1] + 1}</answer>") == 0
-        seen.add(problem.difficulty)
-    assert seen == lengths

@@ -1,15 +1,12 @@
-"""Test examples/trpo.py: the step on a policy whose Fisher matrix is known, and the bound on the
-exact KL. test_resume.py tests a resumed run."""
+"""Test examples/trpo.py: the step on a policy whose Fisher matrix is known. test_resume.py tests a
+resumed run."""
 import importlib
 
 import pytest
 import torch
-from conftest import TINY, close, randn
+from conftest import close, randn
 from small_runs import INSTANT, arguments, steps
 from torch.nn.functional import pad
-
-import common
-import ppo
 
 trpo = importlib.import_module("examples.trpo")
 pytestmark = pytest.mark.quick
@@ -81,36 +78,6 @@ def test_if_nothing_helps_the_weights_stay_exactly_as_they_were(case):
 
 
 # ---- the update ------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("micro_batch_size", [3, 32])
-def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_batch_size):
-    flags = TINY | {"task": "gridworld", "temperature": 0.7, "max_kl": 0.02}
-    cfg = trpo.Config(**flags, micro_batch_size=micro_batch_size)
-    policy = ppo.GPT(cfg).double()
-    policy.embed.weight.data *= 20                      # so that tokens differ
-    batch = ppo.sample_batch(policy, common.load_task(cfg, ppo.verify), cfg, 0)
-    batch.lengths = torch.tensor([1, 4, 6, 8] * 4)
-    batch.mask = (torch.arange(8) < batch.lengths[:, None]).to(batch.mask)
-    batch.mask[::3, 1] = 0                              # inserted by an environment
-    A = randn(16, 8)
-
-    def log_p():
-        """Compute the log-probabilities of all tokens of the vocabulary. -> (16, 8, V)"""
-        logits = policy(torch.cat([batch.prompts, batch.tokens], dim=1))[:, -9:-1]
-        return (logits / 0.7).log_softmax(dim=-1).detach()
-
-    def mean(x):
-        return ((x * batch.mask).sum() / batch.mask.sum()).item()
-    old = log_p()
-    batch.logps = old.gather(-1, batch.tokens[..., None])[..., 0] * batch.mask
-    metrics = trpo.update(policy, batch, A, cfg)
-    new = log_p()
-    kl = mean((old.exp() * (old - new)).sum(dim=-1))
-    assert metrics["policy_kl"] == pytest.approx(kl, rel=1e-6)
-    assert 0.3 * 0.02 < kl <= 0.02
-    ratio = (new - old).gather(-1, batch.tokens[..., None])[..., 0].exp()
-    assert mean(ratio * A) > mean(A) + 0.01
-    assert metrics["loss"] == pytest.approx(-mean(A), abs=1e-6)
 
 
 def test_beta_adapts_to_the_kl_from_the_base_and_not_to_that_of_the_step(tmp_path, monkeypatch):

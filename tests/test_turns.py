@@ -10,8 +10,7 @@ from small_runs import SMALL, arguments, changed_weights, policy_of, steps
 import common
 import grpo
 from common import Problem
-from tasks import number
-from tasks.calls import Turn, Turns
+from tasks.calls import Turns
 
 turns = importlib.import_module("examples.turns")
 TASK = load_named("number")
@@ -62,20 +61,6 @@ def test_only_the_number_within_five_answered_guesses_gets_a_reward(verdict, tex
         assert TASK.verify(PROBLEM._replace(secret=None), text) == 0
 
 
-def test_a_turn_has_the_state_before_it_and_a_live_episode_ends_with_an_unanswered_turn():
-    start = number.State(17, 48, 36)
-    after = number.State(31, 48, 36, 1)
-    first = Turn(start, len(guess(30)), HIGHER, 0.0)
-    text = guess(30) + HIGHER
-    assert TASK.play(PROBLEM, text + "<think>") == [first, Turn(after, len(text) + 7)]
-    text += "<search>36</search>"
-    found = [first, Turn(after, len(text), RIGHT, 1.0)]
-    assert TASK.play(PROBLEM, text) == found
-    assert TASK.play(PROBLEM, text + RIGHT + "<search>1</search>") == found
-    # a guess outside of what is left teaches nothing
-    assert TASK.play(PROBLEM, guess(30, 20, 50, 36))[3].state == number.State(31, 48, 36, 3)
-
-
 # ---- your own environment --------------------------------------------------------------------
 
 class Walk(Turns):
@@ -113,26 +98,6 @@ def config(**flags):
     return turns.Config(device="cpu", **flags)
 
 
-def test_if_nothing_is_right_or_wrong_a_verdict_lists_the_rewards_of_the_turns():
-    shop = Walk(None)
-    assert shop.verify(Problem("s", ""), "a?.y?.!") == 4.0
-    shop.is_judged = False
-    assert shop.verify(Problem("s", ""), "a?.y?.!") == [1.0, 3.0]
-    assert shop.reward(None, "", [1.0, 3.0], 0) == 4.0
-
-
-def test_of_two_kinds_of_calls_each_ends_a_turn():
-    two = Walk(None)
-    two.call_tokens = ("?", "!")
-    assert [turn.end for turn in two.play(Problem("s", ""), "a!.b?.")] == [2, 5, 6]
-
-
-def test_a_step_that_says_nothing_is_refused(refused):
-    mute = Walk(None)
-    mute.reply = ""
-    refused("step returned an empty response", mute.respond, Problem("s", ""), "a?")
-
-
 def test_the_environment_reads_a_forced_opening_as_verify_does(watch):
     cfg = grpo.Config(device="cpu", task="number", max_completion_length=56)
     task = common.load_task(cfg, grpo.verify)
@@ -144,35 +109,6 @@ def test_the_environment_reads_a_forced_opening_as_verify_does(watch):
 
 
 # ---- turns, returns and groups ---------------------------------------------------------------
-
-def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
-    rewards = f64([[1, 0, 4], [0, 2, 0]])
-    close(turns.returns(rewards, 0.5), f64([[2, 2, 4], [1, 2, 0]]))
-    close(turns.returns(rewards, 1.0), f64([[5, 4, 4], [2, 2, 0]]))
-    close(turns.returns(rewards, 0.0), rewards)
-
-
-def same(labels):
-    """List the places that share a label, for each label that several places have. -> set"""
-    places = {}
-    for row, line in enumerate(labels.tolist()):
-        for k, label in enumerate(line):
-            places.setdefault(label, []).append((row, k))
-    assert -1 not in places or places.pop(-1)
-    return {tuple(found) for found in places.values() if len(found) > 1}
-
-
-def test_turns_are_equal_if_question_and_state_are_at_any_time_even_twice_in_an_episode():
-    texts = ["b?.a?.b?.", "a?.y?.!", "b?.y?.", "a?.y?."]
-    rewards, by_number, by_state = turns.read_turns(walk, batch_of(texts, 2, "sa"))
-    assert rewards.tolist() == [[0, 0, 0], [1, 3, 0], [0, 1, 0], [0, 3, 0]]
-    assert same(by_number) == {((0, 0), (1, 0)), ((0, 1), (1, 1)), ((2, 0), (3, 0)),
-                               ((2, 1), (3, 1))}
-    # s, b, a, (b: no token) | s, a, (the end)      other question: a, b | a, a
-    assert same(by_state) == {((0, 0), (1, 0)), ((0, 2), (1, 1)), ((2, 0), (3, 0), (3, 1))}
-    assert by_state[1, 2] == by_number[1, 2] == -1          # after the end
-    _, _, by_state = turns.read_turns(walk, batch_of(["b?.", "b?.b?.b"], 2))
-    assert same(by_state) == {((0, 0), (1, 0)), ((1, 1), (1, 2))}       # row 0 did not act at b
 
 
 def test_what_a_reward_adds_to_the_turns_goes_to_the_last_turn_and_so_does_an_unheard_call():

@@ -87,26 +87,6 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(script, 
     assert [len(rows) for rows in steps] == [2] * 21            # none is empty
 
 
-@every_script
-@pytest.mark.parametrize("size", [3, 4])
-def test_no_backward_pass_has_more_rows_than_micro_batch_size(script, scene, watch, size):
-    scene = scene(micro_batch_size=size)
-    rows = watch(script, "score", lambda _, prompts, *__: torch.is_grad_enabled() * len(prompts))
-    scene.backward(torch.arange(NUM_ROWS))
-    most = 2 * ((size + 1) // 2) if script.__name__ == "dpo" else size      # dpo.py has pairs
-    assert max(rows) == most and len(rows) > 2
-
-
-@scripts("grpo", "gspo")
-@pytest.mark.parametrize("flags", [{}, {"entropy_coef": 1.0}, {"beta": 1.0}])
-def test_rows_without_an_advantage_are_scored_only_if_something_else_moves_them(
-        scene, watch, script, flags):
-    scene = scene(**flags)
-    rows = watch(script, "score", lambda _, prompts, *__: torch.is_grad_enabled() * len(prompts))
-    scene.backward(torch.arange(NUM_ROWS))
-    assert sum(rows) == (NUM_ROWS if flags else scene.A.any(dim=1).sum()) != 0
-
-
 # ---- logged metrics --------------------------------------------------------------------------
 
 V = common.VOCAB_SIZE
@@ -170,40 +150,6 @@ def test_the_accuracy_counts_the_groups_that_dynamic_sampling_left_out(train):
     [batch], [metrics] = record.batches, record.metrics
     judged = torch.cat([one.is_correct for one in batch.sampled]).double().mean().item()
     assert metrics["accuracy"] == judged != batch.is_correct.double().mean().item()
-
-
-@every_script
-def test_metrics_are_means_over_the_optimizer_steps_but_for_two_ratios(script, scene, watch):
-    scene = scene(num_iterations=2, num_mini_batches=3)
-    histories = watch(common, "mean_metrics", lambda history: history)
-    metrics = scene.update()
-    [steps] = histories
-    assert len(steps) == 6
-    for name in steps[0]:
-        values = [step[name] for step in steps]
-        expected = max(values) if name == "max_log_ratio" else sum(values) / 6
-        assert metrics[name] == pytest.approx(expected), name
-    if script.__name__ != "dpo":                        # dpo.py has no ratio
-        ratios = [step["max_log_ratio"] for step in steps]
-        assert metrics["sampling/sampling_logp_difference/max"] == ratios[0]
-        assert len(set(ratios)) > 3
-
-
-@pytest.mark.parametrize("script", ["reinforce", "grpo", "gspo"], indirect=True)
-@pytest.mark.parametrize("beta, every", [(0.0, 2), (0.5, 1)])
-def test_the_kl_is_that_of_the_policy_that_sampled_and_without_a_weight_by_one_row_of_each_group(
-        script, scene, beta, every):
-    scene = scene(beta=beta)
-    batch = scene.batch
-    batch.mask[4, 0] = 0.0                              # inserted by an environment
-    is_sampled = batch.mask[::every] == 1
-    expected = (batch.logps - scene.ref_logps())[::every][is_sampled].mean().item()
-    ref_logps, mean_kl = script.score_reference(scene.reference, batch, scene.cfg)
-    assert mean_kl == pytest.approx(expected, rel=1e-9)
-    assert abs(expected) > 1e-3
-    assert (ref_logps is None) == (beta == 0)
-    if beta > 0:
-        close(ref_logps, scene.ref_logps())
 
 
 @from_rows

@@ -3,7 +3,6 @@ and test the command that does this for everybody's functions, as they are or wi
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 
 import pytest
@@ -117,12 +116,8 @@ CLIP = """def loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high
     return """
 MEAN = "((x * mask).sum(1) / mask.sum(1)).mean()"
 POOLED = "(x * mask).sum() / mask.sum()"
-LONGEST = "(len(x) * (max_length or x.shape[1]))"
 CLIPPED = "ratio.clamp(1 - epsilon_low, 1 + epsilon_high)"
 MARGIN = "(chosen - ref_chosen) - (rejected - ref_rejected)"
-KL = CLIP.replace("(logps, ", "(logps, ref_logps, ").replace("_high):", "_high, beta=0.04):")
-KL = KL.replace("    return ", "    d = ref_logps - logps\n    x = x + beta * (d.exp() - d - 1)\n"
-                "    return ") + MEAN
 GAE = """def loss(rewards, values, mask, gamma, lam):
     A = torch.zeros_like(values)
     after, next_value = 0.0, values[:, 0] * 0
@@ -142,10 +137,6 @@ VALUE = """def loss(values, old_values, returns, mask, cliprange):
 # Right losses: name -> what the command is told, source
 BASES = {
     "grpo": ("--recipe grpo", CLIP + MEAN), "dapo": ("--recipe dapo", CLIP + POOLED),
-    "dr_grpo": ("--recipe dr_grpo", CLIP.replace("_high):", "_high, max_length=None):")
-                + f"(x * mask).sum() / {LONGEST}"),
-    "ppo": ("--recipe ppo", CLIP.replace("advantages[:, None]", "advantages") + POOLED),
-    "kl": ("--recipe grpo", KL),
     "gspo": ("--recipe gspo", CLIP.partition("\n")[0] + """
     s = (((logps - old_logps) * mask).sum(1) / mask.sum(1)).exp()
     A = advantages
@@ -155,27 +146,8 @@ BASES = {
     weight = (logps - old_logps).exp().clamp(max=1 + epsilon_high).detach()
     return -(weight * advantages[:, None] * logps * mask).sum() / mask.sum()
 """),
-    "rloo": ("--recipe rloo", "def loss(logps, advantages, mask):\n"
-             "    return -(advantages * (logps * mask).sum(1)).mean()\n"),
     "dpo": ("--recipe dpo", "def loss(chosen, rejected, ref_chosen, ref_rejected, beta):\n"
             f"    return -F.logsigmoid(beta * ({MARGIN}))\n"),
-    "pairs": ("--recipe dpo", """
-def loss(chosen, rejected, ref_chosen, ref_rejected, mask_chosen, mask_rejected, beta):
-    w = ((chosen - ref_chosen) * mask_chosen).sum(1)
-    r = ((rejected - ref_rejected) * mask_rejected).sum(1)
-    return -F.logsigmoid(beta * (w - r)).mean()
-"""),
-    "normalized": ("--recipe grpo", """def loss(rewards, eps):
-    mean = rewards.mean(1, keepdim=True)
-    return (rewards - mean) / (rewards.std(1, keepdim=True) + eps)
-"""),
-    "centered": ("--recipe dr_grpo", "def loss(rewards):\n"
-                 "    return rewards - rewards.mean(1, keepdim=True)\n"),
-    "step": ("--recipe grpo", KL.replace("loss(logps", "loss(rewards, logps").replace(
-        " advantages,", "").replace("_high, beta", "_high, beta, eps").replace(
-        "beta, eps=0.04", "beta, eps").replace(
-        "A = advantages[:, None]", "A = rewards - rewards.mean(1, keepdim=True)\n"
-        "    A = (A / (rewards.std(1, keepdim=True) + eps)).view(-1, 1)")),
     "gae": ("gae", GAE), "value": ("value_loss", VALUE)}
 
 IN_MASK = "    ratio ="
@@ -183,51 +155,14 @@ NO_EOS = "    mask = mask * (mask.cumsum(1) < mask.sum(1, True))\n    ratio ="
 LAST = "values.gather(1, (mask * torch.arange(1, 1 + mask.shape[1])).argmax(1)[:, None])[:, 0]"
 MISTAKES = [            # a mistake of the reference, a right loss, a part of it, what replaces it
     ("min_max", "grpo", "torch.min", "torch.max"), ("not_clipped", "grpo", CLIPPED, "ratio"),
-    ("sign", "grpo", "-torch.min", "torch.min"),
     ("inverse", "grpo", "logps - old_logps", "old_logps - logps"),
-    ("own_old", "grpo", "logps - old_logps", "logps - logps.detach()"),
-    ("pessimism", "grpo", f"ratio * A, {CLIPPED} * A)", f"ratio, {CLIPPED}) * A"),
-    ("bounds_swapped", "grpo", "1 - epsilon_low, 1 + epsilon_high",
-     "1 - epsilon_high, 1 + epsilon_low"),
-    ("other_mean", "grpo", MEAN, POOLED), ("over_slots", "grpo", MEAN, "(x * mask).mean()"),
-    ("no_mask", "grpo", MEAN, "x.mean()"), ("no_B", "grpo", ".mean()", ".sum()"),
+    ("other_mean", "grpo", MEAN, POOLED), ("no_mask", "grpo", MEAN, "x.mean()"),
     ("detached", "grpo", "torch.exp(logps - old_logps)", "torch.exp(logps - old_logps).detach()"),
-    ("mask_shifted", "grpo", IN_MASK, "    mask = F.pad(mask[:, :-1], (1, 0))\n    ratio ="),
     ("no_eos", "grpo", IN_MASK, NO_EOS), ("sum", "dapo", " / mask.sum()", ""),
-    ("micro_batches", "dapo", POOLED, "sum((a * m).sum() / m.sum() for a, m in "
-     "zip(x.split(2), mask.split(2))) / len(x.split(2))"),
-    ("no_length", "grpo", " / mask.sum(1)", ""),
-    ("plus_one", "grpo", "/ mask.sum(1)", "/ (mask.sum(1) + 1)"),
-    ("straight_through", "grpo", CLIPPED, f"(ratio + ({CLIPPED} - ratio).detach())"),
-    ("whitened", "grpo", "A = advantages[:, None]",
-     "A = ((advantages - advantages.mean()) / (advantages.std() + 1e-8))[:, None]"),
-    ("outside_dropped", "grpo", "    return", "    x = torch.where((ratio > 1 + epsilon_high) | "
-     "(ratio < 1 - epsilon_low), 0.0, x)\n    return"),
-    ("cut_4", "step", "logps - old_logps", "(logps - old_logps).clamp(-4, 4)"),
-    ("cut_A_2", "step", ".view(-1, 1)", ".view(-1, 1).clamp(-2, 2)"),
-    ("zero_rows", "grpo", MEAN, MEAN.replace("mean()", "sum() / (advantages != 0).sum()")),
-    ("constant", "dr_grpo", "(max_length or x.shape[1])", "mask.sum(1).max()"),
     ("one_epsilon", "dapo", "1 + epsilon_high", "1 + epsilon_low"),
     ("product", "gspo", " / mask.sum(1)", ""),
-    ("arithmetic", "gspo", "(((logps - old_logps) * mask).sum(1) / mask.sum(1)).exp()",
-     "((logps - old_logps).exp() * mask).sum(1) / mask.sum(1)"),
-    ("ratio_slots", "gspo", "((logps - old_logps) * mask)", "(logps - old_logps)"),
     ("weight_grad", "cispo", ".detach()", ""), ("no_log", "cispo", " * logps * mask", " * mask"),
-    ("no_cap", "cispo", ".clamp(max=1 + epsilon_high)", ""),
-    ("token_advantages", "ppo", "A = advantages", "A = advantages.mean(1)[:, None]"),
     ("beta_outside", "dpo", "F.logsigmoid(beta * (", "beta * F.logsigmoid(("),
-    ("swapped", "dpo", MARGIN, "(rejected - ref_rejected) - (chosen - ref_chosen)"),
-    ("reference", "dpo", MARGIN, "chosen - rejected"),
-    ("chosen_mask", "pairs", "* mask_rejected)", "* mask_chosen)"),
-    ("k1", "kl", "(d.exp() - d - 1)", "-d"), ("kl_sign", "kl", "x + beta", "x - beta"),
-    ("kl_swapped", "kl", "ref_logps - logps", "logps - ref_logps"),
-    ("rows", "step", ".view(-1, 1)", ".t().reshape(-1, 1)"),
-    ("variance", "normalized", "rewards.std", "rewards.var"),
-    ("whole_batch", "normalized", "rewards.mean(1, keepdim=True)\n    return (rewards - mean) / "
-     "(rewards.std(1, keepdim=True)",
-     "rewards.mean()\n    return (rewards - mean) / (rewards.std()"),
-    ("scaled", "centered", "rewards - rewards.mean(1, keepdim=True)",
-     "(rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)"),
     ("bootstrapped", "gae", "values[:, 0] * 0", LAST), ("no_lam", "gae", "gamma * lam", "gamma"),
     ("min_for_max", "value", "torch.max", "torch.min")]
 
@@ -292,19 +227,10 @@ FORMS = [               # name, source, what the user says, gaps as a person fil
          "epsilon_low", "epsilon_high"), "", None),
     ("losses of tokens", f"def loss({ARGUMENTS}):" + PLAIN.replace("(x * m).sum() / m.sum()", "x"),
      "", None),
-    ("losses of outputs", f"def loss({ARGUMENTS}):" + PLAIN.replace(
-        "(x * m).sum() / m.sum()", "(x * m).sum(1) / m.sum(1)"), "--recipe grpo", None),
     ("a dict", f"def loss({ARGUMENTS}):" + PLAIN.replace(
         "(x * m).sum() / m.sum()", "{'pg_loss': (x * m).sum() / m.sum(), 'ratio': r}"), "", None),
     ("positions alone", "def loss(logps, old_logps, advantages, mask, /, epsilon_low, "
      f"epsilon_high):{PLAIN}", "", None),
-    ("advantages (B, 1)", f"def loss({ARGUMENTS}):" + PLAIN.replace("[:, None]", ""),
-     "--advantages B1", None),
-    ("constants of its own", "def loss(logps, old_logps, advantages, mask):" + PLAIN.replace(
-        "epsilon_low", "0.2").replace("epsilon_high", "0.28"),
-     "epsilon_low=0.2 epsilon_high=0.28", None),
-    ("a setting", f"def loss({ARGUMENTS}, slope):" + PLAIN.replace("m = mask", "m = slope * mask"),
-     "slope=0.1", None),
     ("a partial", f"import functools\ndef whole({ARGUMENTS}):{PLAIN}"
      "\nloss = functools.partial(whole, epsilon_low=0.2)\n", "", None),
     ("other names", "def loss(new, old, A, m, low, high):" + clipped(
@@ -314,27 +240,12 @@ FORMS = [               # name, source, what the user says, gaps as a person fil
     ("a model", f"def loss(model, ids, {ARGUMENTS[7:]}):{MODEL}{PLAIN}", "",
      [("model=...", "model=model_of(logps)"), ("ids=...", IDS)]),
     ("a batch and a config", f"def loss(b, cfg):{BATCH}", "", FILL_BATCH),
-    ("a method of a trainer", f"class Trainer:\n  def f(self, b):{BATCH}".replace(
-        "cfg.clip", "self.args.clip").replace("torch.min", "self.min") + "\nloss = Trainer.f\n", "",
-     [FILL_BATCH[0], ("...,  # self", "Bag(args=Bag(clip=Bag(low=epsilon_low, high=epsilon_high)), "
-                      "min=torch.min),  # self")]),
     ("a class", f"class loss(torch.nn.Module):\n  def __init__(self, high=0.2, agg='token'):\n"
      "    super().__init__()\n    self.high = high\n  def forward(self, "
      f"{ARGUMENTS[:-14]}):" + PLAIN.replace("epsilon_high", "self.high"), "",
      [("high=...", "high=epsilon_high"), ("agg=...,  # 'token' by default", "")]),
     ("an object", f"class Loss(torch.nn.Module):\n  def forward(self, {ARGUMENTS}):{PLAIN}\n"
      "loss = Loss()\n", "", None),
-    ("keywords", "def loss(**b):" + PLAIN.replace("m = mask", "m = b['m']").replace(
-        "(logps", "(b['x']").replace("old_logps", "b['old']").replace("advantages", "b['A']")
-     .replace("epsilon_low", "0.2").replace("epsilon_high", "b['high']"), "epsilon_low=0.2",
-     [("...,  #", "**{'x': logps, 'old': old_logps, 'A': advantages, 'm': mask, 'high': "
-       "epsilon_high}  #")]),
-    ("rewards in a row, with a number of groups", "def loss(scores, num_generations):\n"
-     "    x = scores.view(-1, num_generations)\n    std = x.std(1, keepdim=True)\n"
-     "    return {'A': ((x - x.mean(1, keepdim=True)) / (std + 1e-4)).flatten()}\n",
-     "advantages --recipe grpo eps=1e-4",
-     [("scores=...", "scores=rewards.flatten()"), ("ns=...", "ns=rewards.shape[1]"),
-      ("    )\n", "    )['A'].view_as(rewards)\n")]),
     ("verl's critic, whose values are the old ones", "def loss(vpreds, returns, values, "
      "response_mask, cliprange_value):" + VALUE.partition(":")[2].replace("old_values", "old")
      .replace("values", "vpreds").replace("old", "values").replace("mask", "response_mask")
@@ -342,7 +253,7 @@ FORMS = [               # name, source, what the user says, gaps as a person fil
      [("vpreds=...", "vpreds=values"), ("        values=...", "        values=old_values")]),
     ("JAX", JAX, "", None), ("numpy", JAX.replace("jax.numpy", "numpy"), "", None)]
 WRONG = [("minimum(ratio", "maximum(ratio"), ("torch.min(", "torch.max("),
-         ("self.min", "-self.min"), ("torch.max((", "torch.min(("), ("x - x.mean", "x + x.mean")]
+         ("torch.max((", "torch.min((")]
 
 
 @pytest.mark.parametrize("name, source, words, edits", FORMS, ids=[row[0] for row in FORMS])
@@ -388,17 +299,6 @@ def test_each_name_of_the_table_is_bound_and_its_neighbour_is_not(theirs):
         assert len(binding.names) == count and len(binding.unknown) == 1 - count
 
 
-@pytest.mark.parametrize("names, unknown", [
-    ("log_probs, logprobs, mask", ["log_probs", "logprobs"]),
-    ("new_logprobs, logprobs, mask", ["new_logprobs", "logprobs"]),     # as in TRL's PPO
-    ("logps, mask, beta, kl_coef", ["beta", "kl_coef"]),
-    ("logps, mask, cliprange, cliprange_low, cliprange_high", [])])
-def test_two_arguments_that_may_mean_one_of_ours_are_not_known(names, unknown):
-    function = eval(f"lambda {names}: 0")
-    binding = contract.bind(function, ("logps", "mask"), ("epsilon_low", "epsilon_high", "beta"))
-    assert binding.unknown == unknown
-
-
 OTHER = f"def loss(new, old_logps, A, mask, low=0.2, flag=None):{PLAIN}"
 
 
@@ -421,18 +321,6 @@ def test_an_adapter_has_a_gap_for_each_argument_that_is_not_known(answer, tmp_pa
     assert command.main([str(path), "--recipe", "dapo"]) == 2
 
 
-def test_the_command_of_an_adapter_runs_in_any_folder_and_gaps_are_named(tmp_path, capfd):
-    (tmp_path / "my losses").mkdir()
-    (tmp_path / "my losses" / "a-b.py").write_text(f"{TORCH}{OTHER}")
-    assert command.main([f"{tmp_path}/my losses/a-b.py:loss", "--recipe", "dapo"]) == 2
-    line = re.search(r"in any folder: (.*)", capfd.readouterr().out)[1]
-    (path,) = (tmp_path / "my losses").glob("adapt_*.py")
-    python = line.replace("python ", f"{sys.executable} ", 1)
-    run = subprocess.run(python, shell=True, cwd="/", capture_output=True, text=True)
-    assert run.returncode == 2
-    assert run.stdout == f"NOTHING RAN: fill the gaps (...) of new, low, flag in {path}\n"
-
-
 @pytest.mark.parametrize("gap, verdict", [
     ("low=epsilon_low", "PASSED: 4 of 15"), ("low=0.2", "NOTHING RAN: 0 of 15"),
     ("low=epsilon_high", "NOTHING RAN: 0 of 15")])
@@ -448,13 +336,6 @@ def test_what_an_adapter_does_not_use_is_not_taken(gap, verdict, answer):
         code, text = answer(source, "--recipe", "dapo", "epsilon_low=0.2", "epsilon_high=0.2",
                             edits=edits)
         assert code == 0 and "11 skipped: they have other constants" not in text, text
-
-
-def test_a_bag_lacks_what_it_was_not_given():
-    bag = adapter.Bag(a=1)
-    assert bag.a == bag["a"] == bag.get("a") == 1 and bag.get("b") is None
-    with pytest.raises(AttributeError, match="the adapter's Bag has no b: add b="):
-        _ = bag.b
 
 
 @pytest.mark.parametrize("tool", ["torch", "numpy", "jax"])
@@ -589,19 +470,6 @@ def loss(rewards, eps=0, ddof=1):
         assert answer(rough, *words)[0] == expected
 
 
-@pytest.mark.parametrize("words", [[], ["--robust"], ["--float32"]])
-def test_a_group_of_equal_rewards_must_not_give_nan(words, answer):
-    std = "rewards.std(1, keepdim=True)"
-    source = ("def loss(rewards):\n    A = rewards - rewards.mean(1, keepdim=True)\n"
-              f"    return A / {std}")
-    code, text = answer(source, "--recipe", "grpo", "eps=0", *words)
-    assert code == 1 and "likely: a group of equal rewards gives nan or inf (0 / 0) (" in text, text
-    for old, new, eps in ((f"A / {std}", f"torch.where({std} > 0, A / {std}, 0)", "0"),
-                          (std, f"({std} + 1e-6)", "1e-6"), (std, f"({std} + 1e-4)", "0.0001")):
-        code, text = answer(source.replace(old, new), "--recipe", "grpo", f"eps={eps}", *words)
-        assert code == 0, text
-
-
 @pytest.mark.parametrize("gamma, is_right", [("1", True), ("beta", True), ("-1", False)])
 def test_a_convention_of_others_is_right_and_a_mistake_is_not(gamma, is_right, answer):
     source = "def loss(chosen, rejected, beta, gamma):\n" \
@@ -627,20 +495,6 @@ def test_what_cannot_be_called_is_told_in_a_line(function, words, reply, answer)
     end = {"broken": "1 / 0", "exits": "raise SystemExit(0)"}.get(function, "")
     code, text = answer(f"{source}\nEPS = 1\n{end}", *words, function=function)
     assert code == 2 and reply in text and text.startswith("error: ") and text.count("\n") == 1
-
-
-def test_without_a_file_the_files_of_vectors_are_listed(capsys):
-    assert command.main([]) == command.main(["method=clip"]) == 0
-    assert capsys.readouterr().out.count("Compute the loss of tokens with given") == 2
-
-
-def test_a_file_is_imported_even_if_a_module_of_python_has_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    (tmp_path / "colorsys.py").write_text("def mine(): ...")
-    module, found = command.loaded(f"{tmp_path}/colorsys.py:mine")
-    del sys.modules["colorsys"]
-    assert module.__file__ == str(tmp_path / "colorsys.py") and [*found] == ["mine"]
 
 
 @pytest.mark.parametrize("target, recipe", [

@@ -77,6 +77,10 @@ class Effect(NamedTuple):
     predicted: tuple    # the ends of the predicted range
     words: str          # the prediction
 
+    def is_contradicted(self):
+        """Whether the whole interval is outside the predicted range."""
+        return self.interval[1] < self.predicted[0] or self.interval[0] > self.predicted[1]
+
 
 def against(name):
     """Name the row with which a row is compared; nano.py is compared with none. -> str"""

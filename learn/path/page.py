@@ -299,7 +299,7 @@ def tables_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (3 - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells])
-        predictions = [one.words for one in effects]
+        predictions = [f"{one.words}{'; contradicted' * one.is_contradicted()}" for one in effects]
         if compared:
             more.append([row.fields["short"], *predictions, *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]

@@ -6,7 +6,7 @@ expected reward J and its gradient can be computed exactly.
 """
 import math
 import random
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 QUESTION, ANSWER = "((3+4)*2)=", 14
@@ -14,7 +14,7 @@ THETA = -1.0            # then a share of 0.27 thinks, as of the outputs of the 
 STEP = 0.01             # of the gradient by differences
 BATCH = 8               # outputs in the sample
 SEED = 2
-MANY = 1000             # samples, whose mean shows that one is right on average
+MANY = 10_000             # samples, whose mean shows that one is right on average
 
 
 class Output(NamedTuple):
@@ -95,8 +95,9 @@ def values():
     high, low = (expected_reward(THETA + step) for step in (STEP, -STEP))
     return {"question": QUESTION, "answer": str(ANSWER), "theta": f"{THETA:g}",
             "p": f"{1 / (1 + math.exp(-THETA)):.2f}", "J": f"{expected_reward():.4f}",
-            "exact": f"{exact_gradient():.4f}", "step": f"{STEP:g}", "high": f"{high:.5f}",
-            "low": f"{low:.5f}", "differences": f"{gradient_by_differences():.4f}",
+            "exact": f"{exact_gradient():.4f}", "step": f"{STEP:g}", "high": f"{high:.6f}",
+            "low": f"{low:.6f}", "differences": f"{gradient_by_differences():.4f}",
             "batch": str(BATCH), "num_right": f"{sum(rewards):.0f}", "loss": f"{loss:.2f}",
             "sampled": f"{sampled_gradient(batch):.4f}", "many": f"{MANY:,}",
-            "mean": f"{fmean(many):.3f}"}
+            "mean": f"{fmean(many):.3f}",
+            "error": f"{stdev(many) / math.sqrt(MANY):.3f}"}

@@ -4,9 +4,10 @@ is q + n / 100 plus the only weight of the policy, which each update raises by 1
 shows to which output it belongs, and when it was computed.
 """
 import collections
-from unittest import mock
 
 import torch
+
+from report import replaced
 
 STEPS = 2
 SIZES = {"P": 3, "G": 4, "T": 5}
@@ -91,8 +92,10 @@ def traced(module):
     names = [name for name in vars(Loop) if not name.startswith("_")]
     vars(module).update({name: getattr(loop, name) for name in names} | SIZES)
     vars(module).update(dict.fromkeys(("make_base", "evaluate", "print"), lambda *_, **__: ""))
-    # The first optimizer takes seconds to load. The stand-ins are on the CPU.
-    with mock.patch("torch.optim.AdamW"), mock.patch("torch.set_default_device"):
+
+    def unused(*_, **__):
+        """Stand in for the first optimizer, which takes seconds to load, and for the device."""
+    with replaced(torch.optim, AdamW=unused), replaced(torch, set_default_device=unused):
         module.main(steps=STEPS)
     return {name: values if name == "rates" else sorted(values)
             for name, values in loop.found.items()}
