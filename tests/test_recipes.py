@@ -156,9 +156,6 @@ def test_a_judge_grades_completions(recipe):
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
             self.wfile.write(reply)
-
-        def log_message(self, *_):
-            pass
     rows = [{"prompt": f"({a}+{b})=", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
     Path("train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
