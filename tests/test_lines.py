@@ -71,22 +71,21 @@ def test_a_judge_gives_points_with_mistakes_to_each_kind_of_output(
 
 
 def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
-    store(monkeypatch, {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
-                        "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}})
+    rates = {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
+             "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}}
+    store(monkeypatch, rates)
     shared, own = lines.effects("raw")
     assert (shared.factor, own.factor) == (1, 0.5)
     assert shared.difference == pytest.approx(-10) and own.difference == pytest.approx(5)
     assert shared.interval == pytest.approx((-10, -10))
     assert shared.predicted == (-10, 0) and own.words == "smaller, at most 5"
-    for predicted, is_contradicted in (((-20, -9.9), False), ((-10.1, 0), False), ((0, 5), True),
-                                       ((-20, -10.1), True)):
-        assert shared._replace(predicted=predicted).is_contradicted() == is_contradicted
+    outside = [shared._replace(predicted=ends).is_contradicted() for ends in (
+        (-20, -9.9), (-10.1, 0), (0, 5), (-20, -10.1))]
+    assert outside == [False, False, True, True]
     assert lines.complete() == ["nano", "raw"]
     store(monkeypatch, dict.fromkeys(("nano", "single", "tokens"), {0.5: 0.5, 1: 0.6, 2: 0.5}))
     assert [one.predicted for one in lines.effects("single")] == [(-6, 0), (-2, 2)]
     assert lines.effects("tokens")[0].predicted == (0, 3)
-    rates = {"nano": {0.5: 0.5, 1: 0.6, 2: 0.7, 4: 0.1},
-             "raw": {0.25: 0.1, 0.5: 0.75, 1: 0.5, 2: 0.2}}
     store(monkeypatch, rates, judged=["raw"])
     assert len(lines.effects("raw")) == 2               # nano.py is not measured under points
     store(monkeypatch, rates, judged=["nano", "raw"])
