@@ -78,7 +78,7 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     assert (shared.factor, own.factor) == (1, 0.5)
     assert shared.difference == pytest.approx(-10) and own.difference == pytest.approx(5)
     assert shared.interval == pytest.approx((-10, -10))
-    assert shared.predicted == (-10, 0) and own.words == "smaller, at most 5"
+    assert shared.predicted == (-10, 0) and own.predicted == (-5, 0)
     outside = [shared._replace(predicted=ends).is_contradicted() for ends in (
         (-20, -9.9), (-10.1, 0), (0, 5), (-20, -10.1))]
     assert outside == [False, False, True, True]
@@ -90,7 +90,7 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
     assert len(lines.effects("raw")) == 2               # nano.py is not measured under points
     store(monkeypatch, rates, judged=["nano", "raw"])
     *_, judged = lines.effects("raw")
-    assert (judged.factor, judged.words) == (0.5, "smaller, at most 90")
+    assert (judged.factor, judged.predicted) == (0.5, (-90, 0))
     assert judged.shares[0] == pytest.approx(0.65) and judged.difference == pytest.approx(5)
     for seed in measure.SEEDS:                          # of one seed, the difference is 12 points
         lines.STORE.results[lines.case("raw", 1), seed]["right"] = [0.5 + seed / 1000 - (

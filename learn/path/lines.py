@@ -75,7 +75,6 @@ class Effect(NamedTuple):
     difference: float   # their mean difference; nan for nano.py itself
     interval: tuple     # its 95% interval
     predicted: tuple    # the ends of the predicted range
-    words: str          # the prediction
 
     def is_contradicted(self):
         """Whether the whole interval is outside the predicted range."""
@@ -93,10 +92,9 @@ def effects(name):
     KeyError if another run is missing"""
     found = []
     predictions = ROWS[name].fields.get("predicted", "none 0 | none 0 | none 0").split(" | ")
-    for (is_best, is_judged), words in zip(((False, False), (True, False), (True, True)),
-                                           predictions):
-        direction, bound = words.split()
-        text = "no difference" if direction == "none" else direction
+    for (is_best, is_judged), prediction in zip(((False, False), (True, False), (True, True)),
+                                                predictions):
+        direction, bound = prediction.split()
         rows = [name, against(name)] if against(name) else [name]
         factors = [tune(row, is_judged)[1] if is_best else 1 for row in rows]
         try:
@@ -111,8 +109,7 @@ def effects(name):
         gains = [100 * (a - b) for a, b in zip(shares[0], shares[-1])]
         predicted = tuple(end * float(bound) for end in DIRECTIONS[direction])
         found.append(Effect(factors[0], shares[0], fmean(gains),
-                            tuple(map(float, measuring.student(gains))), predicted,
-                            f"{text}, at most {bound}"))
+                            tuple(map(float, measuring.student(gains))), predicted))
     return found
 
 

@@ -121,17 +121,13 @@ def styled(svg):
 
 
 # ---- text --------------------------------------------------------------------------------------
-FOLDED = {"! ": "What we saw", "+ ": "More"}       # how a paragraph begins -> its summary
-
-
 def prose(text, name):
     """Fill in the numbers of paragraphs, and convert their formulas and the rungs that they name. A
-    paragraph that begins with ! is an answer, and one that begins with + is a detail; both are
-    folded. A paragraph in $$ is an equation. One with a number that is not measured yet is left
-    out. -> Markdown"""
+    paragraph that begins with ! is an answer, and is folded. A paragraph in $$ is an equation. One
+    with a number that is not measured yet is left out. -> Markdown"""
     paragraphs = []
     for part in text.split("\n\n"):
-        mark = part[:2] if part[:2] in FOLDED else ""
+        mark = "! " if part.startswith("! ") else ""
         part = part if part.startswith("|") else " ".join(part.split())
         part = re.sub(r"([Rr]ung) \{(\w+)\}", lambda match: link(match[2], f"{match[1]} "), part)
         try:
@@ -143,7 +139,7 @@ def prose(text, name):
     found = []
     for mark, group in itertools.groupby(paragraphs, key=operator.itemgetter(0)):
         inner = "\n\n".join(paragraph for _, paragraph in group)
-        found.append(fold(FOLDED[mark], inner) if mark else inner)
+        found.append(fold("What we saw", inner) if mark else inner)
     return "\n\n".join(found)
 
 
@@ -218,7 +214,7 @@ def rates(name):
     found = [f"{CHAPTERS[name].labels[side]} {{{side} best %last}} at {rate(factor)}"
              for side, factor in best(name).items()]
     measured = prose(f"Right outputs: {'; '.join(found)}. {field['fair']}", name)
-    return fold("At the best rates, and our prediction", f"{measured}\n\n{said}")
+    return fold("Best rates and prediction", f"{measured}\n\n{said}")
 
 
 def exercise(name):
@@ -299,7 +295,8 @@ def tables_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (3 - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells])
-        predictions = [f"{one.words}{'; contradicted' * one.is_contradicted()}" for one in effects]
+        predictions = ["{:g} to {:g}".format(*one.predicted).replace("-", "−")
+                       + "; contradicted" * one.is_contradicted() for one in effects]
         if compared:
             more.append([row.fields["short"], *predictions, *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
@@ -353,11 +350,10 @@ def index():
     for name, linked in order().items():
         field = CHAPTERS[name].fields if name in CHAPTERS else {"hook": top["sum_up_hook"]}
         if "branch" in field:
-            rows.append([f"**{field['branch']}**", "", "", "", ""])
-        size = counts(name).replace(" ", "\u00a0") if name in RUNGS else ""
+            rows.append([f"**{field['branch']}**", "", "", ""])
         cells = results(name) if name in RUNGS else ["", ""]
-        rows.append([linked, field["hook"], size, *cells])
-    head = ["rung", "what hurts", "lines", f"right outputs at {rate(1)}, without → with",
+        rows.append([linked, field["hook"], *cells])
+    head = ["rung", "what hurts", f"right outputs at {rate(1)}, without → with",
             "each at its best rate"]
     return "\n\n".join([f"# {top['title']}", prose(top["lead"], BASE), grid(head, rows),
                         prose(top["stand"], BASE), prose(top["onward"], BASE)]) + "\n"
