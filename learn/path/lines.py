@@ -52,10 +52,21 @@ def tune(name, is_judged=False):
     return measuring.search(1, (1, 2), score)
 
 
+def predicted(name):
+    """Read what we predicted for a row: the ranges of its differences, in points, at nano.py's
+    rate, at the best rates and, if the row is measured there, under a judge's points.
+    -> two or three pairs"""
+    text = ROWS[name].fields.get("predicted", "none 0 | none 0 | none 0")
+    return [tuple(end * float(bound) for end in DIRECTIONS[direction])
+            for direction, bound in map(str.split, text.split(" | "))]
+
+
 def missing(results):
     """List the runs that the first incomplete row lacks, as far as the stored ones show them.
     -> {(case, seed): (name, factor, is_judged, seed)}; empty if all rows are complete"""
     for is_judged, name in product((False, True), ROWS):
+        if is_judged and len(predicted(name)) < 3:
+            continue
         tried, best = tune(name, is_judged)
         runs = [] if is_judged else [(1, seed) for seed in SEEDS]
         runs += [(rate, seed) for rate in tried for seed in CHOICE]
@@ -91,10 +102,8 @@ def effects(name):
     runs are stored, at the best rates under a judge's points. -> two or three Effects. Raises
     KeyError if another run is missing"""
     found = []
-    predictions = ROWS[name].fields.get("predicted", "none 0 | none 0 | none 0").split(" | ")
-    for (is_best, is_judged), prediction in zip(((False, False), (True, False), (True, True)),
-                                                predictions):
-        direction, bound = prediction.split()
+    for (is_best, is_judged), span in zip(((False, False), (True, False), (True, True)),
+                                          predicted(name)):
         rows = [name, against(name)] if against(name) else [name]
         factors = [tune(row, is_judged)[1] if is_best else 1 for row in rows]
         try:
@@ -107,9 +116,8 @@ def effects(name):
                 return found
             raise
         gains = [100 * (a - b) for a, b in zip(shares[0], shares[-1])]
-        predicted = tuple(end * float(bound) for end in DIRECTIONS[direction])
         found.append(Effect(factors[0], shares[0], fmean(gains),
-                            tuple(map(float, measuring.student(gains))), predicted))
+                            tuple(map(float, measuring.student(gains))), span))
     return found
 
 

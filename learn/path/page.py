@@ -293,8 +293,8 @@ def tables_of_lines(names):
         title += f" (compared with {lines.ROWS[compared].fields['short']})" if (
             compared not in ("", "nano")) else ""
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
-        cells += ["not measured yet"] * (3 - len(cells))
-        found.append([f"{title}: {row.fields['change']}", *cells])
+        cells += ["not measured yet"] * (len(lines.predicted(name)) - len(cells))
+        found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells))])
         predictions = ["{:g} to {:g}".format(*one.predicted).replace("-", "−")
                        + "; contradicted" * one.is_contradicted() for one in effects]
         if compared:
