@@ -13,6 +13,7 @@ import io
 import json
 import math
 import multiprocessing
+import os
 import tempfile
 import time
 from types import SimpleNamespace
@@ -39,8 +40,8 @@ def layout(value, levels):
 
 def write(path, content, levels=2):
     """Write a file of JSON, such as a store with a line for each job, so that a diff shows which
-    results are new."""
-    plumbing.write(path, layout(content, levels) + "\n")
+    results are new. Two processes may write at once."""
+    plumbing.write(path, layout(content, levels) + "\n", f".{os.getpid()}.tmp")
 
 
 def results_of(content):

@@ -229,7 +229,7 @@ def exercise(name):
         parts[-1] += f" To run your change: {runs}." if runs else ""
     parts += [prose(f"! {answer}", name) for answer in answers]
     if experiment := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', EXPERIMENTS):
-        parts.append(f"Or change it in the playground, docs/play.html: *{experiment[1]}*.")
+        parts.append(f"Or in [the playground](../play.html): *{experiment[1]}*.")
     return "\n\n".join(parts)
 
 
