@@ -83,9 +83,7 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
         (-20, -9.9), (-10.1, 0), (0, 5), (-20, -10.1))]
     assert outside == [False, False, True, True]
     assert lines.complete() == ["nano", "raw"]
-    store(monkeypatch, dict.fromkeys(("nano", "single", "tokens"), {0.5: 0.5, 1: 0.6, 2: 0.5}))
-    assert [one.predicted for one in lines.effects("single")] == [(-6, 0), (-2, 2)]
-    assert lines.effects("tokens")[0].predicted == (0, 3)
+    assert lines.predicted("single") + lines.predicted("tokens")[:1] == [(-6, 0), (-2, 2), (0, 3)]
     store(monkeypatch, rates, judged=["raw"])
     assert len(lines.effects("raw")) == 2               # nano.py is not measured under points
     store(monkeypatch, rates, judged=["nano", "raw"])
@@ -102,6 +100,7 @@ def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):
 
 def test_what_the_table_of_pieces_says_is_so():
     found = {name: lines.effects(name)[:2] for name in lines.complete()}
+    assert all(len(lines.effects(name)) == len(lines.predicted(name)) for name in lines.ROWS)
     for name in ("raw", "tokens", "constant", "batch", "unscaled"):     # within the noise
         assert all(low < 0 < high for low, high in (one.interval for one in found[name])), name
     assert all(abs(one.difference) < 2 for name in ("tokens", "constant") for one in found[name])
