@@ -24,8 +24,8 @@ MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 390, "a rung 
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
 # only a new capability raises them.
-MOST_OF_CODE = 27389                    # outside tests/
-MOST_OF_TESTS = 11994
+MOST_OF_CODE = 27440                    # outside tests/
+MOST_OF_TESTS = 12000
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.

@@ -213,7 +213,7 @@ def rates(name):
         return fold("Our prediction", said)
     found = [f"{CHAPTERS[name].labels[side]} {{{side} best %last}} at {rate(factor)}"
              for side, factor in best(name).items()]
-    measured = prose(f"Right outputs: {'; '.join(found)}. {field['fair']}", name)
+    measured = prose(f"Right: {'; '.join(found)}. {field['fair']}", name)
     return fold("Best rates and prediction", f"{measured}\n\n{said}")
 
 
