@@ -166,9 +166,9 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     prompts = batch.prompts[rows]
     tokens = batch.tokens[rows, :T]                                             # (2 N, T)
     mask = batch.mask[rows, :T]
-    logps, _ = score(policy, prompts, tokens, cfg.temperature, cfg.kernel)      # (2 N, T)
+    logps, _ = score(policy, prompts, tokens, cfg.temperature)                  # (2 N, T)
     with torch.no_grad():
-        ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
+        ref_logps, _ = score(reference, prompts, tokens, cfg.temperature)
 
     N = len(chosen)
     average = cfg.average_logps or cfg.loss_type in ("simpo", "orpo")
@@ -231,7 +231,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, COLUMNS, score, sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, COLUMNS) as run:
         reference = run.begin()
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
         held_out = sample_batch(reference, task, cfg, "pairs", split="test")
@@ -246,8 +246,7 @@ def main(argv=None):
             metrics = backward(policy, reference, held_out, *held_out_pairs, cfg)
             scores |= {f"pairs/{name}": value for name, value in metrics.items()}
             drawn = sample_batch(policy, task, cfg, "kl", split="test")
-            ref_logps, _ = score(
-                reference, drawn.prompts, drawn.tokens, cfg.temperature, cfg.kernel)
+            ref_logps, _ = score(reference, drawn.prompts, drawn.tokens, cfg.temperature)
             mask = drawn.mask                                                   # (B, T)
             token_kl = kl(drawn.logps * mask, ref_logps * mask)
             return scores | {"kl": (token_kl.sum() / mask.sum()).item()}
@@ -399,10 +398,10 @@ def completion_states(model, prompts, completions):
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
-def score(model, prompts, completions, temperature=1.0, kernel="auto"):
+def score(model, prompts, completions, temperature=1.0):
     """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
-    return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
+    return logprobs(F.linear(hidden, model.embed.weight), completions, temperature)
 
 
 # ---- 7. rollouts -----------------------------------------------------------------------------
@@ -431,7 +430,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
         token = sample_token(logits[:, 0], row_uniforms, cfg.temperature)       # (b,)
-        logp, H = logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)         # (b, 1)
+        logp, H = logprobs(logits, token[:, None], cfg.temperature)             # (b, 1) each
         tokens[rows, t] = token
         mask[rows, t] = 1.0
         logps[rows, t] = logp[:, 0].to(logps)
@@ -454,12 +453,11 @@ def complete(policy, task, cfg, problems, generator=None, opening=""):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    functions = common.Functions(rotate, take, logprobs, read_prompts, sample_token)
     if task.call_tokens:                                    # an environment inserts text
         tool = common.optional("tasks.calls")
-        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task, functions)
+        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task)
     elif kernels and cfg.device == "cuda" and cfg.kernel != "torch":
-        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, functions)
+        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms)
     else:
         outputs = rollout(policy, prompts, problems, cfg, uniforms)
     tokens, mask, logps, entropy, lengths = outputs

@@ -228,7 +228,7 @@ class Critic(nn.Module):
 def compute_advantages(critic, reference, task, batch, cfg, beta):
     """Compute whitened A_t, R_t and V_old. -> (B, T), (B, T), (B, T), metrics"""
     mask = batch.mask
-    ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature)
     token_kl = kl(batch.logps, ref_logps, "k1") * mask
     rewards = task.token_rewards(batch) - beta * token_kl                       # (B, T)  eq. (8)
     values = critic(batch.prompts, batch.tokens) * mask                         # (B, T)
@@ -271,7 +271,7 @@ def objective(policy, batch, A, part, cfg, penalty_coef):
     tokens = batch.tokens[part, :T]                                             # (b, T)
     mask = batch.mask[part, :T]
     old_logps = batch.logps[part, :T]
-    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)
     if cfg.trust_region == "clip":
         token_loss = policy_loss(
             logps, old_logps, A[part, :T], mask, cfg.epsilon, cfg.epsilon_high)
@@ -332,7 +332,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
 def kl_of_update(policy, batch, cfg):
     """Average (4), from pi_old to pi, over one output to each question. -> float"""
     rows = slice(None, None, cfg.num_generations)
-    logps, _ = score(policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
+    logps, _ = score(policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
     token_kl = kl(batch.logps[rows], logps) * batch.mask[rows]
     return (token_kl.sum() / batch.mask[rows].sum()).item()
 
@@ -357,7 +357,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, COLUMNS, score, sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, COLUMNS) as run:
         reference = run.begin()
         critic = Critic(policy)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
@@ -517,10 +517,10 @@ def completion_states(model, prompts, completions):
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
-def score(model, prompts, completions, temperature=1.0, kernel="auto"):
+def score(model, prompts, completions, temperature=1.0):
     """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
-    return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
+    return logprobs(F.linear(hidden, model.embed.weight), completions, temperature)
 
 
 # ---- 7. rollouts -----------------------------------------------------------------------------
@@ -549,7 +549,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
         token = sample_token(logits[:, 0], row_uniforms, cfg.temperature)       # (b,)
-        logp, H = logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)         # (b, 1)
+        logp, H = logprobs(logits, token[:, None], cfg.temperature)             # (b, 1) each
         tokens[rows, t] = token
         mask[rows, t] = 1.0
         logps[rows, t] = logp[:, 0].to(logps)
@@ -572,12 +572,11 @@ def complete(policy, task, cfg, problems, generator=None, opening=""):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    functions = common.Functions(rotate, take, logprobs, read_prompts, sample_token)
     if task.call_tokens:                                    # an environment inserts text
         tool = common.optional("tasks.calls")
-        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task, functions)
+        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task)
     elif kernels and cfg.device == "cuda" and cfg.kernel != "torch":
-        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, functions)
+        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms)
     else:
         outputs = rollout(policy, prompts, problems, cfg, uniforms)
     tokens, mask, logps, entropy, lengths = outputs

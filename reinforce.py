@@ -161,8 +161,7 @@ def score_reference(reference, batch, cfg):
     -> log pi_ref (B, T), or None if beta is 0; mean KL to pi_ref"""
     every = 1 if cfg.beta > 0 else cfg.num_generations
     rows = slice(None, None, every)
-    logps, _ = score(
-        reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
+    logps, _ = score(reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
     token_kl = kl(batch.logps[rows], logps, "k1") * batch.mask[rows]
     mean_kl = (token_kl.sum() / batch.mask[rows].sum()).item()
     if cfg.beta == 0:
@@ -220,7 +219,7 @@ def objective(policy, batch, A, part, cfg):
     T = int(batch.lengths[part].max())
     tokens = batch.tokens[part, :T]                                             # (b, T)
     mask = batch.mask[part, :T]
-    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)
     token_loss = policy_loss(logps, A[part, :T], mask)
     token_loss = token_loss - cfg.entropy_coef * entropy
     return token_loss, logps.detach()
@@ -269,7 +268,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, COLUMNS, score, sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, COLUMNS) as run:
         reference = run.begin()
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
@@ -417,10 +416,10 @@ def completion_states(model, prompts, completions):
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
-def score(model, prompts, completions, temperature=1.0, kernel="auto"):
+def score(model, prompts, completions, temperature=1.0):
     """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
-    return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
+    return logprobs(F.linear(hidden, model.embed.weight), completions, temperature)
 
 
 # ---- 7. rollouts -----------------------------------------------------------------------------
@@ -449,7 +448,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
         token = sample_token(logits[:, 0], row_uniforms, cfg.temperature)       # (b,)
-        logp, H = logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)         # (b, 1)
+        logp, H = logprobs(logits, token[:, None], cfg.temperature)             # (b, 1) each
         tokens[rows, t] = token
         mask[rows, t] = 1.0
         logps[rows, t] = logp[:, 0].to(logps)
@@ -472,12 +471,11 @@ def complete(policy, task, cfg, problems, generator=None, opening=""):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    functions = common.Functions(rotate, take, logprobs, read_prompts, sample_token)
     if task.call_tokens:                                    # an environment inserts text
         tool = common.optional("tasks.calls")
-        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task, functions)
+        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task)
     elif kernels and cfg.device == "cuda" and cfg.kernel != "torch":
-        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, functions)
+        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms)
     else:
         outputs = rollout(policy, prompts, problems, cfg, uniforms)
     tokens, mask, logps, entropy, lengths = outputs

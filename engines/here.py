@@ -43,7 +43,7 @@ def main(argv=None):
     print(record.line(ran))
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, grpo.COLUMNS) as run:
         reference = run.begin()
         record.write(run.folder, ran, files)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)

@@ -12,6 +12,7 @@ loss.json in the output folder, each checkpoint and the trackers' config, under 
 """
 import engines.import_path  # isort: split
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -30,7 +31,6 @@ from trl.scripts import grpo as script
 
 import common
 import grpo
-import plumbing
 from engines import data, names, record
 from report import replaced
 
@@ -209,8 +209,19 @@ def refuse_replaced(args, values):
 
 # ---- 2. signals ------------------------------------------------------------------------------
 
+# Ctrl-C, kill, a closed terminal, and what a scheduler sends before a job reaches its limit
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
+
+def handle(handlers):
+    """Set the handlers of signals; a training that is not in the main thread cannot."""
+    with contextlib.suppress(ValueError):
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 class Stop(transformers.TrainerCallback):
-    """After one of plumbing.SIGNALS in any process, ends the training of all processes when the
+    """After one of SIGNALS in any process, ends the training of all processes when the
     current step is done, with a checkpoint. TRL's own --enable_jit_checkpoint hears only SIGTERM,
     and each process decides alone at which step."""
 
@@ -221,10 +232,11 @@ class Stop(transformers.TrainerCallback):
         self.handlers = {}
 
     def on_train_begin(self, *_, **__):
-        numbers = {getattr(signal, name, signal.SIGINT) for name in plumbing.SIGNALS}
+        numbers = {getattr(signal, name, signal.SIGINT) for name in SIGNALS}
         ignored = (signal.SIG_IGN, None)                # by nohup; None: C code handles it
-        self.handlers = plumbing.handle({
-            number: self.hear for number in numbers if signal.getsignal(number) not in ignored})
+        before = {number: signal.getsignal(number) for number in numbers}
+        self.handlers = {number: one for number, one in before.items() if one not in ignored}
+        handle(dict.fromkeys(self.handlers, self.hear))
         if hasattr(os, "register_at_fork"):             # not on Windows
             # Signals wait while a reward forks a process. Python would drop one that comes before
             # the child has its own handlers, and then `terminate(); join()` would hang.
@@ -234,7 +246,7 @@ class Stop(transformers.TrainerCallback):
                                 after_in_child=self.give_back)
 
     def give_back(self):
-        plumbing.handle(self.handlers)
+        handle(self.handlers)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.handlers)
         self.handlers.clear()
 

@@ -39,10 +39,10 @@ def main(argv=None):
     # run the script's warm start, but with every example from the phase cold_start
     demonstration = task.demonstration
     task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
-    with plumbing.fixed_arithmetic():
-        plumbing.warm_start(policy, task, dataclasses.replace(
-            cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
-            base_seed=cfg.base_seed + 1))               # so examples differ from the base's
+    plumbing.fix_arithmetic()
+    plumbing.warm_start(policy, task, dataclasses.replace(
+        cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
+        base_seed=cfg.base_seed + 1))                   # so examples differ from the base's
 
     name, flags = plumbing.read_config(args.run)
     record = {"script": name, "torch": torch.__version__, "config": flags}

@@ -309,7 +309,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, reinforce.verify)
     policy = reinforce.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, COLUMNS, reinforce.score, reinforce.sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, COLUMNS) as run:
         teacher = load_teacher(run, cfg)
         base = run.begin()
         if cfg.teacher == "self":

@@ -137,7 +137,7 @@ def correct_for_lag(policy, batch, cfg):
     if cfg.sampler_lag == 0:
         return batch.mask, {}
     old_logps, _ = METHODS[cfg.method].score(
-        policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)       # (B, T)
+        policy, batch.prompts, batch.tokens, cfg.temperature)                   # (B, T)
     weights = importance_weights(
         old_logps, batch.logps, batch.mask, cfg.importance_sampling_correction,
         cfg.importance_sampling_cap, cfg.importance_sampling_clip_min)
@@ -155,7 +155,7 @@ def main(argv=None):
     script = METHODS[cfg.method]
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, script.COLUMNS, script.score, script.sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, script.COLUMNS) as run:
         reference = run.begin()
         sampler = Sampler(policy, cfg.sampler_lag)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)

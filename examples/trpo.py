@@ -139,7 +139,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, ppo.verify)
     policy = ppo.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, ppo.COLUMNS, ppo.score, ppo.sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, ppo.COLUMNS) as run:
         reference = run.begin()
         critic = ppo.Critic(policy)
         optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)

@@ -148,7 +148,7 @@ def main(argv=None):
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
     columns = grpo.COLUMNS | {"turns": "turns/mean"}
-    with plumbing.Run(cfg, task, policy, columns, grpo.score, grpo.sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, columns) as run:
         reference = run.begin()
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 

@@ -239,8 +239,7 @@ def objective(policy, batch, ref_logps, A, part, cfg, loss):
     tokens = batch.tokens[part, :T]                                             # (b, T)
     mask = batch.mask[part, :T]
     old_logps = batch.logps[part, :T]
-    logps, entropy = grpo.score(
-        policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+    logps, entropy = grpo.score(policy, batch.prompts[part], tokens, cfg.temperature)
     token_loss = loss(logps, old_logps, A[part, :T], mask)
     if cfg.beta > 0:
         log_rho = grpo.log_ratio(logps, old_logps, mask)
@@ -410,7 +409,7 @@ def main(argv=None):
     loss, average = chosen_loss(cfg)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.score, grpo.sample_batch) as run:
+    with plumbing.Run(cfg, task, policy, grpo.COLUMNS) as run:
         reference = run.begin()
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 

@@ -14,12 +14,24 @@ import sys
 import torch
 
 import common
+from kernels import logprob
 from kernels.decode import rollout
 from kernels.logprob import NEEDS, applies, can_run, logprobs
 from kernels.recorded import recorded
 
-__all__ = ["NEEDS", "applies", "can_run", "logprobs", "recorded", "rollout"]
+__all__ = ["NEEDS", "applies", "can_run", "choose", "logprobs", "recorded", "rollout"]
 DRIVER = "/proc/driver/nvidia/version"       # of Linux; WSL and Windows have only nvidia-smi
+
+
+def choose(kernel, device, is_chosen):
+    """Let "auto" mean this kernel from now on: auto, torch or triton. Exits with one line if it
+    cannot run on the device. Prints a line if a GPU is not used, unless the user chose the device.
+    """
+    if kernel == "triton" and not can_run(device):
+        common.fail(f"--kernel triton: needs {NEEDS}; use torch")
+    logprob.choice = kernel
+    if not is_chosen:
+        note_unused_gpu()
 
 
 def note_unused_gpu():

@@ -24,6 +24,7 @@ The script's own functions read the prompts, before the graph starts, and draw a
 Without CUDA the same step runs as plain torch.
 """
 import functools
+import sys
 import types
 import weakref
 
@@ -31,6 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from common import EOS, PAD
+from kernels import logprob
 
 # Shapes: B rows, W prompt tokens, T slots for completion tokens, L positions (at least W + T),
 # V vocabulary, D width, H heads, KV key/value heads, hd head size.
@@ -42,7 +44,7 @@ CHECK_EVERY = 8                         # steps between checks whether all rows 
 
 # ---- 1. the state of a rollout ---------------------------------------------------------------
 
-def allocate(model, prompts, cfg, uniforms, functions):
+def allocate(model, prompts, cfg, uniforms):
     """Allocate everything that a step reads and writes, except for the weights, for as many rows as
     there are prompts. Its tensors change only in place. -> namespace"""
     B, W = prompts.shape
@@ -56,9 +58,8 @@ def allocate(model, prompts, cfg, uniforms, functions):
     angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
     return types.SimpleNamespace(
         # constants
-        functions=functions,                            # of the script
+        script=sys.modules[type(model).__module__],
         temperature=cfg.temperature,
-        kernel=cfg.kernel,
         prompt_width=W,
         cos=angles.cos(),                               # for rotary position embeddings
         sin=angles.sin(),
@@ -89,7 +90,7 @@ def start(model, state, prompts, uniforms):
         state.uniforms.copy_(uniforms)
 
     cache = {}
-    hidden = state.functions.read_prompts(model, prompts, cache)                # (B, 1, D)
+    hidden = state.script.read_prompts(model, prompts, cache)                   # (B, 1, D)
     for block, keys, values in zip(model.blocks, state.keys, state.values):
         k, v = cache[block]                                                     # (B, KV, W, hd)
         keys[:, :, :state.prompt_width] = k
@@ -104,9 +105,8 @@ def sample(state, logits):
     uniforms = None
     if state.uniforms is not None:
         uniforms = state.uniforms.index_select(1, state.slot)[:, 0]             # (B,)
-    token = state.functions.sample_token(logits, uniforms, state.temperature)   # (B,)
-    logps, entropy = state.functions.logprobs(
-        logits, token, state.temperature, state.kernel)                         # (B,) each
+    token = state.script.sample_token(logits, uniforms, state.temperature)      # (B,)
+    logps, entropy = state.script.logprobs(logits, token, state.temperature)    # (B,) each
 
     state.token.copy_(token.masked_fill(state.has_ended, PAD))
     write(state.tokens, state.slot, state.token)
@@ -137,7 +137,7 @@ def step(model, state):
         k = block.key(y).unflatten(1, heads)                                    # (B, KV, hd)
         v = block.value(y).unflatten(1, heads)                                  # (B, KV, hd)
         num_heads = [q.shape[1], k.shape[1]]
-        turned = state.functions.rotate(torch.cat([q, k], dim=1), cos, sin)     # (B, H + KV, hd)
+        turned = state.script.rotate(torch.cat([q, k], dim=1), cos, sin)        # (B, H + KV, hd)
         q, k = turned.split(num_heads, dim=1)
         keys.index_copy_(2, position, k.unsqueeze(2))
         values.index_copy_(2, position, v.unsqueeze(2))
@@ -171,8 +171,9 @@ def capture(function, device):
 # ---- 3. the rollout --------------------------------------------------------------------------
 
 @torch.no_grad()
-def rollout(model, prompts, problems, cfg, uniforms, functions):
-    """Sample completions of prompts (B, W), as the rollout of the script does, with its functions.
+def rollout(model, prompts, problems, cfg, uniforms):
+    """Sample completions of prompts (B, W), as the rollout of the model's script does, with its
+    functions.
     No environment uses the problems. uniforms[i, t] (B, T) draws slot t of row i; if it is None,
     the most likely token is taken. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     T = cfg.max_completion_length
@@ -185,13 +186,13 @@ def rollout(model, prompts, problems, cfg, uniforms, functions):
     # Dynamic sampling adds groups to a batch. They have fewer rows, and use the graph of the batch.
     is_batch = cfg.num_prompts * cfg.num_generations == B
     key = ("a batch" if is_batch else B,
-           W, T, cfg.temperature, cfg.kernel, uniforms_dtype, functions, weights)
+           W, T, cfg.temperature, logprob.choice, uniforms_dtype, weights)
     with torch.cuda.device_of(prompts):
         if key not in graphs or len(graphs[key][0].token) < B:
             graphs.pop(key, None)
             while len(graphs) >= NUM_GRAPHS:
                 del graphs[next(iter(graphs))]          # the oldest
-            new_state = allocate(model, prompts, cfg, uniforms, functions)
+            new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
             replay = capture(one_step, prompts.device) if T > 1 else None   # start() samples slot 0
             graphs[key] = (new_state, replay)

@@ -401,10 +401,15 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0):
     return tuple(values.view(tokens.shape) for values in outputs)
 
 
+choice = "auto"         # what --kernel named last; kernels.choose sets it
+
+
 def applies(kernel, logits):
-    """Whether Triton computes the log-probabilities of these logits: always with --kernel triton,
-    and with auto on CUDA, if V is at least MIN_VOCAB. Raises ValueError if Triton cannot run here,
-    or for a kernel that isn't auto, torch or triton. -> bool"""
+    """Whether Triton computes the log-probabilities of these logits: always with triton, and with
+    auto on CUDA, if V is at least MIN_VOCAB, unless --kernel named another one. Raises ValueError
+    if Triton cannot run here, or for a kernel that isn't auto, torch or triton. -> bool"""
+    if kernel == "auto":
+        kernel = choice
     if kernel == "triton" and not can_run(logits.device):
         raise ValueError(f"--kernel triton: on {logits.device}: needs {NEEDS}; use torch")
     if kernel not in ("auto", "torch", "triton"):

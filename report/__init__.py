@@ -1,6 +1,7 @@
 """Follow a run with observers, draw its report page, and ask its policy."""
 import argparse
 import contextlib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,23 +11,28 @@ from pathlib import Path
 if "engines.import_path" not in sys.modules:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
-import plumbing
+
+
+def short(path):
+    """Write a path without the current folder. -> str"""
+    return str(path).removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def command(*words):
     """Write a command that runs a module of this repository, ready to be pasted. -> str"""
-    is_here = plumbing.current_folder() == common.HERE
-    where = "" if is_here else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
-    return where + plumbing.command("-m", *words)
+    where = "" if Path.cwd() == common.HERE else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
+    return where + shlex.join(map(short, [sys.executable, "-m", *words]))
 
 
 def start(main):
     """Run a command. If its output is cut off (| head -1), it ends without an error message, Ctrl-C
     ends it with one line, and characters that the terminal lacks are escaped."""
-    sys.excepthook = plumbing.end_quietly
     sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(141)               # no flush, which would fail again
     except KeyboardInterrupt:
         common.fail("interrupted", 130)
 

@@ -84,8 +84,8 @@ def answer(folder, prompt):
                     f"1 to {task.prompt_width} characters")
     problem = problem_of(task, prompt)
     policy = load_policy(folder, script, cfg)
-    with plumbing.fixed_arithmetic():
-        return script.complete(policy, task, cfg, [problem]).texts[0]
+    plumbing.fix_arithmetic()
+    return script.complete(policy, task, cfg, [problem]).texts[0]
 
 
 def main(argv=None):

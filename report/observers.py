@@ -11,13 +11,14 @@ import dataclasses
 import importlib
 import json
 import shlex
+import sys
 import uuid
 
 import torch
 
 import common
 import plumbing
-from report import command, escape
+from report import command, escape, short
 from report.check import warnings
 from report.logs import finite, read_counts, records
 from report.page import write_report
@@ -118,9 +119,8 @@ def sample_records(run, batch, A):
     shade = batch.values
     if shade is None:
         with torch.no_grad():
-            logps, _ = run.score(
-                run.policy, batch.prompts[first], batch.tokens[first], run.cfg.temperature,
-                run.cfg.kernel)
+            logps, _ = sys.modules[type(run.policy).__module__].score(
+                run.policy, batch.prompts[first], batch.tokens[first], run.cfg.temperature)
         shade = (logps - batch.logps[first]).exp()                              # (4 G, T)
     records = []
     for row, shades in enumerate(shade[first].tolist()):
@@ -209,7 +209,7 @@ class Report:
 
     def finish(self, run, summary):
         try:
-            report = plumbing.short(write_report(run.folder))
+            report = short(write_report(run.folder))
             print(f"Open the report in a browser:\n  {shlex.quote(report)}")
         except (OSError, ValueError) as error:
             print(f"no report.html: {escape(str(error))}")

@@ -2,10 +2,26 @@
 --reward, a rollout that inserts text, and files of problems. This file contains what they share,
 and flags.py makes the task that the flags name.
 """
+import math
 import re
 
 import common
-from common import Task
+
+
+class Task(common.Task):
+    """A task whose verify may also return a list, with a reward for each character."""
+
+    def best_return(self, problem):
+        """Compute the highest sum of the rewards of moves; inf if it is unknown. -> float"""
+        return math.inf
+
+    def is_right(self, problem, verified):
+        if not isinstance(verified, list):
+            return super().is_right(problem, verified)
+        return sum(verified) >= self.best_return(problem) - 1e-6    # sums of floats are not exact
+
+    def reward(self, problem, text, verified, purpose):
+        return float(sum(verified) if isinstance(verified, list) else verified)
 
 
 def extract(text):

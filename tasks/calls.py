@@ -2,8 +2,9 @@
 
 The response replaces the tokens that would be sampled next. The policy did not choose these tokens,
 so they do not count in a loss: the mask is 0.0 there. `rollout` does the same as the rollout of the
-script that calls it, with the functions of the script.
+script that defines the model, with the functions of this script.
 """
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -81,14 +82,15 @@ class Turns(Task):
 
 
 @torch.no_grad()
-def rollout(model, prompts, problems, cfg, uniforms, task, functions):
-    """Sample as the script's rollout does; rows without a call are equal to the last bit.
-    functions: those of the script. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+def rollout(model, prompts, problems, cfg, uniforms, task):
+    """Sample as the rollout of the model's script does; rows without a call are equal to the last
+    bit. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+    script = sys.modules[type(model).__module__]
     calls = call_ids(task)
     B, T = len(prompts), cfg.max_completion_length
     inserted = prompts.new_full((B, T), -1)                     # -1: the policy samples
     cache = {}
-    hidden = functions.read_prompts(model, prompts, cache)                         # (B, 1, D)
+    hidden = script.read_prompts(model, prompts, cache)                            # (B, 1, D)
     tokens = prompts.new_full((B, T), PAD)
     mask, logps, entropy = hidden.new_zeros(3, B, T)
     lengths = prompts.new_full((B,), T)
@@ -97,11 +99,10 @@ def rollout(model, prompts, problems, cfg, uniforms, task, functions):
         # a token for each row, sampled or inserted
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
-        token = functions.sample_token(logits[:, 0], row_uniforms, cfg.temperature)     # (b,)
+        token = script.sample_token(logits[:, 0], row_uniforms, cfg.temperature)        # (b,)
         is_sampled = inserted[rows, t] < 0                                      # (b,)
         token = token.where(is_sampled, inserted[rows, t])
-        logp, H = functions.logprobs(
-            logits, token[:, None], cfg.temperature, cfg.kernel)                # (b, 1) each
+        logp, H = script.logprobs(logits, token[:, None], cfg.temperature)      # (b, 1) each
         tokens[rows, t] = token
         mask[rows, t] = is_sampled.to(mask)
         logps[rows, t] = logp[:, 0].to(logps)
@@ -122,7 +123,7 @@ def rollout(model, prompts, problems, cfg, uniforms, task, functions):
         if len(rows) == 0 or t == T - 1:
             break
         if not continues.all():
-            functions.take(cache, continues)
+            script.take(cache, continues)
         hidden = model.hidden(token[continues, None], cache)                    # (b, 1, D)
     return tokens, mask, logps, entropy, lengths
 

@@ -48,6 +48,7 @@ class Mix:
     is_held_out = of_problem("is_held_out")
     verify = of_problem("verify")
     reward = of_problem("reward")
+    is_right = of_problem("is_right")
     best_return = of_problem("best_return")
 
     def respond(self, problem, text):

@@ -14,6 +14,7 @@ the person, and says the opposite of what it found in one of ten cases.
 import copy
 import functools
 import math
+import sys
 
 import torch
 from torch import nn
@@ -108,7 +109,8 @@ class Trainer:
         if run.resumed:
             model.load_state_dict(run.resumed["reward_model"])
         else:
-            sample = functools.partial(run.sample_batch, run.policy, run.task, run.cfg)
+            script = sys.modules[type(run.policy).__module__]
+            sample = functools.partial(script.sample_batch, run.policy, run.task, run.cfg)
             accuracy = fit(model, sample, run.cfg.seed)
             if math.isnan(accuracy):
                 print("reward model: there are no new pairs to test it on", flush=True)

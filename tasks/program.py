@@ -114,7 +114,7 @@ def run(program, x):
             if len(stack) < 2:
                 return None
             b, a = stack.pop(), stack.pop()
-            stack.append(common.compute(a, word, b))
+            stack.append(common.OPERATIONS[word](a, b))
         else:
             stack.append(x if word == "x" else int(word))
     return stack[0] if len(stack) == 1 else None

@@ -108,8 +108,9 @@ class Rewards(Wrapper):
                         "nothing to learn from")
 
     def rate(self, batch, purpose):
-        """Fill batch.ratings. The mistakes of a judge are normal, of one point; they depend on the
-        seed, the step and the row alone. Its points are integers from 1 to 10."""
+        """Fill batch.ratings, and add them to the rewards of the rows. The mistakes of a judge are
+        normal, of one point; they depend on the seed, the step and the row alone. Its points are
+        integers from 1 to 10. -> list of B floats"""
         if "points" in self.names:
             if any(isinstance(verified, list) for verified in batch.verified):
                 common.fail(f"--reward points: {self.task.name} rewards each move, and a judge "
@@ -123,6 +124,9 @@ class Rewards(Wrapper):
             batch.ratings = self.model.rewards(batch).tolist()
         elif "model" in self.names:
             batch.ratings = [0.0] * len(batch.texts)
+        rewards = Task.rate(self, batch, purpose)
+        ratings = batch.ratings or [0.0] * len(rewards)
+        return [reward + rating for reward, rating in zip(rewards, ratings)]
 
     def rows(self, batch, purpose):
         """Compute the reward of each row for all completions of a batch. -> {name: (P, G)}"""

@@ -279,5 +279,4 @@ def bases_made_once(tmp_path_factory):
         load_base(*args)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plumbing, "load_base", load_shared)
-        patch.setattr(plumbing, "check_demonstrations", lambda task: None)      # starts processes
         yield

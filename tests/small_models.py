@@ -13,7 +13,6 @@ from small_runs import SMALL, arguments, at_work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import common
 import grpo
 
 NEEDS = "needs engines/requirements.txt"
@@ -125,8 +124,3 @@ def record_real(monkeypatch):
         monkeypatch.setattr(real, "sample_few", None)           # so that it is restored
         exec(source.replace(condition, ""), vars(real))
     return record
-
-
-def functions_of(script):
-    """Collect the functions of a script that a rollout in another folder calls."""
-    return common.Functions(*(getattr(script, name) for name in common.Functions._fields))

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -110,16 +109,6 @@ def changed_weights(one, other):
 
 
 # ---- running ---------------------------------------------------------------------------------
-
-@pytest.fixture(autouse=True)
-def restored_handlers():
-    """Restore the handlers of signals after each test, because an interrupted run replaces them."""
-    numbers = [getattr(signal, name) for name in plumbing.SIGNALS]
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
 
 @contextlib.contextmanager
 def at_work(folder):

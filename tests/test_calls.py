@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import load_named
-from small_models import functions_of
 
 import common
 import grpo
@@ -55,7 +54,7 @@ def played(config, talker):
         generator = torch.Generator().manual_seed(0)
         shape = (len(problems), cfg.max_completion_length)
         uniforms = None if greedy else torch.rand(shape, generator=generator).double()
-        out = calls.rollout(policy, prompts, problems, cfg, uniforms, task, functions_of(grpo))
+        out = calls.rollout(policy, prompts, problems, cfg, uniforms, task)
         return SimpleNamespace(cfg=cfg, task=task, policy=policy, problems=problems,
                                prompts=prompts, uniforms=uniforms, out=out)
     return make

@@ -1,10 +1,8 @@
 """The command line: its flags, and the flags and files that it refuses. A refusal is one line that
 gives the reason, exit code 2, and no change to any file."""
-import contextlib
 import dataclasses
 import importlib
 import importlib.util
-import io
 import os
 import re
 import resource
@@ -13,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,7 +50,7 @@ def test_a_number_that_cannot_work_is_refused(script):
         if field.type is int and not may_be_zero:
             values.append(0)
         for value in values:
-            rules = plumbing.rules(script.Config(**{field.name: value}))
+            rules = script.Config(**{field.name: value}).rules()
             said = next(message for holds, message in rules if not holds)
             assert said.startswith(f"--{field.name} {value}")
 
@@ -67,9 +64,10 @@ REFUSED = """
     grpo --kernel triton                                | use torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
-    grpo --output_dir full                              | not empty
-    grpo --output_dir run                               | not empty
-    grpo --output_dir file/run                          | cannot be written
+    grpo --output_dir full                              | File exists
+    grpo --output_dir run                               | File exists
+    grpo --output_dir weights                           | File exists
+    grpo --output_dir file/run                          | cannot be made
     grpo --init_from nowhere                            | nowhere
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
@@ -134,6 +132,8 @@ def test_what_cannot_work_is_refused(refused, line, request):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("irreplaceable")
+    Path("weights").mkdir()
+    Path("weights/checkpoint.pt").write_text("whose logs were moved away")
     if "run" in argv:
         request.getfixturevalue("run")                  # that of grpo.py
     small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
@@ -143,14 +143,11 @@ def test_what_cannot_work_is_refused(refused, line, request):
 # ---- damaged files ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("old, new", [
-    ("{", "\udcff{"), ("}", ""), ("arithmetic:2", "chess"),
-    ('"temperature": 1.0', '"temperature": "warm"'),
-    ('"temperature": 1.0', '"temperature": -1.0'), ('"loss_type": "grpo"', '"loss_type": "older"'),
-    ('"num_prompts": 2', '"num_prompts": 2.5'), ('"seed": 0', '"seed": false'),
-    ('"reward": "accuracy"', '"reward": null'), ('"curriculum": false', '"curriculum": 0')])
+    ("}", ""), ('"script"', '"trainer"'), ("arithmetic:2", "chess"),
+    ('"temperature": 1.0', '"temperature": -1.0')])
 def test_a_damaged_config_is_refused(refused, run, old, new):
     path = run / "config.json"
-    path.write_bytes(path.read_text().replace(old, new).encode(errors="surrogateescape"))
+    path.write_text(path.read_text().replace(old, new))
     refused("", grpo.main, ["--resume_from_checkpoint", "run"])
 
 
@@ -161,15 +158,8 @@ class Trap:
         return Path.touch, (Path("trapped"),)
 
 
-def flip_one_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 64
-    path.write_bytes(data)
-
-
 DAMAGES = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
-    "one bit flipped": flip_one_bit,
     "a checkpoint with code": lambda path: torch.save({"policy": {}, "state": Trap()}, path),
     "something else": lambda path: torch.save({"epoch": torch.ones(3)}, path),
     "another model": lambda path: torch.save({"policy": {"embed.weight": torch.ones(2)}}, path)}
@@ -222,35 +212,6 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
     assert mine["base"] == plain["base"]
 
 
-# ---- the end of a command --------------------------------------------------------------------
-
-class Closed(io.StringIO):
-    """A pipe that nobody reads any more."""
-
-    def flush(self):
-        raise BrokenPipeError
-
-
-@pytest.mark.parametrize("kind, output, text", [
-    (ValueError, io.StringIO, ""), (BrokenPipeError, io.StringIO, "\n"),
-    (ValueError, Closed, None), (BrokenPipeError, Closed, None)])
-def test_an_error_is_printed_unless_nobody_reads_the_output(kind, output, text, monkeypatch):
-    ended, shown = [], []
-    monkeypatch.setattr(sys, "stdout", output())
-    monkeypatch.setattr(sys, "__excepthook__", lambda *args: shown.append(args))
-
-    def end(code):
-        ended.append(code)
-        raise SystemExit
-    monkeypatch.setattr(os, "_exit", end)
-    error = kind("why")
-    with contextlib.suppress(SystemExit):
-        plumbing.end_quietly(kind, error, None)
-    assert ended == ([141] if text is None else [])
-    assert shown == ([] if text is None else [(kind, error, None)])
-    assert text is None or sys.stdout.getvalue() == text
-
-
 # ---- a full disk, and scripts alone in a folder ----------------------------------------------
 
 @pytest.mark.parametrize("content", ["a text", {"policy": torch.ones(5000)}], ids=type)
@@ -259,17 +220,14 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
     try:
-        refused("run.pt: cannot be written (", plumbing.write, Path("run.pt"), content)
+        refused("run.pt: cannot be written; is the disk full? (OSError)",
+                plumbing.write, Path("run.pt"), content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    Path("log.jsonl").symlink_to("/dev/full")
-    run = SimpleNamespace(folder=Path("."))
-    refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
-
     def save(content, file):
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 64 vs 0")
     monkeypatch.setattr(torch, "save", save)
-    refused("run.pt: cannot be written (is the disk full?)", plumbing.write, Path("run.pt"), {})
+    refused("is the disk full? (RuntimeError)", plumbing.write, Path("run.pt"), {})
 
 
 ALONE = """

@@ -10,11 +10,12 @@ import types
 import pytest
 import torch
 from conftest import TINY
-from small_models import Recording, functions_of
+from small_models import Recording
 
 import common
 import kernels
 from kernels import decode as decode_path
+from kernels import logprob
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
@@ -32,8 +33,7 @@ class Case:
 
     def decode(self):
         """Use the decode path. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
-        return kernels.rollout(self.policy, self.prompts, None, self.cfg, self.uniforms,
-                               functions_of(self.script))
+        return kernels.rollout(self.policy, self.prompts, None, self.cfg, self.uniforms)
 
     def rollout(self):
         """Use the script's rollout. -> the same tensors as decode"""
@@ -105,7 +105,7 @@ def test_a_graph_reads_the_weights_as_they_are_now(graphs):
     outputs = []
     for _ in range(3):
         outputs.append(case.decode())
-        equal(outputs[-1], case.change(kernel="torch").rollout(), 2e-5)
+        equal(outputs[-1], case.rollout(), 2e-5)
         logps, _ = case.script.score(case.policy, case.prompts, outputs[-1][0])
         logps.mean().backward()
         optimizer.step()
@@ -116,11 +116,13 @@ def test_what_a_graph_depends_on_is_recorded_anew(graphs, monkeypatch):
     monkeypatch.setattr(decode_path, "NUM_GRAPHS", 99)
     case = make_case(device=DEVICE, end=2.0)
     cases = [case, case.change(prompts=case.prompts[:, 1:]), case.change(temperature=0.5),
-             case.change(kernel="torch"), case.change(uniforms=None),
+             case.change(uniforms=None),
              case.change(uniforms=case.uniforms[:, :19], max_completion_length=19),
              case.change(prompts=case.prompts[::2], uniforms=case.uniforms[::2])]
     for each in cases:
         equal(each.decode(), each.rollout(), 2e-5)
+    monkeypatch.setattr(logprob, "choice", "torch")
+    equal(case.decode(), case.rollout(), 2e-5)
     case.policy.norm.weight = torch.nn.Parameter(2 * case.policy.norm.weight.data)
     equal(case.decode(), case.rollout())
     assert len(graphs) == 8

@@ -7,6 +7,7 @@ from update_scenes import made_batch
 import common
 import grpo
 from common import Problem
+from tasks import Task
 
 TASK = load_named("gridworld")
 verify = TASK.verify
@@ -50,7 +51,7 @@ def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_on
     assert TASK.token_rewards(batch)[0].tolist() == pytest.approx(paid + [0.0] * padding)
 
 
-class Tenths(common.Task):
+class Tenths(Task):
     def verify(self, problem, text):
         return [0.1] * len(text)                        # ten of them add up to 1 - 1e-16
 

@@ -119,8 +119,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_steps_before_it(
     with monkeypatch.context() as patch:
         patch.setattr(script, "aggregate", lambda *args: (
             aggregate(*args) * (math.nan if len(logged) >= 4 else 1)))
-        error = stops("'loss': nan", new_run, code=1)
+        error = stops("'loss': nan", new_run, save_steps=1, code=1)
     failed = int(re.match(r"error: step (\d+): ", error)[1])
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == failed - 1 >= 4
-    resume(tmp_path / "run0")
+    resume(tmp_path / "run0", save_steps=SMALL["save_steps"])
     assert not difference(outcome(tmp_path / "run0"), outcome(whole))

@@ -31,7 +31,7 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
     name = f"{script.__name__}.py"
     assert {path.name for path in whole.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "greedy.jsonl", "evaluation.jsonl",
-        "steps.json", "summary.json", "checkpoint.pt", "base.pt", "report.html", "run.lock", name}
+        "steps.json", "summary.json", "checkpoint.pt", "base.pt", "report.html", name}
     assert (whole / name).read_bytes() == (ROOT / name).read_bytes()
     saved = json.loads((whole / "config.json").read_text())
     assert (saved["script"], saved["torch"]) == (name, torch.__version__)
@@ -43,7 +43,6 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
         assert scores.keys() >= {"greedy", "pass@1", "pass@2", "maj@2", "mean_length",
                                  "think_share"}
     assert 0 < summary["seconds_warm_start"] < summary["seconds_total"]
-    assert len((whole / "summary.json").read_text().splitlines()) < 50         # fits on a screen
     counts = json.loads((whole / "steps.json").read_text())
     assert counts.keys() == {"base", "trained"} and counts["base"] != counts["trained"]
     for name, steps_of in counts.items():

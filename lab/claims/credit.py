@@ -134,7 +134,7 @@ def steps_of(batch):
             a, b = map(int, name.split(operator))
             if kind == WRONG:
                 kind = AFTER
-            elif kind == BEFORE and result != str(common.compute(a, operator, b)):
+            elif kind == BEFORE and result != str(common.OPERATIONS[operator](a, b)):
                 kind = WRONG
             tokens = slice(bisect_right(ends, match.start()), bisect_left(ends, match.end()) + 1)
             found.append((row, tokens, kind))
@@ -144,8 +144,7 @@ def steps_of(batch):
 def gradient(policy, batch, A, rows, cfg):
     """Compute the gradient of the sum of A log pi over the tokens of some rows. A: (B, T)
     -> (number of weights,)"""
-    logps, _ = ppo.score(policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature,
-                         cfg.kernel)
+    logps, _ = ppo.score(policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
     total = (A[rows] * logps)[batch.mask[rows] > 0].sum()
     return torch.cat([one.flatten() for one in torch.autograd.grad(total, policy.parameters())])
 

@@ -86,7 +86,7 @@ def check(word):
     if count < len(graded):
         raise SystemExit(1)
     print("Well done. Your file now trains a policy:\n"
-          f"  PYTHONPATH={shlex.quote(str(ROOT))} {plumbing.command(path)}")
+          f"  PYTHONPATH={shlex.quote(str(ROOT))} {shlex.join([sys.executable, str(path)])}")
 
 
 def main():

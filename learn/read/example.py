@@ -74,7 +74,7 @@ class Step(torch.optim.SGD):
             parameter.data = parameter.then.clone()
 
 
-def score(network, prompts, tokens, _temperature, _kernel):
+def score(network, prompts, tokens, _temperature):
     """Replaces score of the scripts: log-probabilities and entropies. -> (B, T), (B, T)"""
     logps = network(prompts, tokens)
     entropy = ENTROPY[prompts[:, 0], :tokens.shape[1]]
