@@ -51,9 +51,8 @@ def parse_flags(config_class, argv=None):
         script, flags = read_config(folder)
         if script != Path(inspect.getfile(config_class)).name:
             fail(f"--resume_from_checkpoint {folder}: this is a run of {script}")
-        stored = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
-        if gone := [name for name in flags if flags[name] and name not in stored]:
-            fail(f"{folder}: this version has no --{gone[0]}; resume with the one that made it")
+        # Config refuses a flag that is gone, if the run has set it
+        stored = {name: x for name, x in flags.items() if x or hasattr(config_class, name)}
         for name in given.keys() - config_class.MAY_DIFFER:
             if given[name] != stored.get(name, given[name]):
                 fail(f"--{name} {given[name]}: the run has {stored[name]!r} (see --init_from)")
@@ -211,8 +210,7 @@ def muon_step(matrices, momentum, rate):
 # ---- 3. the run ------------------------------------------------------------------------------
 
 def write(path, content, suffix=".tmp"):
-    """Save text or tensors under a temporary name, then rename: no kill or power cut leaves half
-    a file."""
+    """Save text or tensors under a temporary name, then rename, so no kill leaves half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + suffix)
     try:
@@ -273,11 +271,9 @@ class Run:
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         # absolute, because a reward may change the current folder
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default).absolute()
-        began = {"metrics.jsonl", "checkpoint.pt"}          # without both, no step was saved
-        if cfg.resume_from_checkpoint and began & {*os.listdir(self.folder)}:
+        saved = {"checkpoint.pt", "metrics.jsonl"}          # without both, it begins again
+        if cfg.resume_from_checkpoint and saved & {*os.listdir(self.folder)}:
             self.resumed = load_policy(policy, self.folder / "checkpoint.pt")
-            if "state" not in self.resumed:
-                fail(f"{self.folder}: contains a policy, but no run; use --init_from")
             self.state |= self.resumed["state"]
             self.step = self.state["steps"]
             self.line = self.resumed["line"]
@@ -389,8 +385,7 @@ class Run:
         if samples:
             scores |= self.evaluate(self.policy, self.task, self.cfg)
         if samples and "greedy_think_share" in scores:
-            forced = self.evaluate(
-                self.policy, self.task, self.cfg, greedy=True, opening="<think>")
+            forced = self.evaluate(self.policy, self.task, self.cfg, greedy=True, opening="<think>")
             scores["greedy_forced_think"] = forced.get("greedy")
         if samples or self.step < self.cfg.max_steps:           # finish() shows those of the end
             shown = [f"{name} {scores[name]:.3f}" for name in SHOWN if scores.get(name) is not None]

@@ -47,7 +47,13 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "common.py", "rng.randint(1, 9)\n        expression",
      "rng.randint(1, 8)\n        expression", False),
     ("arithmetic", "common.py", "% 10 < self.held_out_tenths", "% 9 < self.held_out_tenths", False),
+    ("arithmetic", "common.py", '"forum": 0.3', '"forum": 0.4', False),         # shown last
+    # only from the third token of a completion on
+    ("arithmetic", "grpo.py", "angles = positions[", "angles = positions.clamp(max=20)[", False),
     ("arithmetic", "plumbing.py", "gram = x @ x.mT", "gram = x.mT @ x", False),
+    ("arithmetic", "plumbing.py", "/ lengths.sum()", "/ mask.sum()", False),            # gradient
+    ("arithmetic", "plumbing.py", "momentum, 5 * rate", "momentum, 4 * rate", False),
+    ("arithmetic", "plumbing.py", "weight_decay=0.0", "weight_decay=0.1", False),
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
@@ -77,6 +83,16 @@ def test_what_changes_only_rl_keeps_the_base(config, load_task, changes, is_same
     changed = dataclasses.replace(cfg, **changes)
     paths = [plumbing.base_path(grpo.GPT(cfg), load_task(one), one) for one in (cfg, changed)]
     assert (paths[0] == paths[1]) == is_same
+
+
+def test_another_torch_or_another_processor_makes_another_base(config, load_task, monkeypatch):
+    cfg = config()
+    path = functools.partial(plumbing.base_path, grpo.GPT(cfg), load_task(cfg), cfg)
+    before = path()
+    torch_version, processor = common.ARITHMETIC
+    for arithmetic in (("2.8.0", processor), (torch_version, "DEFAULT")):
+        monkeypatch.setattr(common, "ARITHMETIC", arithmetic)
+        assert path() != before
 
 
 # ---- the warm start --------------------------------------------------------------------------

@@ -45,9 +45,6 @@ def test_resuming_leaves_the_users_files_as_they_are_and_cuts_only_its_logs(run)
 
 
 def test_a_run_without_its_checkpoint_is_refused(run, refused):
-    policy = load(run / "checkpoint.pt")["policy"]
-    torch.save({"policy": policy}, run / "checkpoint.pt")
-    refused("contains a policy, but no run; use --init_from", resume, run)
     (run / "checkpoint.pt").unlink()
     refused("checkpoint.pt: contains no policy", resume, run)
 
@@ -88,6 +85,16 @@ def test_make_leaves_environments_alone_that_it_did_not_create(tmp_path):
                           capture_output=True, env=os.environ | {"VENV": str(tmp_path / "mine")})
     assert done.returncode == 2 and "make did not create " in done.stderr
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_verify_may_leave_the_current_folder_while_it_is_tried(script, tmp_path, monkeypatch):
+    def leave(problem, text):
+        os.chdir("/")
+        return 0.0
+    monkeypatch.chdir(tmp_path)
+    cfg = script.Config(device="cpu")
+    plumbing.Run(cfg, common.load_task(cfg, leave), None, script.COLUMNS)
+    assert Path.cwd() == tmp_path
 
 
 # ---- the end ---------------------------------------------------------------------------------
