@@ -14,7 +14,6 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import NEEDS
-from small_runs import restored_handlers  # noqa: F401  (of signals)
 from small_vectors import losses_of
 from torch.testing import assert_close as same
 
@@ -36,6 +35,15 @@ FLAGS = {"per_device_train_batch_size": 8, "num_generations": 4, "gradient_accum
          "activation_checkpointing": False, "num_iterations": 2}
 ROWS = [{"prompt": [{"role": "user", "content": f"({a}+{b})="}], "answer": str(a + b)}
         for a in range(1, 8) for b in range(1, 8)]
+
+
+@pytest.fixture(autouse=True)
+def restored_handlers():
+    """Restore the handlers of signals after each test, because a stopped training replaces them."""
+    handlers = {number: signal.getsignal(getattr(signal, number)) for number in ours.SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(getattr(signal, number), handler)
 
 
 def digits(completions, **columns):

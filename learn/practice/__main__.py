@@ -26,7 +26,7 @@ from learn.practice import hunt
 from learn.practice.exercise import Exercise
 from learn.practice.grades import grades_of
 from learn.sync import SCRIPTS
-from report import command, start
+from report import command, short, start
 
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
@@ -86,7 +86,7 @@ def check(word):
     if count < len(graded):
         raise SystemExit(1)
     print("Well done. Your file now trains a policy:\n"
-          f"  PYTHONPATH={shlex.quote(str(ROOT))} {shlex.join([sys.executable, str(path)])}")
+          f"  PYTHONPATH={shlex.quote(str(ROOT))} {shlex.join([sys.executable, short(path)])}")
 
 
 def main():
