@@ -35,9 +35,9 @@ def parse_flags(config_class, argv=None):
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
     for field in dataclasses.fields(config_class):
-        options = {"type": field.type if field.type in (int, float) else os.path.expanduser,
-                   "choices": get_args(field.type) or None,                 # quotes keep a ~
-                   "metavar": "|".join(get_args(field.type)) or "VALUE"}
+        kind = field.type if field.type in (int, float) else os.path.expanduser     # --flag=~/run
+        choices = get_args(field.type) or None
+        options = {"type": kind, "choices": choices, "metavar": "|".join(choices or ["VALUE"])}
         if field.type is bool:
             options = {"action": argparse.BooleanOptionalAction}
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
@@ -51,7 +51,7 @@ def parse_flags(config_class, argv=None):
         script, flags = read_config(folder)
         if script != Path(inspect.getfile(config_class)).name:
             fail(f"--resume_from_checkpoint {folder}: this is a run of {script}")
-        # Config refuses a flag that is gone, if the run has set it
+        # Config raises a TypeError for a flag that is gone, if the run has set it
         stored = {name: x for name, x in flags.items() if x or hasattr(config_class, name)}
         for name in given.keys() - config_class.MAY_DIFFER:
             if given[name] != stored.get(name, given[name]):
@@ -259,7 +259,7 @@ class Run:
         self.script = Path(inspect.getfile(type(cfg)))
         self.step = 0                           # number of steps that are done
         self.state = {"seconds_total": 0.0}
-        self.line = {}                          # of the last step; finish() adds scores to it
+        self.line = {}                          # of the last step, to which finish() adds scores
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
         self.logs = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}     # their sizes
@@ -354,7 +354,7 @@ class Run:
             self.line = {"step": 0} | logged(self.state["base"])
         for name, part in self.parts.items() if self.resumed else ():
             part.load_state_dict(self.resumed[name])
-        self.save()             # so metrics.jsonl, which gets its first line later, is never alone
+        self.save()                                     # before metrics.jsonl gets a line
         print(" step", *(f"{heading:>8}" for heading in (*self.columns, "seconds")))
         self.step_clock = time.perf_counter()
 
@@ -370,7 +370,8 @@ class Run:
         cells = [f"{'-':>8}" if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]
         print(f"{self.step:5d}", *cells, flush=True)
         self.tell("step", batch, advantages, metrics)
-        self.append("metrics.jsonl", self.line)         # of the step before
+        if self.line:                                   # of the step before, or of the base
+            self.append("metrics.jsonl", self.line)
         self.line = {"step": self.step} | metrics
         if self.step % self.cfg.eval_steps == 0:
             self.line |= logged(self.scores(samples=False))

@@ -24,9 +24,8 @@ DRIVER = "/proc/driver/nvidia/version"       # of Linux; WSL and Windows have on
 
 
 def choose(kernel, device, is_chosen):
-    """Let "auto" mean this kernel from now on: auto, torch or triton. Exits with one line if it
-    cannot run on the device. Prints a line if a GPU is not used, unless the user chose the device.
-    """
+    """Let "auto" mean this kernel from now on. Exits with one line if it cannot run on the device.
+    Prints a line if a GPU is not used, unless the user chose the device."""
     if kernel == "triton" and not can_run(device):
         common.fail(f"--kernel triton: needs {NEEDS}; use torch")
     logprob.choice = kernel

@@ -28,7 +28,6 @@ import plumbing  # noqa: E402
 from learn import sync  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)    # also if pytest is in the background
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.modules["report.curve"] = None      # pictures take longer to draw than the runs of tests
 
 torch.set_num_threads(1)        # the last bit of a sum depends on the number of threads

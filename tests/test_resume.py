@@ -90,6 +90,7 @@ MOMENTS = {
     "before its base is there": (os, "replace", 1, "base.pt"),
     "before its first checkpoint is there": (os, "replace", 1, "checkpoint.pt"),
     "in a checkpoint": (torch, "save", 4, ".tmp"),
+    "before its first step": (plumbing.Run, "log", 1, ""),
     "between log and checkpoint": (plumbing.Run, "save", 2, "")}
 
 
