@@ -19,6 +19,7 @@ class Mix:
     judge = Task.judge
     rate = Task.rate
     scores = Task.scores
+    textbook_loss = Task.textbook_loss
 
     def __init__(self, cfg, parts):
         self.name = ",".join(part.name for part in parts)

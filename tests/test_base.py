@@ -97,6 +97,32 @@ def test_another_torch_or_another_processor_makes_another_base(config, load_task
 
 # ---- the warm start --------------------------------------------------------------------------
 
+@pytest.mark.parametrize("highest_loss, usual_steps, is_again", [
+    (torch.inf, 3, False), (0.0, 4, False), (0.0, 3, True), (99.0, 3, False), (torch.nan, 3, True)])
+def test_a_base_that_has_not_learned_its_textbook_is_made_again_with_half_the_rate(
+        config, load_task, own_bases, monkeypatch, capsys, highest_loss, usual_steps, is_again):
+    monkeypatch.setattr(common.Base, "base_steps", usual_steps)
+    cfg = config(base_steps=3)
+    task = load_task(cfg)
+    task.textbook_loss = highest_loss
+    policy = grpo.GPT(cfg)
+    plumbing.load_base(policy, task, cfg)
+    expected = grpo.GPT(cfg)
+    rate = cfg.base_learning_rate / (1 + is_again)
+    plumbing.warm_start(expected, task, dataclasses.replace(cfg, base_learning_rate=rate))
+    assert not changed_weights(policy.state_dict(), expected.state_dict())
+    assert ("not learned its textbook" in capsys.readouterr().err) == is_again
+    loaded = grpo.GPT(cfg)
+    plumbing.load_base(loaded, task, cfg)                   # the file has the last one
+    assert not changed_weights(policy.state_dict(), loaded.state_dict())
+
+
+def test_only_the_usual_arithmetic_has_a_highest_loss(load_task, config):
+    names = ("arithmetic", "arithmetic:5", "arithmetic:2-7", "key", "notation", "countdown,number")
+    losses = [load_task(config(task=name)).textbook_loss for name in names]
+    assert losses == [0.13, 0.13, *[torch.inf] * 4]
+
+
 def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_would_write(
         config, load_task, double):
     cfg = config(task="lookup")
@@ -104,10 +130,9 @@ def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_woul
     examples = common.sample_problems(task, 7, 0, phase="textbook")
     batch = common.encode_examples(examples, task, "cpu")
     prompts, tokens, mask, lengths = batch
-    halves = [plumbing.gradient(policy, batch, rows) for rows in lengths.argsort().chunk(2)]
+    halves = [plumbing.share_of_loss(policy, batch, rows) for rows in lengths.argsort().chunk(2)]
     logps, _ = grpo.score(policy, prompts, tokens)
-    expected = torch.autograd.grad(-(logps * mask).sum() / lengths.sum(), policy.parameters())
-    close([sum(terms) for terms in zip(*halves)], list(expected))
+    close(sum(halves), -(logps * mask).sum() / lengths.sum())
     assert mask.sum() < lengths.sum() < mask.numel()        # what a tool inserts; padding
 
 

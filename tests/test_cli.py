@@ -212,23 +212,7 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
     assert mine["base"] == plain["base"]
 
 
-# ---- a full disk, and scripts alone in a folder ----------------------------------------------
-
-@pytest.mark.parametrize("content", ["a text", {"policy": torch.ones(5000)}], ids=type)
-def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stays(
-        refused, content, monkeypatch):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
-    try:
-        refused("run.pt: cannot be written; is the disk full? (OSError)",
-                plumbing.write, Path("run.pt"), content)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    def save(content, file):
-        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 64 vs 0")
-    monkeypatch.setattr(torch, "save", save)
-    refused("is the disk full? (RuntimeError)", plumbing.write, Path("run.pt"), {})
-
+# ---- scripts alone in a folder ---------------------------------------------------------------
 
 ALONE = """
 import contextlib, importlib

@@ -95,6 +95,19 @@ def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsy
     assert printed.count("warning") == bool(said) and said in printed and "clip is" not in printed
 
 
+@pytest.mark.parametrize("scores, said", [
+    ({"greedy": 0.1, "greedy_forced_think": 0.141, "pass@1": 0.1}, "at best 14.1%"),
+    ({"greedy": 0.1, "greedy_forced_think": 0.6, "pass@1": 0.1}, ""),
+    ({"greedy": 0.0, "greedy_forced_think": None, "pass@1": 0.0}, "at best 0.0%"),
+    ({"greedy": 0.0, "pass@1": 0.3}, ""), ({"return": -3.0}, "")])
+def test_a_base_that_is_hardly_ever_right_is_not_used_in_silence(scores, said, capsys):
+    run = FakeRun()
+    for run.step in (0, 1):
+        observers.Warnings().evaluate(run, scores | {"problems": run.cfg.num_eval_problems})
+    printed = capsys.readouterr().out
+    assert printed.count("warning") == bool(said) and said in printed
+
+
 # ---- --report_to -----------------------------------------------------------------------------
 
 @pytest.fixture
