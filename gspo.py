@@ -138,8 +138,7 @@ def policy_loss(logps, old_logps, advantages, mask,
             ratio = ratio.clamp(max=delta)
         token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # (B, T)  eq. (3)
     elif surrogate == "cispo":
-        # CISPO (2506.13585) keeps the gradient that the clip removes, but caps its weight. sg(x) is
-        # x without a gradient:
+        # CISPO (2506.13585) keeps all gradients, but caps their weight; sg is stop-gradient:
         # L_t = -sg(min(ratio, 1 + eps_high)) A log pi(o_t | q, o_<t)                     (6)
         weight = ratio.clamp(max=1 + epsilon_high).detach()
         token_loss = -weight * A * logps                                        # (B, T)  eq. (6)
@@ -198,8 +197,7 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """Compute DAPO's penalty for n_i tokens, of which c are the buffer, so that the reward falls
-    gradually before the output is cut off at T tokens. (B,) -> (B,)"""
+    """Compute DAPO's penalty, which falls to -1 over the last c = `buffer` tokens. (B,) -> (B,)"""
     # R_i = min(0, max(-1, (T - c - n_i) / c))                                          (8)
     return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)  # eq. (8)
 

@@ -187,7 +187,7 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 def penalty_loss(logps, old_logps, advantages, mask, beta):
     """Compute L_t with a penalty of weight beta (c_KL); the rest as in policy_loss. -> (B, T)"""
-    # PPO's other form has a penalty instead of the clip; c_KL adapts to --target_kl.
+    # PPO's other form has a penalty instead of the clip; its weight c_KL adapts to --target_kl:
     # L_t = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                   (9)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     check_shapes(logps, old_logps, mask, A.expand(-1, logps.shape[-1]))
@@ -206,8 +206,7 @@ def adapt_coefficient(coefficient, kl, target):
 
 def length_adaptive_lambda(lengths, alpha):
     """Compute lam of rows of these lengths. (B,) -> (B, 1)"""
-    # In a long output, a fixed lam hardly lets the reward reach the first tokens, so VAPO gives
-    # each output, of n tokens, a lam of its own in (1).
+    # With a fixed lam, the reward hardly reaches the first of many tokens; n counts them (VAPO):
     # lam = max(0, 1 - 1 / (alpha n))                                                   (11)
     return (1 - 1 / (alpha * lengths[:, None])).clamp(min=0)                    # (B, 1)  eq. (11)
 
@@ -303,7 +302,7 @@ def backward(policy, batch, A, rows, cfg, penalty_coef):
         old_logps = batch.logps[part, :T]
         loss = aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)         # eq. (5)
         if cfg.nll_coef > 0:
-            # VAPO learns more from correct outputs: over their M tokens, it adds to L
+            # VAPO learns more from correct outputs, which have M tokens; L' is added to L:
             # L' = -mu/M sum_t log pi(o_t | q, o_<t)                                    (10)
             log_likelihood = aggregate(                                                 # eq. (10)
                 logps, correct_mask[part, :T], "token_mean", num_tokens=num_correct)
@@ -355,8 +354,7 @@ COLUMNS = {"reward": "reward", "length": "completions/mean_length", "entropy": "
 
 
 def pretrain_critic(policy, critic, optimizer, reference, task, cfg):
-    """Fit the critic to samples of the base, before the first step of the policy: an untrained
-    critic predicts nothing useful (VC-PPO, 2503.01491, and VAPO)."""
+    """Fit the critic to samples of the base first, because V begins at 0 (VC-PPO, 2503.01491)."""
     exact = dataclasses.replace(cfg, critic_lam=1.0)        # so the targets contain no V
     for i in tqdm(range(cfg.critic_pretrain_steps), "critic", leave=False, disable=None):
         batch = sample_batch(policy, task, cfg, f"critic {i}")

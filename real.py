@@ -363,7 +363,7 @@ def main(model, file=None, seed=None, steps=None):
             if done % SAVE_STEPS == 0 or done == steps:
                 save(policy, place)
     except torch.OutOfMemoryError:
-        sys.exit(f"step {done}: out of memory: lower N = {N or 16 * M} or M = {M}, or train an adapter")
+        sys.exit(f"step {done}: out of memory: lower N = {N or 16 * M} or M = {M}, or use LoRA")
     except RuntimeError as error:
         if "is non-finite" not in str(error):
             raise

@@ -127,16 +127,13 @@ def write(output, slot, column):
     output.index_copy_(1, slot, column[:, None].to(output.dtype))
 
 
-def step(model, state):
-    """Read the last token of every row, and sample the next one."""
-    hidden = hidden_states(model, state)
-    state.slot.add_(1)
-    sample(state, F.linear(hidden, model.embed.weight))
-
-
-def plain_step(model, state, cache):
-    """Do the same with the policy's own `hidden`, and a cache that grows."""
-    hidden = model.hidden(state.token[:, None], cache)[:, 0]                    # (B, D)
+def step(model, state, cache=None):
+    """Read the last token of every row, with the policy's own `hidden` if there is a cache, which
+    grows and so cannot be recorded. Sample the next one."""
+    if cache is None:
+        hidden = hidden_states(model, state)                                    # (B, D)
+    else:
+        hidden = model.hidden(state.token[:, None], cache)[:, 0]                # (B, D)
     state.slot.add_(1)
     sample(state, F.linear(hidden, model.embed.weight))
 
@@ -235,7 +232,7 @@ def rollout(model, prompts, problems, cfg, uniforms, functions):
         state, replay = graphs[key]
         rows = torch.arange(len(state.token), device=prompts.device).clamp(max=B - 1)
         cache = start(model, state, prompts[rows], None if uniforms is None else uniforms[rows])
-        next_step = replay or functools.partial(plain_step, model, state, cache)
+        next_step = replay or functools.partial(step, model, state, cache)
         for t in range(1, T):
             if t % CHECK_EVERY == 0 and state.has_ended.all():
                 break
