@@ -22,23 +22,8 @@ negative logarithm:
 
 pi_ref is the base. e is the probability that w and l were mixed up: 0 in DPO, more in cDPO
 (--label_smoothing). (4) is not in the loss: evaluations use it, on samples of pi, to measure how
-far pi is from pi_ref. If e is 0, (3) never stops raising M; otherwise it is lowest at beta M =
-log((1 - e) / e). So IPO (2310.12036) aims at a fixed M, and the hinge loss (2309.06657) stops once
-beta M is 1. Pairs that are mixed up bias (3), which robust DPO (2403.00409) corrects. SimPO
-(2405.14734) needs no pi_ref; |w| is the number of tokens of w:
-
-  L     = (M - 1 / (2 beta))^2                                                       (5)
-  L     = max(0, 1 - beta M)                                                         (6)
-  L     = (-(1 - e) log sigmoid(beta M) + e log sigmoid(-beta M)) / (1 - 2 e)        (7)
-  L     = -log sigmoid(beta (log pi(w | q) / |w| - log pi(l | q) / |l|) - gamma)     (8)
-
-If a share e of the pairs is mixed up, (7) is on average the loss of DPO on the same pairs in the
-right order. With --average_logps, h(y) is divided by |y|. The loss depends on M alone, so even the
-chosen output may become less likely, if the rejected one loses more. So RPO (2404.19733) adds (9).
-ORPO (2403.07691) adds it, too, with alpha = 1, to its own L, in which p(y) = pi(y | q)^(1 / |y|):
-
-  -alpha / |w| log pi(w | q)                                                         (9)
-  L     = -beta log sigmoid(log(p(w) / (1 - p(w))) - log(p(l) / (1 - p(l))))         (10)
+far pi is from pi_ref. The loss depends on M alone, so even the chosen output may become less
+likely, if the rejected one loses more. Other losses are explained at their branches in the code.
 
 The pairs are made from G outputs to a question: the output with the best reward is chosen over the
 one with the worst, the second best over the second worst, and so on while the rewards differ. The
@@ -46,7 +31,7 @@ base writes the outputs, so the pairs of a run are a fixed data set, although it
 step. With --online, the policy writes them. docs/extending.md learns from your own pairs.
 
 Departures from the papers: by default, a verifier chooses, not people; pi_ref is not trained on the
-chosen outputs first. In (5), TRL uses means over tokens, as --average_logps does, instead of sums.
+chosen outputs first. For IPO, TRL uses means over tokens, as --average_logps does, instead of sums.
 The metrics rewards/* are beta h(y) with every loss, although SimPO and ORPO have no pi_ref.
 
 Usage: python dpo.py --task arithmetic
@@ -55,6 +40,7 @@ to 90 times in 100, with five seeds, in 20 to 60 seconds on a CPU: it thinks, bu
 that it believes wrong are not mended. With --online, it is right 88 times with the first seed.
 """
 import dataclasses
+import functools
 import re
 from typing import Literal
 
@@ -115,6 +101,7 @@ def preferences(rewards):
 
 def sequence_logps(logps, mask, average=False):
     """Compute log pi(y | q) of completions y, or its average per token. (B, T), (B, T) -> (B,)"""
+    check_shapes(logps, mask)
     total = torch.where(mask > 0, logps, 0.0).sum(dim=1)
     if not average:
         return total
@@ -124,6 +111,7 @@ def sequence_logps(logps, mask, average=False):
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
              loss_type="sigmoid", label_smoothing=0.0, gamma=0.0):
     """Compute L of pairs from log-probabilities of whole completions. (N,) each -> (N,)"""
+    check_shapes(chosen, rejected, ref_chosen, ref_rejected)
     e = label_smoothing
     h_chosen = chosen - ref_chosen                                              # (N,)  eq. (1)
     h_rejected = rejected - ref_rejected                                        # (N,)  for (1)
@@ -133,24 +121,44 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
     if loss_type == "sigmoid":
         return (1 - e) * right + e * mixed_up                                   # (N,)  eq. (3)
     if loss_type == "ipo":
+        # IPO (2310.12036): if e is 0, (3) never stops raising M, so this aims at a fixed M.
+        # L = (M - 1 / (2 beta))^2                                              (5)
         return (M - 1 / (2 * beta)).square()                                    # (N,)  eq. (5)
     if loss_type == "hinge":
+        # The hinge loss (2309.06657) stops once beta M is 1.
+        # L = max(0, 1 - beta M)                                                (6)
         return (1 - beta * M).clamp(min=0)                                      # (N,)  eq. (6)
     if loss_type == "robust":
+        # Robust DPO (2403.00409): pairs that are mixed up bias (3). If a share e of them is, this
+        # is on average the loss of DPO on the same pairs in the right order.
+        # L = (-(1 - e) log sigmoid(beta M) + e log sigmoid(-beta M)) / (1 - 2 e)         (7)
         return ((1 - e) * right - e * mixed_up) / (1 - 2 * e)                   # (N,)  eq. (7)
     if loss_type == "orpo":
+        # ORPO (2403.07691) has no pi_ref, and adds (9) with alpha = 1; p(y) = pi(y | q)^(1 / |y|)
+        # L = -beta log sigmoid(log(p(w) / (1 - p(w))) - log(p(l) / (1 - p(l))))          (10)
         log_odds = chosen.exp().logit(1e-7) - rejected.exp().logit(1e-7)        # not inf for p = 1
         return -beta * F.logsigmoid(log_odds)                                   # (N,)  eq. (10)
-    assert loss_type == "simpo", loss_type
-    return -F.logsigmoid(beta * (chosen - rejected) - gamma)                    # (N,)  eq. (8)
+    if loss_type == "simpo":
+        # SimPO (2405.14734) needs no pi_ref; |w| is the number of tokens of w.
+        # L = -log sigmoid(beta (log pi(w | q) / |w| - log pi(l | q) / |l|) - gamma)      (8)
+        return -F.logsigmoid(beta * (chosen - rejected) - gamma)                # (N,)  eq. (8)
+    raise ValueError(f"loss_type={loss_type!r}: must be sigmoid, ipo, hinge, robust, simpo or orpo")
 
 
 def kl(logps, ref_logps, estimator="k3"):
     """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
     are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
-    assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    if estimator == "k3":
+        return torch.expm1(-x) + x          # unbiased and never negative               eq. (4)
+    raise ValueError(f"estimator={estimator!r}: must be k3")
+
+
+def check_shapes(*tensors):
+    """Raise a ValueError unless all shapes are equal: torch would repeat smaller tensors."""
+    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # not a 0
+    if len(set(shapes)) > 1:
+        raise ValueError(f"the shapes {shapes} must be equal; advantages may have one column")
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -177,6 +185,8 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     losses = dpo_loss(logp_chosen, logp_rejected, ref_chosen, ref_rejected,
                       cfg.beta, cfg.loss_type, cfg.label_smoothing, cfg.simpo_gamma)
     if cfg.nll_coef > 0:
+        # RPO (2404.19733): (3) may make the chosen output less likely, so this is added to L.
+        # -alpha / |w| log pi(w | q)                                                    (9)
         nll = -cfg.nll_coef * sequence_logps(logps[:N], mask[:N], average=True)         # eq. (9)
         losses = losses + nll
     reward_chosen = cfg.beta * (logp_chosen - ref_chosen)       # the implicit reward
@@ -227,6 +237,21 @@ COLUMNS = {"reward": "reward", "pairs": "pairs", "chosen": "rewards/chosen",
            "grad": "grad_norm"}
 
 
+@torch.no_grad()
+def evaluate_pairs(reference, held_out, policy, task, cfg, greedy=False, opening=""):
+    """Evaluate; add the metrics of the held-out pairs and the KL to the base. -> scores"""
+    scores = evaluate(policy, task, cfg, greedy, opening)
+    if opening:
+        return scores
+    metrics = backward(policy, reference, held_out, *preferences(held_out.rewards), cfg)
+    scores |= {f"pairs/{name}": value for name, value in metrics.items()}
+    drawn = sample_batch(policy, task, cfg, "kl", split="test")
+    ref_logps, _ = score(reference, drawn.prompts, drawn.tokens, cfg.temperature)
+    mask = drawn.mask                                                           # (B, T)
+    token_kl = kl(drawn.logps * mask, ref_logps * mask)
+    return scores | {"kl": (token_kl.sum() / mask.sum()).item()}
+
+
 def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
@@ -235,23 +260,8 @@ def main(argv=None):
         reference = run.begin()
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
         held_out = sample_batch(reference, task, cfg, "pairs", split="test")
-        held_out_pairs = preferences(held_out.rewards)
-
-        @torch.no_grad()
-        def evaluate_both(policy, task, cfg, greedy=False, opening=""):
-            """Evaluate; add the metrics of held-out pairs and the KL to the base. -> scores"""
-            scores = evaluate(policy, task, cfg, greedy, opening)
-            if opening:
-                return scores
-            metrics = backward(policy, reference, held_out, *held_out_pairs, cfg)
-            scores |= {f"pairs/{name}": value for name, value in metrics.items()}
-            drawn = sample_batch(policy, task, cfg, "kl", split="test")
-            ref_logps, _ = score(reference, drawn.prompts, drawn.tokens, cfg.temperature)
-            mask = drawn.mask                                                   # (B, T)
-            token_kl = kl(drawn.logps * mask, ref_logps * mask)
-            return scores | {"kl": (token_kl.sum() / mask.sum()).item()}
-
-        run.start(evaluate_both, policy=policy, optimizer=optimizer)
+        run.start(functools.partial(evaluate_pairs, reference, held_out),
+                  policy=policy, optimizer=optimizer)
         for step in range(run.step, cfg.max_steps):
             sampler = policy if cfg.online else reference
             batch = sample_batch(sampler, task, cfg, step)  # questions, G outputs of each, rewards

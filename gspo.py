@@ -12,17 +12,12 @@ ratios rho_t of its tokens. One clip then holds for all of them.
 
 rho_t is pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t). H_t is the entropy of pi at token t, and B is
 the number of outputs in an optimizer step. log s_i is a mean and stays near 0, so the clip range is
-narrower than in GRPO. All other variants come from grpo.py, where you can read why they exist.
-CISPO (6), SAPO (7) and --delta use s instead of rho; sg is stop-gradient. The rest is unchanged,
-such as the penalty (8), and --kl_estimator k3_ratio still uses rho_t:
+narrower than in GRPO. The variants of grpo.py work here, too, with s as their ratio; only the KL
+k3_ratio still uses rho_t. No paper has CISPO (6) or SAPO (7) with s, and none of our pages does.
 
-  L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
-  L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)
-  R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
-
-The ratio s_i leaves no room for an A that differs within an output. GSPO-token allows it: its ratio
-has the value of s_i, but the gradient of token t alone. If an output has a single A, as here, this
-is the gradient of GSPO.
+s_i leaves no room for an A that differs within an output. GSPO-token allows it: its ratio has the
+value of s_i, but the gradient of token t alone (sg is stop-gradient). If an output has a single A,
+as here, this is the gradient of GSPO.
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (9)
 
@@ -103,23 +98,28 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
     elif scale_rewards == "batch":
         A = A / (rewards.std() + eps)
-    elif scale_rewards == "mean":
+    elif scale_rewards == "mean":           # MaxRL (2602.02710): a rare success counts more
         means = rewards.mean(dim=1, keepdim=True)                               # (P, 1)
         A = torch.where(means > 0, A / means, 0.0)
-    else:
-        assert scale_rewards == "none", scale_rewards
+    elif scale_rewards != "none":
+        raise ValueError(f"scale_rewards={scale_rewards!r}: must be group, batch, mean or none")
     return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
+
+
+def token_log_ratio(logps, old_logps, mask):
+    """Compute log rho_t, 0 in masked slots; old_logps get no gradient. (B, T) each -> (B, T)"""
+    return torch.where(mask > 0, logps - old_logps.detach(), 0.0)               # (B, T)  for (2)
 
 
 def log_ratio(logps, old_logps, mask, level="sequence"):
     """Compute log s_i, or log s_t, in the slots of the mask; 0 elsewhere. (B, T) each -> (B, T)"""
-    log_rho = torch.where(mask > 0, logps - old_logps.detach(), 0.0)
+    log_rho = token_log_ratio(logps, old_logps, mask)
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)  for (2)
     if level == "sequence_token":
         log_s = log_s.detach() + log_rho - log_rho.detach()                     # (B, T)  for (9)
-    else:
-        assert level == "sequence", level
+    elif level != "sequence":
+        raise ValueError(f"level={level!r}: must be sequence or sequence_token")
     return log_s * mask
 
 
@@ -127,21 +127,28 @@ def policy_loss(logps, old_logps, advantages, mask,
                 loss_type="grpo", epsilon=0.03, epsilon_high=0.04, delta=0.0, level="sequence"):
     """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
-    surrogate, _ = LOSS_TYPES[loss_type]
+    check_shapes(logps, old_logps, mask, A.expand(-1, logps.shape[-1]))
+    surrogate, _ = LOSS_TYPES.get(loss_type, ("unknown", ""))
     log_s = log_ratio(logps, old_logps, mask, level)
     ratio = log_s.clamp(max=80).exp()       # exp(89) is inf, and its gradient nan  eq. (2), eq. (9)
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
         if delta > 0:
-            ratio = ratio.clamp(max=delta)              # so the loss is at most delta |A|
+            # dual clip (1912.09729, 2505.07291): if A < 0, only this bounds L_t, by delta |A|
+            ratio = ratio.clamp(max=delta)
         token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # (B, T)  eq. (3)
     elif surrogate == "cispo":
+        # CISPO (2506.13585) keeps all gradients, but caps their weight; sg is stop-gradient:
+        # L_t = -sg(min(ratio, 1 + eps_high)) A log pi(o_t | q, o_<t)                     (6)
         weight = ratio.clamp(max=1 + epsilon_high).detach()
         token_loss = -weight * A * logps                                        # (B, T)  eq. (6)
-    else:
-        assert surrogate == "sapo", surrogate
+    elif surrogate == "sapo":
+        # SAPO (2511.20347) has a smooth gate instead of the clip:
+        # L_t = -4/tau sigmoid(tau (ratio - 1)) A,    tau = 1 if A > 0, else 1.05        (7)
         tau = 1 + 0.05 * (A <= 0).to(A)                 # 1, or 1.05 if A is not positive
         token_loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * A            # (B, T)  eq. (7)
+    else:
+        raise ValueError(f"loss_type={loss_type!r}: has no branch, or no row in {[*LOSS_TYPES]}")
     return torch.where(mask > 0, token_loss, 0.0)
 
 
@@ -156,21 +163,24 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
     """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
     are from pi, for k3_ratio from pi_old; log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    check_shapes(logps, ref_logps)
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of this KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
-    if estimator == "k3_ratio":
+    if estimator == "k3":
+        return k3                           # as a loss, its gradient is that of KL(pi_ref || pi)
+    if estimator == "k3_ratio":             # DeepSeek-V3.2 (2512.02556)
         return log_rho.exp() * k3           # as a loss, it has the gradient of this KL
-    assert estimator == "k3", estimator
-    return k3                               # as a loss, its gradient is that of KL(pi_ref || pi)
+    raise ValueError(f"estimator={estimator!r}: must be k1, k2, k3 or k3_ratio")
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (by
     default, this call), so that the gradients of its micro-batches add up. -> scalar"""
+    check_shapes(x, mask)
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
@@ -181,13 +191,22 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
         return x.sum() / num_tokens                                             # for (5)
     if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences                                          # for (5)
-    assert how == "constant", how           # Dr. GRPO:       1/(B T) sum_i sum_t x_t
-    return x.sum() / (num_sequences * (max_length or x.shape[1]))               # for (5)
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
+        return x.sum() / (num_sequences * (max_length or x.shape[1]))           # for (5)
+    raise ValueError(f"how={how!r}: must be sequence_mean, token_mean, sequence_sum or constant")
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """Compute the penalty, which falls to -1 over the last `buffer` tokens. (B,) -> (B,)"""
+    """Compute DAPO's penalty, which falls to -1 over the last c = `buffer` tokens. (B,) -> (B,)"""
+    # R_i = min(0, max(-1, (T - c - n_i) / c))                                          (8)
     return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)  # eq. (8)
+
+
+def check_shapes(*tensors):
+    """Raise a ValueError unless all shapes are equal: torch would repeat smaller tensors."""
+    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # not a 0
+    if len(set(shapes)) > 1:
+        raise ValueError(f"the shapes {shapes} must be equal; advantages may have one column")
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -233,7 +252,7 @@ def objective(policy, batch, ref_logps, A, part, cfg):
         logps, old_logps, A[part, :T], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
         cfg.delta, cfg.importance_sampling_level)
     if cfg.beta > 0:
-        log_rho = (logps - old_logps) * mask            # rho of tokens, not s
+        log_rho = token_log_ratio(logps, old_logps, mask)
         token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
         token_loss = token_loss + cfg.beta * token_kl
     token_loss = token_loss - cfg.entropy_coef * entropy
@@ -258,7 +277,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
         loss.backward()
 
-        log_rho = (logps - batch.logps[part, :T]) * mask
+        log_rho = token_log_ratio(logps, batch.logps[part, :T], mask)
         log_s = log_ratio(logps, batch.logps[part, :T], mask)
         clipped = is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high)
         loss_sum += loss.item()

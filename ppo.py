@@ -19,17 +19,8 @@ step. V_t is the critic's prediction before it reads o_t. V_old is its predictio
 which is also the V of (1) and (6). After the last token, V and A are 0. The A_t in L are whitened:
 their mean is 0 and their variance 1. The reward r comes with the last token, unless the task
 rewards each move. H_t is the entropy of pi at token t, and pi_ref is the base. (4) from pi_old to
-pi measures how far pi moved: beyond 1.5 times --target_kl, the update ends.
-
-PPO's other form replaces the clip by a penalty (9), whose weight c_KL adapts to --target_kl, as
-beta adapts to --kl_target. An untrained critic predicts nothing useful, so VC-PPO (2503.01491)
-trains it first, with lam = 1 in (6), and VAPO does, too. To learn more from correct outputs, VAPO
-adds (10), over their M tokens, to L. In a long output, a fixed lam hardly lets the reward reach the
-first tokens, so VAPO gives each output, of n tokens, a lam of its own in (1):
-
-  L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (9)
-  L'    = -mu/M sum_t log pi(o_t | q, o_<t)                                          (10)
-  lam   = max(0, 1 - 1 / (alpha n))                                                  (11)
+pi measures how far pi moved: beyond 1.5 times --target_kl, the update ends. beta adapts to
+--kl_target. PPO's penalty and VAPO's parts are explained at their branches in the code.
 
 Departures from the papers: 1707.06347 has no whitening, and no clip in (7); means, clips and KLs
 are per token; a verifier gives the rewards; V is a separate model. For TRPO, see examples/trpo.py.
@@ -133,6 +124,7 @@ def log_ratio(logps, old_logps, mask):
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
     """Compute L_t with the clip, 0 if masked. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
+    check_shapes(logps, old_logps, mask, A.expand(-1, logps.shape[-1]))
     log_rho = log_ratio(logps, old_logps, mask)
     ratio = log_rho.clamp(max=80).exp()     # exp(89) is inf, and its gradient nan  (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
@@ -150,6 +142,7 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
 
 def value_loss(values, old_values, returns, mask, cliprange_value):
     """Compute LV_t, 0 in masked slots. (B, T) each -> (B, T)"""
+    check_shapes(values, old_values, returns, mask)
     near = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
     error = torch.max((values - returns).square(), (near - returns).square())
     return torch.where(mask > 0, error / 2, 0.0)                                # (B, T)  eq. (7)
@@ -168,13 +161,15 @@ def kl(logps, ref_logps, estimator="k3"):
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
-    assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    if estimator == "k3":
+        return torch.expm1(-x) + x          # unbiased and never negative               eq. (4)
+    raise ValueError(f"estimator={estimator!r}: must be k1 or k3")
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (by
     default, this call), so that the gradients of its micro-batches add up. -> scalar"""
+    check_shapes(x, mask)
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
@@ -185,13 +180,17 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
         return x.sum() / num_tokens                                             # for (5)
     if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences                                          # for (5)
-    assert how == "constant", how           # Dr. GRPO:       1/(B T) sum_i sum_t x_t
-    return x.sum() / (num_sequences * (max_length or x.shape[1]))               # for (5)
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
+        return x.sum() / (num_sequences * (max_length or x.shape[1]))           # for (5)
+    raise ValueError(f"how={how!r}: must be sequence_mean, token_mean, sequence_sum or constant")
 
 
 def penalty_loss(logps, old_logps, advantages, mask, beta):
     """Compute L_t with a penalty of weight beta (c_KL); the rest as in policy_loss. -> (B, T)"""
+    # PPO's other form has a penalty instead of the clip; its weight c_KL adapts to --target_kl:
+    # L_t = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                   (9)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
+    check_shapes(logps, old_logps, mask, A.expand(-1, logps.shape[-1]))
     log_rho = log_ratio(logps, old_logps, mask)
     token_kl = torch.expm1(log_rho) - log_rho               # (4), from pi_old to pi
     token_loss = -log_rho.exp() * A + beta * token_kl                           # (B, T)  eq. (9)
@@ -207,7 +206,16 @@ def adapt_coefficient(coefficient, kl, target):
 
 def length_adaptive_lambda(lengths, alpha):
     """Compute lam of rows of these lengths. (B,) -> (B, 1)"""
+    # With a fixed lam, the reward hardly reaches the first of many tokens; n counts them (VAPO):
+    # lam = max(0, 1 - 1 / (alpha n))                                                   (11)
     return (1 - 1 / (alpha * lengths[:, None])).clamp(min=0)                    # (B, 1)  eq. (11)
+
+
+def check_shapes(*tensors):
+    """Raise a ValueError unless all shapes are equal: torch would repeat smaller tensors."""
+    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # not a 0
+    if len(set(shapes)) > 1:
+        raise ValueError(f"the shapes {shapes} must be equal; advantages may have one column")
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -294,6 +302,8 @@ def backward(policy, batch, A, rows, cfg, penalty_coef):
         old_logps = batch.logps[part, :T]
         loss = aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)         # eq. (5)
         if cfg.nll_coef > 0:
+            # VAPO learns more from correct outputs, which have M tokens; L' is added to L:
+            # L' = -mu/M sum_t log pi(o_t | q, o_<t)                                    (10)
             log_likelihood = aggregate(                                                 # eq. (10)
                 logps, correct_mask[part, :T], "token_mean", num_tokens=num_correct)
             loss = loss - cfg.nll_coef * log_likelihood
@@ -344,7 +354,7 @@ COLUMNS = {"reward": "reward", "length": "completions/mean_length", "entropy": "
 
 
 def pretrain_critic(policy, critic, optimizer, reference, task, cfg):
-    """Fit the critic to samples of the base, before the first step of the policy."""
+    """Fit the critic to samples of the base first, because V begins at 0 (VC-PPO, 2503.01491)."""
     exact = dataclasses.replace(cfg, critic_lam=1.0)        # so the targets contain no V
     for i in tqdm(range(cfg.critic_pretrain_steps), "critic", leave=False, disable=None):
         batch = sample_batch(policy, task, cfg, f"critic {i}")

@@ -10,10 +10,9 @@ Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat th
   L_t   = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)                    (3)
   L     = 1/B sum_i 1/|o_i| sum_t L_t                                                (5)
 
-o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
-of rows in a shape, and pi_old sampled the outputs. The model is saved in `trained`, or trained-2
-...; until it is trained, in `trained-unfinished`, which you can train further as MODEL. Settings
-for adapters (LoRA), and other changes, are in docs/real-models.md.
+o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, and
+pi_old sampled them. The model is saved in `trained`, or trained-2 ...; until it is trained, in
+`trained-unfinished`, which you can train further as MODEL. docs/real-models.md covers adapters.
 """
 import copy
 import json
@@ -42,7 +41,7 @@ G = 8               # outputs to each question; an update uses half of the P * G
 W = 512             # tokens in a question, at most
 T = 256             # tokens in an output, at most
 M = max(1, int(torch.cuda.mem_get_info()[0] / 5e9)) if DEVICE == "cuda" else 4
-N = 16 * M          # outputs to sample at a time; M are scored at a time: both need free memory
+N = None            # outputs to sample at a time, None: 16 * M; M are scored at a time
 TEMPERATURE = 1.0
 STEPS = 100         # of P * G outputs, with two updates each
 SAVE_STEPS = 10     # steps after which the model is saved
@@ -56,7 +55,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)     # which would plan again for eac
 SIGNALS = {getattr(signal, "SIG" + x, 2) for x in ("INT", "TERM", "HUP", "USR1", "XCPU")}
 PROBLEMS = []                           # to train on
 UNUSED = []                             # those of PROBLEMS that are left over in this pass
-METRICS = {}                            # of the last samples and update, in TRL's names
+METRICS = {}                            # in TRL's names; sample and descend set them, main logs
 DRAWS = torch.Generator()               # of its own, because your verify may seed torch's
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
@@ -231,10 +230,10 @@ def rounded(policy, dtype):
 
 @torch.no_grad()
 def sample(policy, questions, greedy=False):
-    """Write an output after each question. PAD follows its end. (B, W) -> (B, W + T)"""
+    """Write an output after each question; PAD follows its end. (B, W) -> (B, W + T)"""
     model = rounded(policy, DTYPE)
     uniforms = 1 - torch.rand(len(questions), T, generator=DRAWS)       # the same ones for any N
-    rows = zip(questions.to(DEVICE).split(N), uniforms.to(DEVICE).split(N))
+    rows = zip(*[x.to(DEVICE).split(N or 16 * M) for x in (questions, uniforms)])
     parts = [sample_few(model, *few, greedy) for few in rows]
     tokens, sampled_logps = map(torch.cat, zip(*parts))         # (B, W + T), (B, T)
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
@@ -245,7 +244,7 @@ def sample(policy, questions, greedy=False):
     METRICS.update({"completions/mean_length": (tokens[:, W:] != PAD).sum().item() / len(tokens),
                     "completions/clipped_ratio": cut.item(),
                     "sampling/sampling_logp_difference/mean": gap.item()})
-    print(f"cut {cut:.3f}, gap {gap:.1e}, ", end="", flush=True)
+    print(f"sampled: cut {cut:.3f}, gap {gap:.1e}", flush=True)
     return tokens
 
 # ---- training --------------------------------------------------------------------------------
@@ -315,7 +314,9 @@ def train(policy, rng, steps):
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
         yield step + 1, rewards.view(P, -1)
 
-def main(model, file=None, seed=SEED, steps=STEPS):
+def main(model, file=None, seed=None, steps=None):
+    seed = SEED if seed is None else seed
+    steps = STEPS if steps is None else steps
     torch.manual_seed(seed)             # of an adapter's weights
     DRAWS.manual_seed(seed)
     rng = random.Random(seed)
@@ -362,7 +363,7 @@ def main(model, file=None, seed=SEED, steps=STEPS):
             if done % SAVE_STEPS == 0 or done == steps:
                 save(policy, place)
     except torch.OutOfMemoryError:
-        sys.exit(f"step {done}: out of memory: lower N = {N} or M = {M}, or train an adapter")
+        sys.exit(f"step {done}: out of memory: lower N = {N or 16 * M} or M = {M}, or use LoRA")
     except RuntimeError as error:
         if "is non-finite" not in str(error):
             raise

@@ -13,26 +13,15 @@ more its return R exceeds a baseline b. Token o_t gets the reward r_t, usually 0
 G_t is the sum of the rewards from token t on, and R = G_1. H_t is the entropy of the policy at
 token t, and B is the number of outputs. If gamma is 1 and b does not depend on o, the mean of
 -grad sum_t L_t is the gradient of the mean of R. So b does not change the mean of the gradient, but
-it changes the variance, which is large. These are the choices for b:
-
-  --baseline none      0
-  --baseline batch     the mean return of all outputs
-  --baseline mean      the mean return of the G outputs to q: A_t is (G - 1) / G of that of rloo
-  --baseline rloo      the mean return of the other outputs to q (2402.14740)
-  --baseline optimal   b*, the constant that gives the least variance, estimated from the other
-                       outputs to q (2505.23585). An estimate gives more variance than b* itself,
-                       and rloo may even give more than no baseline
-
-  b*    = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                            (6)
+it changes the variance, which is large. By default, b is 0; --baseline chooses one of those that
+`advantages` explains.
 
 A policy may drift away from the base policy pi_ref. --beta keeps it closer: (4) lowers the reward
 r(o_t) of the verifier by beta log(pi / pi_ref), whose mean is beta KL(pi || pi_ref). One reward
 says little about single tokens; in examples/distill.py, a teacher rewards each token.
 
-Do you need more than imitation? --method rejection turns (5), with b = 0, into supervised learning
-of the outputs that have the best reward of their group, if it is above 0 (RAFT, 2304.06767); under
-a verifier, of the right ones (RFT, 2308.01825). If it keeps M of the N outputs of a batch, these
-have the reward N / M, and all others 0. With --max_steps 3 --num_prompts 640 --num_mini_batches 40
+Do you need more than imitation? --method rejection imitates the best outputs of each group, as
+`token_rewards` explains. With --max_steps 3 --num_prompts 640 --num_mini_batches 40
 --num_iterations 3, it samples as many outputs as by default in 3 rounds, with 3 passes over each.
 
 Departures from the papers: a verifier gives the rewards; as is usual, there is no factor gamma^t;
@@ -103,21 +92,25 @@ def advantages(rewards, baseline="none", sq_grad_norms=None):
         return rewards
     if baseline == "batch":
         return rewards - rewards.mean()
-    if baseline == "mean":
-        b = rewards.mean(dim=1, keepdim=True)           # for (2): b contains R / G
-    elif baseline == "rloo":
+    if baseline == "mean":      # b contains R / G, so A_t is (G - 1) / G of that of rloo
+        b = rewards.mean(dim=1, keepdim=True)           # for (2)
+    elif baseline == "rloo":    # RLOO (2402.14740): the mean of the other outputs to q
         b = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)   # for (2)
-    else:
-        assert baseline == "optimal", baseline
+    elif baseline == "optimal":
+        # b* (2505.23585), the constant that gives the least variance, estimated from the other
+        # outputs to q. An estimate gives more variance, and rloo even may give more than b = 0.
         is_other = 1 - torch.eye(rewards.shape[1]).to(rewards)                  # (G, G)
         norms = sq_grad_norms[:, None] + 1e-30          # (P, 1, G)  avoids 0 / 0
         b = optimal_baseline(rewards[:, None], norms, is_other)                 # (P, G)
+    else:
+        raise ValueError(f"baseline={baseline!r}: must be none, batch, mean, rloo or optimal")
     A = rewards - b                                                             # (P, G)  eq. (2)
     return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
 def optimal_baseline(rewards, sq_grad_norms, weights):
     """Compute b* of N outputs, whose probability is as `weights`. (..., N) each -> (...)"""
+    # b* = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                              (6)
     w = weights * sq_grad_norms
     return (w * rewards).sum(dim=-1) / w.sum(dim=-1)                            # eq. (6)
 
@@ -125,6 +118,7 @@ def optimal_baseline(rewards, sq_grad_norms, weights):
 def policy_loss(logps, advantages, mask):
     """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
+    check_shapes(logps, mask, A.expand(-1, logps.shape[-1]))
     return torch.where(mask > 0, -A * logps, 0.0)                               # (B, T)  eq. (3)
 
 
@@ -132,13 +126,15 @@ def kl(logps, ref_logps, estimator="k1"):
     """Estimate KL(pi || pi_ref) at each token, with the tokens before it held fixed. The samples
     are from pi. (B, T) each -> (B, T)"""
     x = logps - ref_logps
-    assert estimator == "k1", estimator
-    return x                                # unbiased; near pi_ref, k3 of grpo.py has less noise
+    if estimator == "k1":
+        return x                            # unbiased; near pi_ref, k3 of grpo.py has less noise
+    raise ValueError(f"estimator={estimator!r}: must be k1")
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (by
     default, this call), so that the gradients of its micro-batches add up. -> scalar"""
+    check_shapes(x, mask)
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
@@ -149,8 +145,16 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
         return x.sum() / num_tokens                                             # for (5)
     if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences                                          # for (5)
-    assert how == "constant", how           # Dr. GRPO:       1/(B T) sum_i sum_t x_t
-    return x.sum() / (num_sequences * (max_length or x.shape[1]))               # for (5)
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
+        return x.sum() / (num_sequences * (max_length or x.shape[1]))           # for (5)
+    raise ValueError(f"how={how!r}: must be sequence_mean, token_mean, sequence_sum or constant")
+
+
+def check_shapes(*tensors):
+    """Raise a ValueError unless all shapes are equal: torch would repeat smaller tensors."""
+    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # not a 0
+    if len(set(shapes)) > 1:
+        raise ValueError(f"the shapes {shapes} must be equal; advantages may have one column")
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -171,7 +175,10 @@ def score_reference(reference, batch, cfg):
 
 def token_rewards(task, batch, cfg):
     """Compute r_t, 0 in masked slots. -> (B, T)"""
-    if cfg.method == "rejection":                           # so (5) averages over the kept outputs
+    if cfg.method == "rejection":
+        # RAFT (2304.06767), RFT (2308.01825): supervised learning of the outputs that have the best
+        # reward of their group, if it is above 0. If it keeps M of N outputs, these have the reward
+        # N / M, and all others 0, so that (5), with b = 0, averages over the kept outputs.
         best = batch.rewards.amax(dim=1, keepdim=True)                          # (P, 1)
         is_kept = ((batch.rewards == best) & (best > 0)).to(batch.rewards)      # (P, G)
         rewards = is_kept / is_kept.mean().clamp(min=1e-9)

@@ -117,7 +117,8 @@ def bounded(logps, old_logps, A, mask, is_outside):
 
 
 def gmpo(logps, old_logps, A, mask, gmpo_epsilon=0.4):
-    assert gmpo_epsilon > 0, "gmpo_epsilon: must be above 0, else no token learns"
+    if gmpo_epsilon <= 0:
+        raise ValueError("gmpo_epsilon: must be above 0, else no token learns")
     log_rho = grpo.log_ratio(logps, old_logps, mask)
     above = log_rho.clamp(max=gmpo_epsilon)
     below = log_rho.clamp(min=-gmpo_epsilon)
@@ -215,6 +216,7 @@ def policy_loss(logps, old_logps, advantages, mask, loss_type="dppo_tv", **flags
     """Compute L_t with the function of a row of LOSS_TYPES, 0 in masked slots. advantages: (B,),
     (B, 1) or (B, T); flags: those that this function takes. -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
+    grpo.check_shapes(logps, old_logps, mask, A.expand(-1, logps.shape[-1]))
     loss, _ = LOSS_TYPES[loss_type]
     token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, **flags)
     return torch.where(mask > 0, token_loss, 0.0)
@@ -352,9 +354,10 @@ def estimate(policy, task, batch, cfg, step):
         A = passk(rewards)
     elif name == "opo":
         A = opo(rewards, batch.mask.sum(dim=1).view_as(rewards))
-    else:
-        assert name == "remax", name
+    elif name == "remax":
         A = rewards - greedy_rewards(policy, task, batch, cfg, step).to(cfg.device)     # eq. (15)
+    else:
+        raise ValueError(f"advantage={name!r}: unknown")
     return A.view(-1, 1)
 
 

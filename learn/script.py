@@ -1,6 +1,7 @@
-"""Read a script: the equations of its docstring, the lines that compute them, and its functions.
+"""Read a script: its equations, the lines that compute them, and its functions.
 
-A line has the tag `eq. (n)` in its comment if it computes equation n, or `for (n)` if it computes a
+The docstring states the equations of the method, and a comment above the line those of a variant. A
+line has the tag `eq. (n)` in its comment if it computes equation n, or `for (n)` if it computes a
 part of it. A function that is an equation may have the tag in its docstring.
 """
 import ast
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.MULTILINE)
+EQUATION = re.compile(r"^(?:  | +# )(\S.*?)\s+\((\d+)\)$", re.MULTILINE)
 # The shape that a comment gives before a tag may not begin in the code before the comment.
 TAG = re.compile(r"((?:\([A-Z][^#]*?\)  )?)((?:eq\.|for) \((\d+)\))")
 
@@ -25,7 +26,7 @@ class Script:
     """The script of a file, such as grpo.py.
 
     source, lines: its text; tree: its module as an AST node; docstring: of the module
-    equations: number -> text; tags: list of Tag, in the order of the lines
+    equations: number -> text, in order; tags: list of Tag, in the order of the lines
     by_name: name -> AST node of a function or a class; functions: name -> AST node of a function
     """
 
@@ -35,7 +36,8 @@ class Script:
         self.lines = self.source.split("\n")
         self.tree = ast.parse(self.source)
         self.docstring = ast.get_docstring(self.tree, clean=False)
-        self.equations = {int(number): text for text, number in EQUATION.findall(self.docstring)}
+        found = [(int(number), text) for text, number in EQUATION.findall(self.source)]
+        self.equations = dict(sorted(found))
         self.tags = tags(self.lines)
         self.by_name = {node.name: node for node in self.tree.body
                         if isinstance(node, (ast.FunctionDef, ast.ClassDef))}

@@ -128,13 +128,14 @@ def script(request):
 
 
 @pytest.fixture
-def import_text(tmp_path):
+def import_text(tmp_path, monkeypatch):
     """import_text(source): write a script, such as a rung of the path, and import it. -> module"""
     def imported(source):
         path = tmp_path / "written.py"
         path.write_text(source, "utf-8")
         spec = importlib.util.spec_from_file_location("written", path)
         module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "written", module)
         spec.loader.exec_module(module)
         return module
     return imported

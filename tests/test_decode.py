@@ -3,19 +3,22 @@
 On a CPU, the decode step runs without a graph. If no GPU is present, the tests of graphs record the
 operations of the step on the CPU.
 """
+import contextlib
 import dataclasses
-import importlib
 import types
 
+import pretend
 import pytest
 import torch
-from conftest import TINY
+from conftest import ROOT, TINY
 from small_models import Recording
 
 import common
+import grpo
 import kernels
 from kernels import decode as decode_path
 from kernels import logprob
+from vectors.edits import replace_once
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
@@ -46,9 +49,8 @@ class Case:
         return dataclasses.replace(self, cfg=dataclasses.replace(self.cfg, **flags), **fields)
 
 
-def make_case(script="grpo", dtype=torch.float64, end=3.0, **flags):
+def make_case(script=grpo, dtype=torch.float64, end=3.0, **flags):
     """Make a policy whose rows end early or late, and four rows for each prompt. -> Case"""
-    script = importlib.import_module(script)
     cfg = script.Config(**FLAGS | flags)
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device, dtype)
@@ -126,3 +128,26 @@ def test_what_a_graph_depends_on_is_recorded_anew(graphs, monkeypatch):
     case.policy.norm.weight = torch.nn.Parameter(2 * case.policy.norm.weight.data)
     equal(case.decode(), case.rollout())
     assert len(graphs) == 8
+
+
+NOTE = "note: your GPT is not the one that kernels/decode.py records; sampling without it\n"
+NORMED = """        q = rotate(F.rms_norm(q, q.shape[-1:]), cos, sin)
+        k = F.rms_norm(k, k.shape[-1:])
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])     # recorded; simulated if there is no GPU
+def test_a_gpt_of_your_own_is_sampled_without_a_graph_and_one_line_says_so(
+        device, graphs, import_text, capsys):
+    source = (ROOT / "grpo.py").read_text("utf-8")
+    mine = import_text(replace_once(source, "        q = rotate(q, cos, sin)\n", NORMED))
+    decode_path.note_other_gpt.cache_clear()
+    simulated = pretend.cuda() if device != DEVICE != "cuda" else contextlib.nullcontext()
+    with simulated, torch.no_grad():
+        for script, num_graphs in ((mine, 0), (grpo, 2)):
+            case = make_case(script, device=device)
+            for each in (case, case.change(uniforms=None)):
+                found = each.decode()
+                equal([x.cpu() for x in found], [x.cpu() for x in each.rollout()])
+            assert len(graphs) == num_graphs or device != "cpu"
+            assert capsys.readouterr().err == (NOTE if script is mine else "")

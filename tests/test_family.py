@@ -1,6 +1,5 @@
 """What the losses of all scripts have in common, and the functions that other code calls. The
 losses themselves are among the test vectors."""
-import functools
 import importlib
 import inspect
 import re
@@ -12,27 +11,61 @@ from conftest import f64, ones
 import dpo
 import grpo
 import gspo
+import ppo
 import reinforce
+from examples import zoo
 
 pytestmark = pytest.mark.quick
 
 RAGGED = f64([[1, 0, 0, 0, 0], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])      # a mask
 A = f64([-1.5, -0.8, 1.2, 0.5])
 
+X, ROW = -ones(3, 3), ones(3)           # of equal sides, so that nothing else refuses a shape
+LOSS = X, X, ROW, ones(3, 3)            # logps, old_logps, advantages, mask
+# Functions, arguments, and where they are a word that nobody wrote: what is said of it
+UNKNOWN = [
+    (reinforce.advantages, (X, "mine"), "baseline='mine': must be none, batch, mean, rloo or opt"),
+    (reinforce.kl, (X, X, "mine"), "estimator='mine': must be k1"),
+    (ppo.kl, (X, X, "mine"), "estimator='mine': must be k1 or k3"),
+    (dpo.kl, (X, X, "mine"), "estimator='mine': must be k3"),
+    (dpo.dpo_loss, (*[ROW] * 4, 0.1, "mine"), "loss_type='mine': must be sigmoid, ipo, hinge, rob"),
+    (gspo.log_ratio, (X, X, X, "mine"), "level='mine': must be sequence or sequence_token"),
+    *[row for script in (grpo, gspo) for row in (
+        (script.advantages, (X, "mine"), "scale_rewards='mine': must be group, batch, mean or"),
+        (script.policy_loss, (*LOSS, "mine"), "loss_type='mine': has no branch, or no row"),
+        (script.kl, (X, X, "mine"), "estimator='mine': must be k1, k2, k3 or k3_ratio"))],
+    *[(script.aggregate, (X, X, "mine"), "how='mine': must be sequence_mean, token_mean, sequence")
+      for script in (reinforce, ppo, grpo, gspo)]]
+# Functions that begin a loss, and arguments that they take
+LOSSES = [
+    *[(script.policy_loss, LOSS) for script in (ppo, grpo, gspo)], (zoo.policy_loss, LOSS),
+    (ppo.penalty_loss, (*LOSS, 0.1)), (ppo.value_loss, (X, X, X, X, 0.2)),
+    (reinforce.policy_loss, (X, ROW, X)), (dpo.dpo_loss, (*[ROW] * 4, 0.1)),
+    (dpo.sequence_logps, (X, -X)), *[(script.kl, (X, X)) for script in (grpo, gspo)],
+    *[(script.aggregate, (X, -X, "token_mean")) for script in (reinforce, ppo, grpo, gspo)]]
 
-@pytest.mark.parametrize("script", [grpo, gspo], ids=["grpo", "gspo"])
-def test_a_name_that_nobody_wrote_is_not_taken_for_another_one(script, monkeypatch):
-    monkeypatch.setitem(script.LOSS_TYPES, "mine", ("mine", "token_mean"))
-    logps = -ones(4, 5)
-    for call in (functools.partial(script.policy_loss, logps, logps, A, RAGGED, "mine"),
-                 functools.partial(script.kl, logps, logps, "mine"),
-                 functools.partial(script.advantages, RAGGED, "mine"),
-                 functools.partial(reinforce.advantages, RAGGED, "mine"),
-                 functools.partial(gspo.log_ratio, logps, logps, RAGGED, "mine"),
-                 functools.partial(script.aggregate, logps, RAGGED, "mine"),
-                 functools.partial(dpo.dpo_loss, *[logps[0]] * 4, 0.1, "mine")):
-        with pytest.raises(AssertionError, match="mine"):
-            call()
+
+@pytest.mark.parametrize("function, given, words", UNKNOWN)
+def test_a_name_that_nobody_wrote_is_not_taken_for_another_one(function, given, words, monkeypatch):
+    with pytest.raises(ValueError, match=words):
+        function(*given)
+    for script in (grpo, gspo):                         # a row without a branch
+        monkeypatch.setitem(script.LOSS_TYPES, "mine", ("mine", "token_mean"))
+    with pytest.raises(ValueError, match=words):
+        function(*given)
+
+
+@pytest.mark.parametrize("function, given", LOSSES)
+def test_no_number_of_a_loss_is_repeated_because_a_shape_is_wrong(function, given):
+    function(*given)
+    names = [*inspect.signature(function).parameters]
+    for i, (name, x) in enumerate(zip(names, given)):
+        if isinstance(x, torch.Tensor):
+            A = {(3, 1), (3,), (3, 3)} if name == "advantages" else {tuple(x.shape)}
+            for wrong in (X[0], X[:1], X[:, :1], X[:1, :1]):
+                if tuple(wrong.shape) not in A:
+                    with pytest.raises(ValueError, match="shapes .* must be equal"):
+                        function(*given[:i], wrong, *given[i + 1:])
 
 
 def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():
@@ -45,7 +78,7 @@ def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():
     clipped = grpo.is_clipped(log_rho, A[:, None], 0.2, 0.28)
     assert torch.equal(clipped[:2], gradient[:2] == 0)
     assert clipped.any(dim=1).tolist() == [True, True, False]
-    assert (gspo.log_ratio(RAGGED, 0 * RAGGED, RAGGED)[RAGGED == 0] == 0).all()
+    assert (gspo.token_log_ratio(RAGGED.log(), RAGGED, RAGGED)[RAGGED == 0] == 0).all()     # -inf
 
 
 # ---- functions that other code calls ---------------------------------------------------------

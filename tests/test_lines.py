@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from learn.path import lines, measure, page, runs, worked
-from learn.path.latex import latex
 from learn.path.rungs import NANO
 
 SMALL = (("P = 32 ", "P = 4 "), ("HELD_OUT = 500 ", "HELD_OUT = 4 "), ("T = 38 ", "T = 8 "))
@@ -141,34 +140,3 @@ def test_the_rewards_of_the_page_are_those_of_the_verifier_and_its_answer_is_rig
         o.reward for o in worked.OUTPUTS]
     text = page.mathematics()
     assert "{table}" not in text and all(value in text for value in worked.values().values())
-
-
-# ---- the chapters ----------------------------------------------------------------------------
-
-@pytest.mark.parametrize("text, tex", [
-    ("L = -1/N sum_i log pi(o_t | q, o_<t)",
-     r"L = -\frac{1}{N} \sum_i \log \pi(o_t \mid q, o_{<t})"),
-    ("(r_i - mean(r)) / (std(r) + 1e-4)",
-     r"\frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + 10^{-4}}"),
-    ("(pi(o) / pi_old(o))^(1/|o_i|)",
-     r"\left(\frac{\pi(o)}{\pi_{\mathrm{old}}(o)}\right)^{\frac{1}{|o_i|}}"),
-    ("V_t+1 - 2.5e-4 (r_1 .. r_G)^32",
-     r"V_{t+1} - 2.5 \cdot 10^{-4} (r_1 \ldots  r_G)^{32}"),
-    ("r_i = 1 if program i passes, else 0", r"r_i = 1 \text{ if program i passes, else 0}")])
-def test_a_formula_of_a_docstring_becomes_latex(text, tex):
-    assert latex(text) == tex
-
-
-def test_an_equation_has_the_number_of_the_docstring():
-    assert page.numbered("mean") == {"A_i": "1", "rho_t": "2", "L_t": "3", "L": "5"}
-    assert page.chapter("clip").count("\\qquad (3)\n") == 1
-
-
-@pytest.mark.parametrize("text, shown", [
-    ("the policy pi_old and `pi_old` in [pi_ref](pi_ref.md)",
-     r"the policy $`\pi_{\mathrm{old}}`$ and `pi_old` in [$`\pi_{\mathrm{ref}}`$](pi_ref.md)"),
-    ("$A / 2$ and log pi(o_w | q)", r"$`A / 2`$ and $`\log \pi(o_w \mid q)`$"),
-    ("rung {clip}", "[rung 6](06-clip.md)"), ("$$a / b$$", page.equation("a / b")),
-    ("a\nb\n\n! c", "a b\n\n" + page.fold("What we saw", "c"))])
-def test_a_text_gets_formulas_links_and_folded_answers(text, shown):
-    assert page.prose(text, "clip") == shown

@@ -201,7 +201,6 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("- rewards.mean(1", "- reward.mean(1", " WRONG  advantages: (1) is wrong\n"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
     ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 2 seconds"),
-    ("    A = rewards", "    import os; os._exit(0)", "ends the program before it is graded"),
     ("    A = rew", "    raise KeyboardInterrupt; rew", "line 144: KeyboardInterrupt:   (shapes"),
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])

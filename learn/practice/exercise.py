@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from learn.script import Script
+from learn.script import EQUATION, Script
 from vectors.edits import parse
 
 # The mistakes that practice recognizes when a learner makes one, and that hunts and docs/why.md
@@ -73,7 +73,7 @@ class Exercise(Script):
 
     def text(self, numbers, from_memory=False):
         """Replace the equations with these numbers, or all equations, by `...`. From memory, the
-        docstring has no equations, blanks have no hints, and the loop of nano.py is a blank, too.
+        script states no equations, blanks have no hints, and the loop of nano.py is a blank, too.
         -> the script"""
         lines = list(self.lines)
         if from_memory and self.file == "nano.py":
@@ -96,6 +96,7 @@ class Exercise(Script):
         if from_memory:         # equations, also those without a number, are set in by two spaces
             text = text.replace(self.docstring, re.sub(
                 r"^  (?!python )\S.*\n", "", self.docstring, flags=re.M))
+            text = re.sub(f"{EQUATION.pattern}\n", "", text, flags=re.M)
         return text
 
 
