@@ -156,7 +156,7 @@ def kl(logps, ref_logps, estimator="k3"):
 
 def check_shapes(*tensors):
     """Raise a ValueError unless all shapes are equal: torch would repeat smaller tensors."""
-    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # not a 0
+    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # 0 fits all
     if len(set(shapes)) > 1:
         raise ValueError(f"the shapes {shapes} must be equal; advantages may have one column")
 

@@ -13,7 +13,7 @@ ratios rho_t of its tokens. One clip then holds for all of them.
 rho_t is pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t). H_t is the entropy of pi at token t, and B is
 the number of outputs in an optimizer step. log s_i is a mean and stays near 0, so the clip range is
 narrower than in GRPO. The variants of grpo.py work here, too, with s as their ratio; only the KL
-k3_ratio still uses rho_t. No paper has CISPO (6) or SAPO (7) with s, and none of our pages does.
+k3_ratio still uses rho_t. CISPO (6) and SAPO (7) with s are in no paper, and on none of our pages.
 
 s_i leaves no room for an A that differs within an output. GSPO-token allows it: its ratio has the
 value of s_i, but the gradient of token t alone (sg is stop-gradient). If an output has a single A,
@@ -204,7 +204,7 @@ def overlong_penalty(lengths, max_length, buffer):
 
 def check_shapes(*tensors):
     """Raise a ValueError unless all shapes are equal: torch would repeat smaller tensors."""
-    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # not a 0
+    shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]       # 0 fits all
     if len(set(shapes)) > 1:
         raise ValueError(f"the shapes {shapes} must be equal; advantages may have one column")
 
