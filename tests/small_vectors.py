@@ -96,7 +96,7 @@ def backward(script, logps, entropy, mask, A=None, pairs=(None, None), ref_logps
     B, T = mask.shape
     leaf, bonus = (x.detach().clone().requires_grad_() for x in (logps, entropy))
 
-    def score(table, prompts, tokens, temperature, _):
+    def score(table, prompts, tokens, temperature):
         assert temperature == cfg.temperature
         at = (prompts[:, 0], slice(tokens.shape[1]))
         return table[at], bonus[at]
