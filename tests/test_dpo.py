@@ -36,7 +36,7 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
     assert learned == [("pairs", "test", True), (0, "train", is_base), (1, "train", is_base)]
     [*_, (_, split, model, batch)] = [call for call in calls if call[0] == "kl"]
     assert split == "test" and model is run.policy is not base
-    ref_logps, _ = script.score(base, batch.prompts, batch.tokens, 1.0)
+    ref_logps, _ = script.score(base, batch.prompts, batch.tokens)
     x = (batch.logps - ref_logps)[batch.mask > 0]
     logged = steps(run.folder)[-1]["eval/kl"]
     assert logged == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
