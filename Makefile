@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds nano-seeds lines play-experiments \
+.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds bases nano-seeds lines play-experiments \
         zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
         screenshot-trl clean
 
@@ -86,6 +86,9 @@ seeds: $(READY)          ## make run with several seeds, each with its own base:
 
 lines: $(READY)          ## measure nano.py without each of its lines (6 hours of one core): pieces.md
 	$(PY) -m learn.path lines
+
+bases: $(READY)          ## how often a base fails, with many seeds, rates and roundings (4 hours): bases.md
+	$(PY) -m lab.bases
 
 nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
