@@ -16,7 +16,8 @@ import common
 import grpo
 import plumbing
 import reinforce
-from lab import docs
+from lab import bench, docs
+from lab.claims import imitation as ways
 from lab.measure import measure_nano
 from report import replaced, start
 from report.logs import read_summary
@@ -34,6 +35,10 @@ CASES = {ONCE: range(120, 184), SLOWER: FEW, HALF: FEW, WHOLE: FEW, NO_AVX: FEW,
          MAIN: (*LOWEST, *OTHERS, *LATER, *UNSEEN), IMITATION: UNSEEN, NANO: FEW,
          f"{MAIN}, whole batches": FEW[:4], f"{MAIN}, without AVX": FEW[:4],
          } | dict.fromkeys(TASKS, FEW[:4])
+# README.md's table of the scripts, each at its best rate, by the names of lab/claims/imitation.py
+WAYS = ([f"exact: {way}" for way in (ways.NONE, ways.THREE, ways.GRPO, ways.GSPO, ways.COLD)]
+        + [f"points: {way}" for way in (ways.NONE, ways.TEN, ways.BATCH, ways.GRPO, ways.COLD,
+                                        ways.WARM)])
 LOW = 0.58                              # below it, a base has not learned to read the question
 SCRIPTS = {"grpo.py": grpo, "reinforce.py": reinforce}
 GREEDY = 0.95                           # what the main job should reach with any seed
@@ -57,6 +62,8 @@ def measure(case, seed):
     if case == NANO:
         one = measure_nano(case, seed)
         return {name: one[name] for name in ("before", "forced", "after")}
+    if case.startswith(("exact: ", "points: ")):
+        return ways.measure(case, seed)
     what, _, how = case.partition(", ")
     if how == "without AVX" and os.environ["ATEN_CPU_CAPABILITY"] != "default":
         words = f"from lab import bases; print(bases.json.dumps(bases.measure{case, seed}))"
@@ -133,12 +140,32 @@ def spread(values, digits=2):
     return "{} ({} to {})".format(*shown)
 
 
+def first_table(column):
+    """Write README.md's table of the main job, from seeds that no choice has seen."""
+    share, thoughts, all_samples, greedy = (
+        statistics.mean(column(MAIN, f"base {name}", UNSEEN))
+        for name in ("think_share", "accuracy_given_think", "pass@1", "greedy"))
+    guesses = (all_samples - share * thoughts) / (1 - share)
+    rows = [[f"before RL: samples that think ({share:.0%} of all)", f"{thoughts:.0%}"],
+            [f"before RL: samples that answer at once ({1 - share:.0%})", f"{guesses:.0%}"],
+            ["before RL: most likely outputs, nearly all guesses", f"{greedy:.0%}"]]
+    for case, how in ((MAIN, "RL"), (IMITATION, "imitation of its own right outputs instead, from "
+                                                "three quarters of the samples")):
+        after, samples = (statistics.mean(column(case, f"trained {name}", UNSEEN))
+                          for name in ("greedy", "pass@1"))
+        rows.append([f"*after {how}: most likely outputs (all samples)*",
+                     f"*{after:.0%} ({samples:.0%})*"])
+    docs.put("unseen", docs.table([f"mean of {len(UNSEEN)} [bases](docs/lab/bases.md), seeds "
+                                   "100 to 111", "right"], rows), "bases")
+
+
 def page():
-    """Write the tables of docs/lab/bases.md."""
+    """Write the tables of docs/lab/bases.md, and one of README.md."""
     results, about = docs.load("lab/bases", "run: make bases")
 
     def column(case, name, seeds):
         return [results[case, seed].get(name) for seed in seeds if (case, seed) in results]
+    first_table(column)
     rows = []
     for case in (ONCE, SLOWER, HALF, WHOLE, NO_AVX):
         forced = column(case, "forced", CASES[case])
@@ -168,15 +195,26 @@ def page():
     heads = ["task (4 bases each)", "after a forced `<think>`", "greedy", "pass@1",
              "loss on the textbook"]
     text += f"\n{docs.table(heads, rows)}"
+    rows = []
+    x, _ = bench.load("imitation")
+    for way in WAYS:
+        case = bench.tune("imitation", x, way, ways.PASS)[1]
+        before = {name: x[case][name][len(ways.TUNING):] for name in ("greedy", ways.PASS)}
+        rows.append([case, *(spread(values) for name in ("greedy", ways.PASS)
+                             for values in (before[name], column(case, name, UNSEEN)))])
+    heads = ["way, best rate", "greedy, seeds 0 to 11", "greedy, seeds 100 to 111",
+             "pass@1, seeds 0 to 11", "pass@1, seeds 100 to 111"]
+    text += f"\n{docs.table(heads, rows)}"
     nano = [spread(column(NANO, name, FEW)) for name in ("before", "forced", "after")]
     text += ("\nnano.py, {} seeds: greedy {} before RL, {} after a forced `<think>`, {} after "
              "RL.\n".format(len(column(NANO, "after", FEW)), *nano))
     docs.put("bases", f"{text}\n{about['machine']}, torch {about['torch']}.\n", "bases")
-    return results
 
 
 def main():
-    jobs = [(case, seed) for case, seeds in CASES.items() for seed in seeds]
+    x, _ = bench.load("imitation")
+    at_best = {bench.tune("imitation", x, way, ways.PASS)[1]: UNSEEN for way in WAYS}
+    jobs = [(case, seed) for case, seeds in (CASES | at_best).items() for seed in seeds]
     store = docs.measured("bases", lambda _: jobs, measure, docs.describe(2), 2)
     store.move(docs.DOCS / "lab/bases.json")
     page()
