@@ -39,9 +39,7 @@ CASES = {ONCE: range(120, 184), SLOWER: FEW, HALF: FEW, WHOLE: FEW, NO_AVX: FEW,
 WAYS = ([f"exact: {way}" for way in (ways.NONE, ways.THREE, ways.GRPO, ways.GSPO, ways.COLD)]
         + [f"points: {way}" for way in (ways.NONE, ways.TEN, ways.BATCH, ways.GRPO, ways.COLD,
                                         ways.WARM)])
-LOW = 0.58                              # below it, a base has not learned to read the question
 SCRIPTS = {"grpo.py": grpo, "reinforce.py": reinforce}
-GREEDY = 0.95                           # what the main job should reach with any seed
 
 
 # ---- 1. measuring ----------------------------------------------------------------------------
@@ -131,89 +129,75 @@ def scores(policy, task, cfg):
 
 # ---- 2. the page -----------------------------------------------------------------------------
 
-def spread(values, digits=2):
-    """Write the mean of some numbers, with the lowest and the highest. -> str"""
+TABLES = {                              # heading: the columns, and rows: (name, case, seeds)
+    "peak of the rate": (("forced", "textbook", "forum", "facts"), [
+        (case, case, CASES[case]) for case in (ONCE, SLOWER, HALF, WHOLE, NO_AVX)]),
+    "`python grpo.py`": (("base greedy_forced_think", "trained greedy", "trained pass@1"), [
+        ("the 9 lowest of 64 bases", MAIN, LOWEST), ("8 others of them", MAIN, OTHERS),
+        ("seeds 184 to 215", MAIN, LATER), ("seeds 100 to 111", MAIN, UNSEEN),
+        ("whole batches", f"{MAIN}, whole batches", FEW),
+        ("without AVX", f"{MAIN}, without AVX", FEW)]),
+    "bases of `--task`": (("forced", "greedy", "pass@1", "textbook"), [
+        (task, task, FEW) for task in TASKS]),
+    "`python nano.py`": (("before", "forced", "after"), [("seeds from 120 on", NANO, FEW)])}
+
+
+def spread(values):
+    """Write the median of some numbers, with the lowest and the highest. -> str"""
     values = [value for value in values if value is not None]
     if not values:
         return ""
-    shown = [f"{x:.{digits}f}" for x in (statistics.mean(values), min(values), max(values))]
-    return "{} ({} to {})".format(*shown)
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def first_table(column):
-    """Write README.md's table of the main job, from seeds that no choice has seen."""
-    share, thoughts, all_samples, greedy = (
-        statistics.mean(column(MAIN, f"base {name}", UNSEEN))
+    """Write README.md's table of the main job, from seeds that no choice has seen. -> Markdown"""
+    share, thoughts, samples, greedy = (
+        statistics.mean(column(MAIN, f"base {name}"))
         for name in ("think_share", "accuracy_given_think", "pass@1", "greedy"))
-    guesses = (all_samples - share * thoughts) / (1 - share)
+    guesses = (samples - share * thoughts) / (1 - share)
     rows = [[f"before RL: samples that think ({share:.0%} of all)", f"{thoughts:.0%}"],
             [f"before RL: samples that answer at once ({1 - share:.0%})", f"{guesses:.0%}"],
             ["before RL: most likely outputs, nearly all guesses", f"{greedy:.0%}"]]
     for case, how in ((MAIN, "RL"), (IMITATION, "imitation of its own right outputs instead, from "
                                                 "three quarters of the samples")):
-        after, samples = (statistics.mean(column(case, f"trained {name}", UNSEEN))
-                          for name in ("greedy", "pass@1"))
-        rows.append([f"*after {how}: most likely outputs (all samples)*",
-                     f"*{after:.0%} ({samples:.0%})*"])
-    docs.put("unseen", docs.table([f"mean of {len(UNSEEN)} [bases](docs/lab/bases.md), seeds "
-                                   "100 to 111", "right"], rows), "bases")
+        greedy, samples = (statistics.mean(column(case, f"trained {name}"))
+                           for name in ("greedy", "pass@1"))
+        rows.append([f"*after {how}: most likely outputs (samples)*",
+                     f"*{greedy:.0%} ({samples:.0%})*"])
+    return docs.table(["mean of twelve [bases](docs/lab/bases.md), seeds 100 to 111", "right"],
+                      rows)
 
 
 def page():
     """Write the tables of docs/lab/bases.md, and one of README.md."""
     results, about = docs.load("lab/bases", "run: make bases")
 
-    def column(case, name, seeds):
-        return [results[case, seed].get(name) for seed in seeds if (case, seed) in results]
-    first_table(column)
+    def column(case, name, seeds=UNSEEN):
+        return [results[case, seed][name] for seed in seeds if (case, seed) in results]
+    text = ""
+    for heading, (names, groups) in TABLES.items():
+        rows = [[who, len(column(case, names[0], seeds)),
+                 *(spread(column(case, name, seeds)) for name in names)]
+                for who, case, seeds in groups]
+        text += f"{docs.table([heading, 'number', *names], rows)}\n"
     rows = []
-    for case in (ONCE, SLOWER, HALF, WHOLE, NO_AVX):
-        forced = column(case, "forced", CASES[case])
-        rows.append([case, len(forced), f"{min(forced):.2f}, {statistics.median(forced):.2f}, "
-                     f"{max(forced):.2f}", sum(x < LOW for x in forced),
-                     *(spread(column(case, name, CASES[case]), 3)
-                       for name in ("textbook", "forum", "facts"))])
-    heads = ["peak of the rate", "bases", "lowest, median, highest after a forced `<think>`",
-             f"below {LOW}", "loss on the textbook", "loss on the forum", "facts"]
-    text = docs.table(heads, rows)
-    rows = []
-    for who, case, seeds in (
-            ("the 9 lowest of 64 bases", MAIN, LOWEST), ("8 others of them", MAIN, OTHERS),
-            ("seeds 184 to 215", MAIN, LATER), ("seeds 100 to 111", MAIN, UNSEEN),
-            ("whole batches, seeds 120 to 123", f"{MAIN}, whole batches", FEW),
-            ("without AVX, seeds 120 to 123", f"{MAIN}, without AVX", FEW)):
-        greedy = column(case, "trained greedy", seeds)
-        rows.append([who, len(greedy), spread(column(case, "base greedy_forced_think", seeds)),
-                     spread(greedy), sum(x < GREEDY for x in greedy),
-                     spread(column(case, "trained pass@1", seeds))])
-    heads = ["`python grpo.py`", "number", "base, after a forced `<think>`",
-             "greedy after RL", f"below {GREEDY}", "pass@1 after RL"]
-    text += f"\n{docs.table(heads, rows)}"
-    rows = [[f"`{task}`", *(spread(column(task, name, FEW))
-                            for name in ("forced", "greedy", "pass@1", "textbook"))]
-            for task in TASKS]
-    heads = ["task (4 bases each)", "after a forced `<think>`", "greedy", "pass@1",
-             "loss on the textbook"]
-    text += f"\n{docs.table(heads, rows)}"
-    rows = []
-    x, _ = bench.load("imitation")
-    for way in WAYS:
-        case = bench.tune("imitation", x, way, ways.PASS)[1]
-        before = {name: x[case][name][len(ways.TUNING):] for name in ("greedy", ways.PASS)}
-        rows.append([case, *(spread(values) for name in ("greedy", ways.PASS)
-                             for values in (before[name], column(case, name, UNSEEN)))])
-    heads = ["way, best rate", "greedy, seeds 0 to 11", "greedy, seeds 100 to 111",
+    for (way, what), before in bench.at_best("imitation", bench.load("imitation")[0]).items():
+        if way in WAYS:
+            case = f"{way}, {before['rate']}"
+            rows.append([case, len(column(case, what)), *(
+                spread(values) for name in ("greedy", what)
+                for values in (before[name].tolist(), column(case, name)))])
+    heads = ["way, best rate", "number", "greedy, seeds 0 to 11", "greedy, seeds 100 to 111",
              "pass@1, seeds 0 to 11", "pass@1, seeds 100 to 111"]
-    text += f"\n{docs.table(heads, rows)}"
-    nano = [spread(column(NANO, name, FEW)) for name in ("before", "forced", "after")]
-    text += ("\nnano.py, {} seeds: greedy {} before RL, {} after a forced `<think>`, {} after "
-             "RL.\n".format(len(column(NANO, "after", FEW)), *nano))
-    docs.put("bases", f"{text}\n{about['machine']}, torch {about['torch']}.\n", "bases")
+    text += f"{docs.table(heads, rows)}\n{about['machine']}, torch {about['torch']}.\n"
+    docs.put("bases", text, "bases")
+    docs.put("unseen", first_table(column), "bases")
 
 
 def main():
-    x, _ = bench.load("imitation")
-    at_best = {bench.tune("imitation", x, way, ways.PASS)[1]: UNSEEN for way in WAYS}
+    best = bench.at_best("imitation", bench.load("imitation")[0])
+    at_best = {f"{way}, {x['rate']}": UNSEEN for (way, _), x in best.items() if way in WAYS}
     jobs = [(case, seed) for case, seeds in (CASES | at_best).items() for seed in seeds]
     store = docs.measured("bases", lambda _: jobs, measure, docs.describe(2), 2)
     store.move(docs.DOCS / "lab/bases.json")
