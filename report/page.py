@@ -36,7 +36,10 @@ MOST_SAMPLES = 20       # number of logged steps whose samples are shown, at mos
 # label}
 SCORES = {"greedy": "greedy accuracy", "greedy_return": "greedy return",
           "think_share": "the share of samples that think",
-          "accuracy_given_think": "the accuracy of these samples"}
+          "accuracy_given_think": "the accuracy of these samples",
+          "greedy_right": "greedy accuracy on questions that can be answered",
+          "greedy_abstained": "the share of the other questions on which greedy outputs abstain",
+          "greedy_hallucinated": "the share of these with a made-up answer"}
 SEEDS = ("seed", "base_seed")       # runs of a group differ only in these
 PLACES = ("output_dir", "resume_from_checkpoint")       # these do not change what a run computes
 TEXT = "checksum of the script"     # so that runs of an edited script are not seeds of one group

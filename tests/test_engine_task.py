@@ -31,6 +31,18 @@ def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, c
     assert not any(held_out)
 
 
+@pytest.mark.parametrize("name", ["abstain:cost=0.25", "arithmetic,abstain:cost=0.25"])
+def test_other_trainers_reward_with_the_marks_of_a_task(name):
+    row = {"problem": "((3+4)-x)=", "answer": "5", "task": name, "part": "abstain"}
+    texts = [f"<answer>{answer}</answer>" for answer in ("5", "?", "6")] + HOSTILE
+    marks = [1.0, 0.0, -0.25] + [-0.25] * len(HOSTILE)
+    assert engine.right(texts, **{key: [value] * len(texts) for key, value in row.items()}) == marks
+    of_verl = engine.row_of_verl([], **row)
+    del of_verl["prompt"]
+    truth = of_verl.pop("reward_model")["ground_truth"]
+    assert [engine.score(solution_str=text, ground_truth=truth, **of_verl) for text in texts] == marks
+
+
 @pytest.mark.parametrize("words, message", [
     (["gridworld", "5"], "gridworld: an environment answers or rewards while the policy writes"),
     (["lookup", "5"], "lookup: an environment"), (["number", "5"], "number: an environment"),
