@@ -7,7 +7,7 @@
       reward.custom_reward_function.name=score data.train_files=train.parquet ...
 
 Prompts are conversations, because the chat template of an exported policy pads them to the width of
-its task. `right` judges by the columns of a line, `score` by those that verl reads. A model that
+its task. `right` rewards by the columns of a line, `score` by those that verl reads. A model that
 others have pretrained needs an --instruction, which comes before each prompt.
 """
 import functools

@@ -10,7 +10,7 @@ import re
 from tasks import extract
 
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
-STEPWISE = ("abstain", "arithmetic", "key")        # tasks whose thoughts consist of steps such as 3+4=7
+STEPWISE = ("abstain", "arithmetic", "key")     # tasks whose thoughts consist of steps like 3+4=7
 # with its closing tag or, without one, up to the end of the text
 THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # No digit or sign comes before a step, so neither 13+4= nor 2*3+4= contains 3+4=.

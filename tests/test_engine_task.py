@@ -11,7 +11,7 @@ HOSTILE = ["", "<answer>", "<answer>7</answer><answer>7</answer>", "\x00\ud800",
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "arithmetic:2-3", "countdown:3",
-                                  "arithmetic,countdown"])
+                                  "arithmetic,countdown", "abstain:cost=0.5", "arithmetic,abstain"])
 def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, capsys):
     engine.main([name, "40", "--instruction", "Solve: "])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -24,23 +24,14 @@ def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, c
     longer = [[{"role": "assistant", "content": "<answer>none</answer>"},
                {"role": "user", "content": "Again."}, *chat] for chat in chats]
     assert engine.right(longer, **columns) == [1.0] * 40        # the last message counts
+    assert engine.right(["<answer>?</answer>"] * 40, **columns) == [0.0] * 40   # may abstain
+    cost = 0.5 if "cost" in name else 1.0
+    marks = [-cost if row["part"] == "abstain" else 0.0 for row in rows]
     for text in HOSTILE:
-        assert engine.right([text] * 40, **columns) == [0.0] * 40
+        assert engine.right([text] * 40, **columns) == marks
     held_out = [engine.load(name).is_held_out(common.Problem(
         row["problem"], row["answer"], task=row["part"])) for row in rows]
     assert not any(held_out)
-
-
-@pytest.mark.parametrize("name", ["abstain:cost=0.25", "arithmetic,abstain:cost=0.25"])
-def test_other_trainers_reward_with_the_marks_of_a_task(name):
-    row = {"problem": "((3+4)-x)=", "answer": "5", "task": name, "part": "abstain"}
-    texts = [f"<answer>{answer}</answer>" for answer in ("5", "?", "6")] + HOSTILE
-    marks = [1.0, 0.0, -0.25] + [-0.25] * len(HOSTILE)
-    assert engine.right(texts, **{key: [value] * len(texts) for key, value in row.items()}) == marks
-    of_verl = engine.row_of_verl([], **row)
-    del of_verl["prompt"]
-    truth = of_verl.pop("reward_model")["ground_truth"]
-    assert [engine.score(solution_str=text, ground_truth=truth, **of_verl) for text in texts] == marks
 
 
 @pytest.mark.parametrize("words, message", [
