@@ -4,10 +4,10 @@ x is, so whoever answers it has made the number up, and is right one time in thr
   ((((3+4)-x)*2)-1)=<think>3+4=7;7-x=5;5*2=10;10-1=9</think><answer>9</answer>      mark 1 or -1
   ((((3+4)-x)*2)-1)=<think>3+4=7;7-x=?</think><answer>?</answer>                    mark 0
 
-The mark is 1 for the right number, 0 for ?, and -1 for a wrong number or none. An answer that is
-right with probability p is worth p - (1 - p) c on average, if a wrong one costs c. So it pays to
-answer where p (1 + c) > c, and to abstain where p is lower. In the textbook and the forum, most
-thoughts that meet an x imagine a number and go on, and a few stop there. Only thoughts abstain.
+The mark is 1 for the right number, 0 for ?, and -1 for a wrong number or none. If an answer is
+right with probability p, and a wrong one costs c, its mean mark is p - (1 - p) c. So answering pays
+where p (1 + c) > c, and abstaining where p is lower. In the textbook and the forum, most thoughts
+that meet an x imagine a number and go on, and a few stop there. Only thoughts abstain.
 
 The level is the largest x, the cost c, or both: abstain:9, abstain:cost=0.25, abstain:9+cost=0.25.
 By default, x is 1, 2 or 3, and c is 1. Without a cost (cost=0), guessing is free.
@@ -18,8 +18,8 @@ import common
 from common import OPERATIONS, Arithmetic
 from tasks import extract
 
-SHARE = 1 / 3           # of the questions hide a number
-ABSTENTIONS = {"textbook": 0.15, "forum": 0.15, "cold_start": 1.0}      # share of thoughts on an x
+SHARE = 1 / 3           # share of the questions that hide a number
+ABSTENTIONS = {"textbook": 0.15, "forum": 0.15, "cold_start": 1.0}      # share of thoughts on x
 
 
 class Abstain(Arithmetic):
@@ -34,7 +34,7 @@ class Abstain(Arithmetic):
             common.fail(f"--task abstain:{level}: the level must be the largest x, 2 to 9, what a "
                         "wrong answer costs, such as cost=0.25, or both: 9+cost=0.25")
         self.largest = int(match[1] or 3)
-        self.cost = float(match[3] or 1)                # shapes no base
+        self.cost = float(match[3] or 1)                # bases do not depend on it
         if self.cost > 0 and getattr(cfg, "scale_rewards", "") == "mean":
             common.fail("--scale_rewards mean: the mean of abstain's marks may be negative")
 

@@ -49,7 +49,7 @@ def problems_of(task, *difficulties):
     ("arithmetic:3-5", 3883610429), ("countdown", 414979693), ("gridworld", 656171213),
     ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 4285053654),
     ("key", 4021235287), ("key:half", 490764696), ("notation", 3006372533),
-    ("program:3", 4291344283)])
+    ("program:3", 4291344283), ("abstain", 1545782369)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
