@@ -241,7 +241,8 @@ def logged(scores):
 
 
 SHOWN = ("greedy", "greedy_forced_think", "greedy_think_share", "greedy_accuracy_given_think",
-         "pass@1", "greedy_return", "return", "best_return")
+         "greedy_right", "greedy_abstained", "greedy_hallucinated", "pass@1", "greedy_return",
+         "return", "best_return", "right", "abstained", "hallucinated")
 
 
 class Run:
@@ -368,8 +369,7 @@ class Run:
         cells = [f"{'-':>8}" if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]
         print(f"{self.step:5d}", *cells, flush=True)
         self.tell("step", batch, advantages, metrics)
-        if self.line:                                   # of the step before, or of the base
-            self.append("metrics.jsonl", self.line)
+        self.append("metrics.jsonl", self.line)         # of the step before, or of the base
         self.line = {"step": self.step} | metrics
         if self.step % self.cfg.eval_steps == 0:
             self.line |= logged(self.scores(samples=False))

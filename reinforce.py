@@ -177,10 +177,12 @@ def token_rewards(task, batch, cfg):
     """Compute r_t, 0 in masked slots. -> (B, T)"""
     if cfg.method == "rejection":
         # RAFT (2304.06767), RFT (2308.01825): supervised learning of the outputs that have the best
-        # reward of their group, if it is above 0. If it keeps M of N outputs, these have the reward
-        # N / M, and all others 0, so that (5), with b = 0, averages over the kept outputs.
+        # reward of their group, if it is above 0, or if it is 0 and others of the group have less.
+        # If it keeps M of N outputs, these have the reward N / M, and all others 0, so that (5),
+        # with b = 0, averages over the kept outputs.
         best = batch.rewards.amax(dim=1, keepdim=True)                          # (P, 1)
-        is_kept = ((batch.rewards == best) & (best > 0)).to(batch.rewards)      # (P, G)
+        is_good = (best > 0) | (best == 0) & common.has_signal(batch.rewards)   # (P, 1)
+        is_kept = ((batch.rewards == best) & is_good).to(batch.rewards)         # (P, G)
         rewards = is_kept / is_kept.mean().clamp(min=1e-9)
         no_moves = [[]] * len(batch.texts)
         batch = dataclasses.replace(batch, rewards=rewards, verified=no_moves)

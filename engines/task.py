@@ -7,7 +7,7 @@
       reward.custom_reward_function.name=score data.train_files=train.parquet ...
 
 Prompts are conversations, because the chat template of an exported policy pads them to the width of
-its task. `right` judges by the columns of a line, `score` by those that verl reads. A model that
+its task. `right` rewards by the columns of a line, `score` by those that verl reads. A model that
 others have pretrained needs an --instruction, which comes before each prompt.
 """
 import functools
@@ -39,11 +39,16 @@ def row_of_verl(prompt, answer, problem, task, part):
 
 
 def right(completions, problem, answer, task, part, **columns):
-    """Reward completions in TRL's form: 1.0 if a completion, a text or a list of messages, is
-    right, else 0.0. Each other argument is a column of the file. -> list of floats"""
-    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
-    return [float(load(name).verify(common.Problem(asked, solution, task=part_name), text))
-            for text, asked, solution, name, part_name in zip(texts, problem, answer, task, part)]
+    """Reward completions, texts or lists of messages, in TRL's form, as the task does: most tasks
+    give 1.0 if one is right, else 0.0. Other arguments are columns of the file. -> list of floats
+    """
+    rewards = []
+    for one, asked, solution, name, part_name in zip(completions, problem, answer, task, part):
+        text = one if isinstance(one, str) else one[-1]["content"]
+        question = common.Problem(asked, solution, task=part_name)
+        verified = load(name).verify(question, text)
+        rewards.append(load(name).reward(question, text, verified, "engines"))
+    return rewards
 
 
 def score(data_source, solution_str, ground_truth, extra_info, **columns):

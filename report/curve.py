@@ -9,7 +9,7 @@ from report.logs import read_log
 PANELS = (("reward", "accuracy", "eval/greedy", "eval/greedy_return"),
           ("completions/mean_length", "eval/greedy_length"),
           ("signal", "eval/greedy_think_share", "eval/greedy_accuracy_given_think",
-           "eval/greedy_forced_think"),
+           "eval/greedy_forced_think", "eval/greedy_hallucinated"),
           ("entropy", "kl", "eval/kl", "grad_norm"))
 
 

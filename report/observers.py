@@ -41,7 +41,7 @@ def observers(cfg):
 
 class Metrics:
     """Adds the share of right completions, the surprise of the samples and, for each difficulty,
-    the shares of groups that are all wrong, mixed, or all right."""
+    the shares of groups in which no output is right, some are, or all are."""
 
     def step(self, run, batch, advantages, metrics):
         if run.task.is_judged:

@@ -36,7 +36,10 @@ MOST_SAMPLES = 20       # number of logged steps whose samples are shown, at mos
 # label}
 SCORES = {"greedy": "greedy accuracy", "greedy_return": "greedy return",
           "think_share": "the share of samples that think",
-          "accuracy_given_think": "the accuracy of these samples"}
+          "accuracy_given_think": "the accuracy of these samples",
+          "greedy_right": "greedy accuracy on questions that can be answered",
+          "greedy_hallucinated": "the share of made-up answers to the other questions"}
+LUCKY = {"greedy", "accuracy_given_think"}      # they count luck in a run that has greedy_right
 SEEDS = ("seed", "base_seed")       # runs of a group differ only in these
 PLACES = ("output_dir", "resume_from_checkpoint")       # these do not change what a run computes
 TEXT = "checksum of the script"     # so that runs of an edited script are not seeds of one group
@@ -161,7 +164,8 @@ def ends_of(run):
     -> {label: (value before training, value after it)}"""
     base, trained = run["summary"]["base"], run["summary"]["trained"]
     ends = {label: (base[name], trained[name]) for name, label in SCORES.items()
-            if base.get(name) is not None and trained.get(name) is not None}
+            if base.get(name) is not None and trained.get(name) is not None
+            and not (name in LUCKY and "greedy_right" in base)}
     if ends.get(SCORES["think_share"]) == (0, 0):       # of a task without thoughts
         del ends[SCORES["think_share"]]
     if not ends or trained.get("problems", FEW) < FEW:

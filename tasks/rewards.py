@@ -12,6 +12,7 @@ import torch
 
 import common
 from tasks import Task, Wrapper, block
+from tasks.scores import abstains, part_of
 
 
 def accuracy(task, problem, text, verified, purpose):
@@ -61,10 +62,12 @@ def language(task, problem, text, verified, purpose):
 
 
 def points(task, problem, text, verified, purpose):
-    """The points of a judge who makes no mistake: 7.0 for a right answer, 5.0 for a wrong one, 1.0
-    without an answer block, or with two."""
+    """The points of a judge who makes no mistake: 7.0 for a right answer, 6.0 for an abstention, if
+    the task allows it, 5.0 for a wrong answer, 1.0 without an answer block, or with two."""
     if verified == 1:
         return 7.0
+    if abstains(part_of(task, problem), text):
+        return 6.0
     return 5.0 if (block(text, "answer") or "").strip() else 1.0
 
 

@@ -10,7 +10,7 @@ import re
 from tasks import extract
 
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
-STEPWISE = ("arithmetic", "key")        # tasks whose thoughts consist of steps such as 3+4=7
+STEPWISE = ("abstain", "arithmetic", "key")     # tasks whose thoughts consist of steps like 3+4=7
 # with its closing tag or, without one, up to the end of the text
 THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # No digit or sign comes before a step, so neither 13+4= nor 2*3+4= contains 3+4=.
@@ -36,7 +36,7 @@ def scores(batch, task, greedy):
     if greedy:
         result["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text,
-             "right": correct if part.is_judged else None}
+             "right": correct if part.is_judged and not abstains(part, text) else None}
             for problem, text, correct, part in zip(
                 batch.problems[:NUM_EXAMPLES], batch.texts, is_correct, parts)]
     else:
@@ -61,6 +61,11 @@ def own_shares(batch, parts):
             for name, value in part.shares(problem, text).items():
                 found[name].append(value)
     return found
+
+
+def abstains(part, text):
+    """Whether a completion abstains, in a task that allows it; then it isn't wrong. -> bool"""
+    return hasattr(part, "abstains") and part.abstains(text)
 
 
 def part_of(task, problem):

@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import os
 import re
-import resource
 import shlex
 import shutil
 import subprocess

@@ -11,7 +11,7 @@ HOSTILE = ["", "<answer>", "<answer>7</answer><answer>7</answer>", "\x00\ud800",
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "arithmetic:2-3", "countdown:3",
-                                  "arithmetic,countdown"])
+                                  "arithmetic,countdown", "abstain:cost=0.5", "arithmetic,abstain"])
 def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, capsys):
     engine.main([name, "40", "--instruction", "Solve: "])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -24,8 +24,11 @@ def test_problems_are_conversations_and_the_file_is_enough_to_judge_them(name, c
     longer = [[{"role": "assistant", "content": "<answer>none</answer>"},
                {"role": "user", "content": "Again."}, *chat] for chat in chats]
     assert engine.right(longer, **columns) == [1.0] * 40        # the last message counts
+    assert engine.right(["<answer>?</answer>"] * 40, **columns) == [0.0] * 40   # may abstain
+    cost = 0.5 if "cost" in name else 1.0
+    marks = [-cost if row["part"] == "abstain" else 0.0 for row in rows]
     for text in HOSTILE:
-        assert engine.right([text] * 40, **columns) == [0.0] * 40
+        assert engine.right([text] * 40, **columns) == marks
     held_out = [engine.load(name).is_held_out(common.Problem(
         row["problem"], row["answer"], task=row["part"])) for row in rows]
     assert not any(held_out)

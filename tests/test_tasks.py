@@ -19,8 +19,8 @@ import tasks
 from common import Problem
 from tasks.rewards import NEEDS, REWARDS
 
-NAMES = ["arithmetic", "countdown", "gridworld", "key", "lookup", "notation", "number",
-         "program"]
+NAMES = ["abstain", "arithmetic", "countdown", "gridworld", "key", "lookup", "notation",
+         "number", "program"]
 
 
 def levels(problems):
@@ -49,7 +49,7 @@ def problems_of(task, *difficulties):
     ("arithmetic:3-5", 3883610429), ("countdown", 414979693), ("gridworld", 656171213),
     ("lookup", 2775962093), ("number", 244864060), ("arithmetic,lookup", 4285053654),
     ("key", 4021235287), ("key:half", 490764696), ("notation", 3006372533),
-    ("program:3", 4291344283)])
+    ("program:3", 4291344283), ("abstain", 1545782369)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
@@ -63,6 +63,9 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
       for level in ("1", "7-3", "3-", "x", "\u0663", "100")),
     ({"task": "countdown:3-10"}, "only 9 different digits"),
     ({"task": "key:3"}, "--task key:3: the levels are work, half, answer"),
+    *(({"task": f"abstain:{level}"}, f"--task abstain:{level}: the level must be the largest x")
+      for level in ("1", "10", "cost", "cost=-1", "+cost=1", "cost=1+9", "9+", "\u0663")),
+    ({"scale_rewards": "mean", "task": "abstain"}, "the mean of abstain's marks may be negative"),
     *(({"task": f"{name}:3"}, f"{name} has no levels") for name in ("lookup", "gridworld")),
     *(({"task": name}, "the tasks are arithmetic, ")
       for name in ("chess", "", "arithmetic,", "../common")),
@@ -78,7 +81,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 # ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "arithmetic:3-7", "countdown", "key", "lookup", "notation", "number", "program",
+    "abstain", "arithmetic:3-7", "countdown", "key", "lookup", "notation", "number", "program",
     "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
@@ -133,7 +136,7 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_read_only_a_few_ti
         known = [row for row in REWARDS if NEEDS.get(row, (name,))[0] == name]
         for row in known if "gridworld" not in name else ():
             value = REWARDS[row](task, problem, text, verdict, i % 60)
-            assert isinstance(value, float) and 0 <= value <= 7, (row, text)
+            assert isinstance(value, float) and -1 <= value <= 7, (row, text)
     for text in LONG:
         for judge in (task.verify, task.respond):
             most = 1_000 + (12 if name == "program" else 5) * len(text)     # it has ten tests
