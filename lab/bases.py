@@ -29,8 +29,8 @@ MAIN, IMITATION, NANO = "grpo.py", "reinforce.py --method rejection --max_steps 
 FEW, LATER, UNSEEN = range(120, 136), range(184, 216), range(100, 112)
 LOWEST = (121, 127, 134, 137, 138, 142, 150, 156, 164)          # of the first try
 OTHERS = (124, 132, 140, 148, 158, 166, 172, 180)
-TASKS = ("arithmetic:3-7", "abstain", "key", "notation", "countdown", "program", "lookup", "gridworld",
-         "number")
+TASKS = ("arithmetic:3-7", "abstain", "key", "notation", "countdown", "program", "lookup",
+         "gridworld", "number")
 CASES = {ONCE: range(120, 184), SLOWER: FEW, HALF: FEW, WHOLE: FEW, NO_AVX: FEW,
          MAIN: (*LOWEST, *OTHERS, *LATER, *UNSEEN), IMITATION: UNSEEN, NANO: FEW,
          f"{MAIN}, whole batches": FEW[:4], f"{MAIN}, without AVX": FEW[:4],
