@@ -13,8 +13,8 @@ from report import chart, replaced
 from tasks import extract
 
 SEEDS, TUNING = range(12), (12, 13)
-EQUAL = ("base, problems, and 15,360 outputs, those for PPO's critic included; the number of "
-         "updates is in the table")
+EQUAL = ("base, problems, and 15,360 outputs, those for PPO's critic included, but 7,680 for DPO; "
+         "the number of updates is in the table")
 TUNED = "the learning rate of each way, on two other seeds; PPO's critic keeps its rate of 2e-3"
 SCRIPTS = {module.__name__: module for module in (reinforce, grpo, gspo, ppo, dpo)}
 GAIN = 0.02                                     # smallest difference of two fractions that matters
@@ -58,7 +58,7 @@ WAYS = {
     GSPO: (f"gspo.py {SCORED}", 120, 5e-4, 0, 0),
     COLD: (f"ppo.py {SCORED}", 120, 5e-4, 2.5e-4, 0),
     WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 100, 0, 5e-4, 0),
-    DPO: (f"dpo.py {SCORED}", 120, 1e-4, 0, 0)}
+    DPO: (f"dpo.py {SCORED}", 60, 1e-4, 0, 0)}           # its default is 30 steps
 EXACT, POINTS, PARITY = "exact", "points", "even or odd"
 SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate((EXACT, POINTS, PARITY))
