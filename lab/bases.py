@@ -114,13 +114,14 @@ def scores(policy, task, cfg):
         forced = grpo.evaluate(policy, task, cfg, greedy=True, opening="<think>")
         columns["forced"] = forced.get("greedy")
     for phase in ("textbook", "forum"):
-        examples = common.sample_problems(task, 256, "new", phase=phase)
-        batch = common.encode_examples(examples, task, "cpu")
-        columns[phase] = plumbing.share_of_loss(policy, batch, torch.arange(256)).item()
+        examples = common.sample_problems(task, 512, "mloss", phase=phase)
+        prompts, tokens, mask, _ = common.encode_examples(examples, task, "cpu")
+        logps, _ = grpo.score(policy, prompts, tokens)
+        columns[phase] = -((logps * mask).sum() / mask.sum()).item()
     if type(task) is common.Arithmetic:
         problems = common.held_out_problems(task, cfg.num_eval_problems)
-        generator = common.generator("facts")
-        texts = grpo.complete(policy, task, cfg, problems, generator, "<think>").texts
+        texts = grpo.complete(
+            policy, task, cfg, problems, common.generator("s"), "<think>").texts
         counts = [count for fact, count in count_steps(texts).items()
                   if not task.has_wrong_belief(fact)]
         columns["facts"] = sum(right for _, right in counts) / sum(n for n, _ in counts)
