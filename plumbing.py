@@ -93,8 +93,8 @@ def fix_arithmetic():
 
 
 def load_base(policy, task, cfg):
-    """Load the base, or make it if this is the first run that needs it. One base in 40 to 80 does
-    not learn to read the question; with half the rate, all do (docs/lab/bases.md)."""
+    """Load the base, or make it if this is the first run that needs it. One base in 50 does not
+    learn to read the question; with half the rate, all do (docs/lab/bases.md)."""
     fix_arithmetic()
     path = base_path(policy, task, cfg)
     if path.exists():

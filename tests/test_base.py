@@ -120,7 +120,7 @@ def test_a_base_that_has_not_learned_its_textbook_is_made_again_with_half_the_ra
 def test_only_the_usual_arithmetic_has_a_highest_loss(load_task, config):
     names = ("arithmetic", "arithmetic:5", "arithmetic:2-7", "key", "notation", "countdown,number")
     losses = [load_task(config(task=name)).textbook_loss for name in names]
-    assert losses == [0.13, 0.13, *[torch.inf] * 4]
+    assert losses == [0.1, 0.1, *[torch.inf] * 4]
 
 
 def test_halves_of_a_batch_add_up_to_the_mean_over_the_tokens_that_a_policy_would_write(
