@@ -1,6 +1,5 @@
 """Measure how often a base fails, and where the main job then ends: with many seeds, other rates
-and other rounding (make bases). The numbers go to docs/lab/bases.json, and from there into
-docs/lab/bases.md and README.md. An interrupted measurement continues where it ended."""
+and other rounding: make bases. The numbers go to docs/lab/bases.json, its page and README.md."""
 import functools
 import json
 import os
