@@ -31,9 +31,9 @@ OTHERS = (124, 132, 140, 148, 158, 166, 172, 180)
 TASKS = ("arithmetic:3-7", "abstain", "key", "notation", "countdown", "program", "lookup",
          "gridworld", "number")
 CASES = {ONCE: range(120, 184), SLOWER: FEW, HALF: FEW, WHOLE: FEW, NO_AVX: FEW,
-         MAIN: (*LOWEST, *OTHERS, *LATER, *UNSEEN), IMITATION: UNSEEN, NANO: FEW,
+         MAIN: (*LOWEST, *OTHERS, *LATER, *UNSEEN), IMITATION: UNSEEN, NANO: FEW[:8],
          f"{MAIN}, whole batches": FEW[:4], f"{MAIN}, without AVX": FEW[:4],
-         } | dict.fromkeys(TASKS, FEW[:3])
+         } | dict.fromkeys(TASKS, FEW[:4])
 # README.md's table of the scripts, each at its best rate, by the names of lab/claims/imitation.py
 WAYS = ([f"exact: {way}" for way in (ways.NONE, ways.THREE, ways.GRPO, ways.GSPO, ways.COLD)]
         + [f"points: {way}" for way in (ways.NONE, ways.TEN, ways.BATCH, ways.GRPO, ways.COLD,
