@@ -51,7 +51,7 @@ from report import chart, replaced
 QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards", "tools"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "hints"),
-             "What RL adds": ("imitation", "sharpen", "beliefs", "rare"),
+             "What RL adds": ("abstain", "imitation", "sharpen", "beliefs", "rare"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
 FINDINGS = ("imitation", "hacking", "rates")     # shown with charts
