@@ -86,7 +86,8 @@ FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be
 DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
             "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
             "EQUAL": "base, problems, batches and other flags",
-            "TUNED": "nothing; the learning rate is 5e-4"}
+            "TUNED": "nothing; the learning rate is 5e-4",
+            "score": lambda columns, what: columns[what]}
 ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
 READ = "[How to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show

@@ -11,7 +11,7 @@ import common
 import grpo
 import plumbing
 from lab import bench
-from lab.claims import bugs, hints, kl, tools
+from lab.claims import abstain, bugs, hints, imitation, kl, tools
 from tasks import preferences
 
 TRAINED = {                             # outputs in a step, and steps, of all cases and sides
@@ -84,6 +84,36 @@ def test_all_sides_train_on_equally_many_outputs_from_bases_of_their_seed(name, 
         assert [len(some) for some in flags.values()] == [1, 5, 5]
         steps = [{stream.split(", ")[1] for stream in some} for some in flags.values()]
         assert steps == [{"0"}, {"0"}, {"0", "12", "24", "36", "48"}]
+
+
+@pytest.mark.parametrize("one", [abstain, imitation])
+def test_each_way_to_learn_gets_15360_outputs(one):
+    for way, (command, *_) in one.WAYS.items():
+        assert imitation.budget(command)[0] == 15_360, way
+
+
+@pytest.mark.parametrize("command, counts", [
+    ("grpo.py --num_iterations 2", (3 * 8, 3 * 4)),
+    ("reinforce.py --method rejection --num_iterations 3", (3 * 8, 3 * 6)),
+    ("ppo.py --critic_pretrain_steps 2", (5 * 8, 3 * 2)), ("dpo.py", (3 * 8, 3 * 2))])
+def test_budget_counts_the_outputs_and_updates_of_a_run(command, counts, monkeypatch):
+    command += " --max_steps 3 --num_prompts 4 --num_generations 2 --num_mini_batches 2"
+    assert imitation.budget(command) == counts
+    script = imitation.SCRIPTS[command.partition(".py")[0]]
+    sample_batch, step = script.sample_batch, plumbing.AdamW.step
+    outputs, updates = [], []
+
+    def sample(policy, task, cfg, purpose, split="train"):
+        batch = sample_batch(policy, task, cfg, purpose, split)
+        outputs.extend(batch.problems if split == "train" else [])
+        return batch
+    monkeypatch.setattr(script, "sample_batch", sample)
+    # the updates before the first output are those of the base, and the critic has another rate
+    monkeypatch.setattr(plumbing.AdamW, "step", lambda self: (
+        updates.append(len(outputs) > 0 and self.param_groups[0]["lr"] == 1e-3), step(self))[1])
+    imitation.train(f"{command} {bench.UNSCORED} --base_steps 2", 1e-3,
+                    {"reward": lambda problem, text, given: float(len(text))}, 0, ())
+    assert (len(outputs), sum(updates)) == counts
 
 
 def test_seeds_that_judge_are_not_those_that_choose_or_of_the_controls(monkeypatch):

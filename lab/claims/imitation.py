@@ -5,6 +5,7 @@ import functools
 import dpo
 import grpo
 import gspo
+import plumbing
 import ppo
 import reinforce
 from lab.bench import OURS, Claim, at_best, numbers
@@ -13,15 +14,15 @@ from report import chart, replaced
 from tasks import extract
 
 SEEDS, TUNING = range(12), (12, 13)
-EQUAL = ("base, problems, and 15,360 outputs, those for PPO's critic included, but 7,680 for DPO; "
-         "the number of updates is in the table")
+EQUAL = ("base, problems, and 15,360 outputs, those for PPO's critic included; the number of "
+         "updates is in the table")
 TUNED = "the learning rate of each way, on two other seeds; PPO's critic keeps its rate of 2e-3"
 SCRIPTS = {module.__name__: module for module in (reinforce, grpo, gspo, ppo, dpo)}
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 PASS = "pass@1"
 SCORES = ["greedy", PASS, "pass@8", "think_share"]
 SCORED = "--eval_steps 1000 --num_eval_problems 256"
-STEPS, PROMPTS, UPDATES = 60, 32, 2             # of the scripts; an update sees 128 outputs
+STEPS, PROMPTS, UPDATES = 60, 32, 2             # of grpo.py; an update sees 128 outputs
 
 
 def imitation(rounds, passes):
@@ -33,8 +34,8 @@ def imitation(rounds, passes):
             f"--num_iterations {passes}")
 
 
-# A way to learn: its command line, its number of updates, and the learning rate to begin with
-# under the exact verifier, under points, and under a reward for even or odd; 0: it is left out
+# A way to learn: its command line, and the learning rate to begin with under the exact verifier,
+# under points, and under a reward for even or odd; 0: it is left out
 ROUND, THREE, FEW, TEN, MANY, EACH = (
     "imitation, 1 round, 3 passes", "imitation, 3 rounds, 3 passes", "imitation, 3 rounds, 1 pass",
     "imitation, 10 rounds, 3 passes", "imitation, 10 rounds, 6 passes",
@@ -42,30 +43,42 @@ ROUND, THREE, FEW, TEN, MANY, EACH = (
 NONE, BATCH = "REINFORCE", "REINFORCE, batch's mean as baseline"
 POSITIVE, BY_LENGTH = f"{BATCH}, no negative advantages", "REINFORCE, divided by the length"
 GRPO, GSPO, COLD, WARM, DPO = "GRPO", "GSPO", "PPO", "PPO, critic first", "DPO"
+LESS, COLD_LESS = "REINFORCE, 5 points less", "PPO, 5.5 points less"
 REINFORCE = f"reinforce.py {SCORED}"
 WAYS = {
-    ROUND: (imitation(1, 3), 360, 1e-3, 1e-3, 0),
-    THREE: (imitation(3, 3), 360, 1e-3, 0, 0),
-    FEW: (imitation(3, 1), 120, 1e-3, 0, 0),
-    TEN: (imitation(10, 3), 360, 0, 1e-3, 1e-3),
-    MANY: (imitation(10, 6), 720, 0, 1e-3, 0),
-    EACH: (imitation(60, 1), 120, 1e-3, 0, 0),
-    NONE: (REINFORCE, 120, 5e-4, 2.5e-4, 2.5e-4),
-    BATCH: (f"{REINFORCE} --baseline batch", 120, 0, 5e-4, 0),
-    POSITIVE: (f"{REINFORCE} --baseline batch", 120, 0, 5e-4, 0),
-    BY_LENGTH: (REINFORCE, 120, 5e-4, 2.5e-4, 2.5e-4),
-    GRPO: (f"grpo.py {SCORED}", 120, 5e-4, 5e-4, 5e-4),
-    GSPO: (f"gspo.py {SCORED}", 120, 5e-4, 0, 0),
-    COLD: (f"ppo.py {SCORED}", 120, 5e-4, 2.5e-4, 0),
-    WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 100, 0, 5e-4, 0),
-    DPO: (f"dpo.py {SCORED}", 60, 1e-4, 0, 0)}           # its default is 30 steps
+    ROUND: (imitation(1, 3), 1e-3, 1e-3, 0),
+    THREE: (imitation(3, 3), 1e-3, 0, 0),
+    FEW: (imitation(3, 1), 1e-3, 0, 0),
+    TEN: (imitation(10, 3), 0, 1e-3, 1e-3),
+    MANY: (imitation(10, 6), 0, 1e-3, 0),
+    EACH: (imitation(60, 1), 1e-3, 0, 0),
+    NONE: (REINFORCE, 5e-4, 2.5e-4, 2.5e-4),
+    BATCH: (f"{REINFORCE} --baseline batch", 5e-4, 5e-4, 0),
+    POSITIVE: (f"{REINFORCE} --baseline batch", 0, 5e-4, 0),
+    BY_LENGTH: (REINFORCE, 5e-4, 2.5e-4, 2.5e-4),
+    LESS: (REINFORCE, 0, 5e-4, 0),
+    GRPO: (f"grpo.py {SCORED}", 5e-4, 5e-4, 5e-4),
+    GSPO: (f"gspo.py {SCORED}", 5e-4, 0, 0),
+    COLD: (f"ppo.py {SCORED}", 5e-4, 2.5e-4, 0),
+    COLD_LESS: (f"ppo.py {SCORED}", 0, 5e-4, 0),
+    WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 0, 5e-4, 0),
+    DPO: (f"dpo.py {SCORED} --max_steps 60", 1e-4, 0, 0)}        # its default is 30 steps
 EXACT, POINTS, PARITY = "exact", "points", "even or odd"
 SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate((EXACT, POINTS, PARITY))
-         for way, (_, _, *rates) in WAYS.items() if rates[place]}
+         for way, (_, *rates) in WAYS.items() if rates[place]}
 DRAWN = (ROUND, THREE, TEN, NONE, BATCH, GRPO, COLD, WARM)
 COMPARED = [(side, PASS) for side in SIDES]
 CHECK = f"{imitation(3, 3)} --reward points"
+
+
+def budget(command):
+    """Count what a way's command line uses. -> number of outputs, number of updates"""
+    script, *words = command.split()
+    cfg = plumbing.parse_flags(SCRIPTS[script.removesuffix(".py")].Config, words)
+    batches = cfg.max_steps + getattr(cfg, "critic_pretrain_steps", 0)
+    return (batches * cfg.num_prompts * cfg.num_generations,
+            cfg.max_steps * cfg.num_iterations * cfg.num_mini_batches)
 
 
 def parity(problem, text, given):
@@ -75,8 +88,13 @@ def parity(problem, text, given):
     return float(is_number and int(answer) % 2 == int(problem.answer) % 2)
 
 
+def less(constant, problem, text, given):
+    """Subtract a constant from a reward, which then plays the part of a baseline."""
+    return given - constant
+
+
 def positive(advantages, *args):
-    """Compute REINFORCE's advantages, with 0 in place of the negative ones."""
+    """Compute the advantages of a script, with 0 in place of the negative ones."""
     return advantages(*args).clamp(min=0)
 
 
@@ -85,27 +103,26 @@ def by_length(aggregate, x, mask, how, *sizes):
     return aggregate(x, mask, "sequence_mean", *sizes)
 
 
+# What a way replaces in its script, and what a reward does
+CHANGES = {POSITIVE: {"advantages": functools.partial(positive, reinforce.advantages)},
+           BY_LENGTH: {"aggregate": functools.partial(by_length, reinforce.aggregate)},
+           LESS: {"reward": functools.partial(less, 5)},
+           COLD_LESS: {"reward": functools.partial(less, 5.5)}}
+REWARDED = {EXACT: ("", {}), POINTS: ("--reward points", {}), PARITY: ("", {"reward": parity})}
+
+
 def measure(case, seed):
     """Train in one way under one reward. -> {score: a number}"""
     side, _, rate = case.rpartition(", ")
     reward, _, way = side.partition(": ")
-    command = f"{WAYS[way][0]} --learning_rate {rate} --base_seed {seed}"
-    if reward == POINTS:
-        command += " --reward points"
-    changes = {}
-    if way == POSITIVE:
-        changes["advantages"] = functools.partial(positive, reinforce.advantages)
-    if way == BY_LENGTH:
-        changes["aggregate"] = functools.partial(by_length, reinforce.aggregate)
-    if reward == PARITY:
-        changes["reward"] = parity
+    flags, changes = REWARDED[reward]
+    return train(f"{WAYS[way][0]} {flags}", rate, changes | CHANGES.get(way, {}), seed, SCORES)
+
+
+def train(command, rate, changes, seed, scores):
+    """Run a command line, with other functions in its script. -> {score: a number}"""
     with replaced(SCRIPTS[command.partition(".py")[0]], **changes):
-        return run_once(command, seed, (), SCORES)
-
-
-def score(columns, what):
-    """Compute what two ways are compared by: the share of right answers. -> (S,)"""
-    return columns[what]
+        return run_once(f"{command} --learning_rate {rate} --base_seed {seed}", seed, (), scores)
 
 
 # a reward; the way that is claimed to be better, the other one; by how much; a finding
@@ -162,10 +179,11 @@ def page(x):
                                   xlabel="pass@1 on held-out problems")
     for reward, title in TITLES.items():
         yield numbers({side.partition(": ")[2]: {
-            "updates": str(WAYS[side.partition(": ")[2]][1]), "best rate": columns["rate"],
+            "updates": str(budget(WAYS[side.partition(": ")[2]][0])[1]),
+            "best rate": columns["rate"],
             "greedy": columns["greedy"], PASS: columns[PASS], "pass@8": columns["pass@8"],
             "share that thinks": columns["think_share"]}
             for side, columns in best.items() if side.startswith(f"{reward}:")}, title, ".2f")
     yield table(["way", "command, without the rate, `--base_seed` and the reward"],
                 [[way, f"`python {command.replace(f' {SCORED}', '')}`"]
-                 for way, (command, *_) in WAYS.items() if way not in (POSITIVE, BY_LENGTH)])
+                 for way, (command, *_) in WAYS.items() if way not in CHANGES])

@@ -47,10 +47,6 @@ def look(folder):
         f"{when} {name}": summary[when][name] for when in ("base", "trained") for name in SCORES}
 
 
-def score(columns, what):
-    return columns[what]
-
-
 def page(x):
     runs = {side: columns for (side, _), columns in at_best("tests", x).items()}
     right = {side: columns["trained all_tests"] for side, columns in runs.items()}
