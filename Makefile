@@ -133,7 +133,7 @@ families: $(READY)       ## print the gap between real.py's sampler and its scor
 	$(PY) -m pytest -rfP tests/families.py
 
 error-rates: $(READY)    ## count the errors of report.check on 60 runs: tests/logs/README.md (25 minutes)
-	$(PY) -m lab.error_rates $(if $(RL_DOCTOR),--rl-doctor $(RL_DOCTOR))
+	$(PY) -m lab.error_rates
 
 names: $(READY)          ## list the names and the rules of report.check: check.md
 	$(PY) -m lab.names

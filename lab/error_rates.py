@@ -1,23 +1,16 @@
 """Count the errors of report.check on runs on which its limits were not fixed.
 
-  python -m lab.error_rates            makes 30 correct and 30 broken runs, and prints what is found
-                                       in how many (make error-rates)
-  python -m lab.error_rates --seed 7   with other seeds; the page has those from 100 on
-  python -m lab.error_rates --rl-doctor PATH
-                                       also counts what rl-doctor warns of (pip install
-                                       rldoctor==0.2.0, in an environment of its own), and writes
-                                       tests/logs/README.md (make error-rates RL_DOCTOR=PATH)
+  python -m lab.error_rates            makes 30 correct and 30 broken runs, counts what is found in
+                                       them, and writes tests/logs/README.md (make error-rates)
+  python -m lab.error_rates --seed 7   with other seeds, and writes nothing; the page's begin at 100
 
 Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
-broken run may share its base with a correct one. What counts as a right answer is written below,
-and was committed before a run was made: CAUSES for report.check, THEIRS for rl-doctor.
+broken run may share its base with a correct one. What counts as a right answer, CAUSES, was
+committed before a run was made.
 """
 import contextlib
-import functools
-import json
 import math
 import os
-import subprocess
 
 import torch
 
@@ -91,27 +84,14 @@ CAUSES = {              # the parts of why.md, besides "flat", that an expert wo
     "the base is evaluated, not the policy": {"held-out", "adapter", "stale"},
     "the KL pushes away from the base": {"rate", "held-out"},
     "the reference has random weights": {"rate"}}
-THEIRS = {              # the detectors of rl-doctor that point to it, besides "plateau"
-    "dropout while it learns": {"clip_saturation"},
-    "padding counts as tokens": {"clip_saturation"},
-    "the schedule ends after three steps": {"gradient_pathology"},
-    "greedy samples": {"advantage_collapse", "entropy_collapse"},
-    "the reward accepts any number": {"advantage_collapse", "reward_hacking"},
-    "an answer may not end": {"advantage_collapse", "length_pathology"},
-    "each character costs 0.02": {"length_pathology", "reward_hacking", "reward_composition"},
-    "the base is evaluated, not the policy": {"reward_hacking"},
-    "the KL pushes away from the base": {"kl_drift", "reward_hacking"},
-    "the reference has random weights": {"kl_drift"}}
 
 
-OF_CORRECT = ("runs", "false alarms", "parts", "rl-doctor warns")       # what is counted of a case
+OF_CORRECT = ("runs", "false alarms", "parts")          # what is counted of a case
 OF_BROKEN = ("named", "only flat", "another cause", "no word")
-OURS, OTHER = "report.check", "rl-doctor"
 
 
-def examine(command, seed, old, new, program):
-    """Make a run, with a change of its script's text. -> the parts of why.md that report.check
-    names, and the detectors with which the program of rldoctor warns, if there is one"""
+def examine(command, seed, old, new):
+    """Make a run, with a change of its script's text. -> parts of why.md that report.check names"""
     torch.set_num_threads(1)
     file, *flags = f"{command} {COMMON}".split()
     text = (ROOT / file).read_text("utf-8")
@@ -123,35 +103,25 @@ def examine(command, seed, old, new, program):
         with contextlib.suppress(SystemExit):           # of a run whose numbers are not finite
             script.main(words)
     seeds = ["--seed", f"{seed}", "--base_seed", f"{seed}"]
-    return measuring.run(main, [*flags, *seeds], lambda folder: (
-        parts(check(read(folder))), warnings_of(program, folder) if program else set()))
+    return measuring.run(main, [*flags, *seeds], lambda folder: parts(check(read(folder))))
 
 
-def warnings_of(program, folder):
-    """Let rl-doctor read a run. -> the names of its detectors that warn"""
-    words = [program, "diagnose", f"{folder}/metrics.jsonl", "--format", "json"]
-    answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return {one["detector"] for one in json.loads(answer)["findings"]
-            if one["severity"] in ("WARNING", "CRITICAL")}
-
-
-def measure(program, case, seed):
-    """Make a run of a case. -> {OURS: parts that report.check names, OTHER: detectors that warn}"""
+def measure(case, seed):
+    """Make a run of a case. -> {"parts": those of why.md that report.check names}"""
     if case in CORRECT:
         command, _ = CORRECT[case]
         old = new = ""
     else:
         flags, old, new = BROKEN[case]
         command = f"grpo.py {flags}"
-    found, theirs = examine(command, seed, old, new, program)
-    return {OURS: sorted(found), OTHER: sorted(theirs)}
+    return {"parts": sorted(examine(command, seed, old, new))}
 
 
-def judge(found, causes, flat):
+def judge(found, causes):
     """Judge what was found in a broken run. -> one of OF_BROKEN"""
     if causes & {*found}:
         return "named"
-    if flat in found:
+    if "flat" in found:
         return "only flat"
     return "another cause" if found else "no word"
 
@@ -171,40 +141,34 @@ def interval(kinds, runs, sums):
                                            for hits in sums)]
 
 
-def found_in(results, case, tool):
-    """List what a tool found in each run of a case."""
-    return [result[tool] for (other, _), result in results.items() if other == case]
+def found_in(results, case):
+    """List what was found in each run of a case."""
+    return [result["parts"] for (other, _), result in results.items() if other == case]
 
 
 def of_correct(results):
     """Count the correct runs of each case in which anything is found. -> table in Markdown"""
     rows = []
     for case in CORRECT:
-        ours = found_in(results, case, OURS)
-        theirs = found_in(results, case, OTHER)
-        named = sorted({part for parts in ours for part in parts})
-        rows.append([case, len(ours), sum(map(bool, ours)), ", ".join(named),
-                     sum(map(bool, theirs))])
-    runs, alarms, warned = (sum(row[i] for row in rows) for i in (1, 2, 4))
-    rows.append(["**all**", runs, alarms, "", warned])
-    rows.append(interval(len(CORRECT), runs, [alarms, "", warned]))
+        found = found_in(results, case)
+        named = sorted({part for parts in found for part in parts})
+        rows.append([case, len(found), sum(map(bool, found)), ", ".join(named)])
+    runs, alarms = (sum(row[i] for row in rows) for i in (1, 2))
+    rows.append(["**all**", runs, alarms, ""])
+    rows.append(interval(len(CORRECT), runs, [alarms, ""]))
     return table(["correct runs", *OF_CORRECT], rows)
 
 
 def of_broken(results):
-    """Count how the broken runs of each case are judged, by both tools. -> table in Markdown"""
+    """Count how the broken runs of each case are judged. -> table in Markdown"""
     rows = []
     for case in BROKEN:
-        judged = [judge(found, CAUSES[case], "flat") for found in found_in(results, case, OURS)]
-        theirs = [judge(found, THEIRS[case], "plateau")
-                  for found in found_in(results, case, OTHER)]
-        rows.append([case, len(judged), *map(judged.count, OF_BROKEN),
-                     *map(theirs.count, OF_BROKEN)])
+        judged = [judge(found, CAUSES[case]) for found in found_in(results, case)]
+        rows.append([case, len(judged), *map(judged.count, OF_BROKEN)])
     runs, *sums = map(sum, zip(*(row[1:] for row in rows)))
     rows.append(["**all**", runs, *sums])
     rows.append(interval(len(BROKEN), runs, sums))
-    heads = [f"{tool}: {how}" for tool in (OURS, OTHER) for how in OF_BROKEN]
-    return table(["broken runs", "runs", *heads], rows)
+    return table(["broken runs", "runs", *OF_BROKEN], rows)
 
 
 def numbered(numbers, first):
@@ -222,7 +186,7 @@ def jobs_from(first):
 
 def page():
     """Write the tables of tests/logs/README.md from the stored numbers."""
-    results, about = load("check", "run: make error-rates RL_DOCTOR=PATH")
+    results, about = load("check", "run: make error-rates")
     number = len(jobs_from(PUBLISHED))
     share = ""
     if len(results) < number:
@@ -234,16 +198,13 @@ def page():
 def main(argv=None):
     words = parser(__doc__)
     words.add_argument("--seed", type=int, metavar="S", default=PUBLISHED)
-    words.add_argument("--rl-doctor", metavar="PATH", help="the program of rldoctor")
     words.add_argument("--processes", type=int, metavar="N", default=os.cpu_count())
     args = words.parse_args(argv)
     jobs = jobs_from(args.seed)
-    store = measured(
-        "check", lambda _: jobs, functools.partial(measure, args.rl_doctor),
-        describe(args.processes) | {"seed": args.seed, "rl-doctor": bool(args.rl_doctor)},
-        args.processes)
+    about = describe(args.processes) | {"seed": args.seed}
+    store = measured("check", lambda _: jobs, measure, about, args.processes)
     print(of_correct(store.results), of_broken(store.results), sep="\n")
-    if args.seed == PUBLISHED and args.rl_doctor:
+    if args.seed == PUBLISHED:
         store.move(DOCS / "check.json")
         page()
     else:

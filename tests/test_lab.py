@@ -203,23 +203,17 @@ def test_the_steps_of_a_thought_are_found_with_their_tokens_and_the_first_wrong_
 def test_a_named_cause_flat_another_one_and_none_are_counted_and_so_are_false_alarms(monkeypatch):
     found = {"greedy samples": ({"groups", "flat"}, {"flat"}, {"rate"}, set()),
              "gspo": (set(), {"rate", "flat"})}
-    theirs = {"greedy samples": "entropy_collapse", "gspo": "plateau"}
     flags, *edit = error_rates.BROKEN["greedy samples"]
     cases = {("gspo.py", "", ""): "gspo", (f"grpo.py {flags}", *edit): "greedy samples"}
-
-    def examine(command, seed, old, new, program):
-        case = cases[command, old, new]
-        return found[case][seed], {theirs[case]} if program == "rl" and seed == 0 else set()
-
-    monkeypatch.setattr(error_rates, "examine", examine)
-    results = {(case, seed): error_rates.measure("rl", case, seed)
+    monkeypatch.setattr(error_rates, "examine", lambda command, seed, old, new: (
+        found[cases[command, old, new]][seed]))
+    results = {(case, seed): error_rates.measure(case, seed)
                for case in found for seed in range(len(found[case]))}
     for name, case in (("CORRECT", "gspo"), ("BROKEN", "greedy samples")):
         monkeypatch.setattr(error_rates, name, {case: getattr(error_rates, name)[case]})
     assert error_rates.of_correct(results).splitlines()[2:] == [
-        "| gspo | 2 | 1 | flat, rate | 1 |", "| **all** | 2 | 1 |  | 1 |",
-        "| 95% interval, by kind |  | 5% to 95% |  | 5% to 95% |"]
+        "| gspo | 2 | 1 | flat, rate |", "| **all** | 2 | 1 |  |",
+        "| 95% interval, by kind |  | 5% to 95% |  |"]
     assert error_rates.of_broken(results).splitlines()[2:4] == [
-        "| greedy samples | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |",
-        "| **all** | 4 | 1 | 1 | 1 | 1 | 1 | 0 | 0 | 3 |"]
+        "| greedy samples | 4 | 1 | 1 | 1 | 1 |", "| **all** | 4 | 1 | 1 | 1 | 1 |"]
     assert error_rates.wilson(0, 30) == "0% to 11%" and error_rates.wilson(30, 30) == "89% to 100%"

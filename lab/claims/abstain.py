@@ -65,28 +65,16 @@ STARTS = BASE, ABLE = "from the base", "from a policy that has learned without a
 CHECK = "grpo.py --task abstain"
 
 
-def at_least(threshold, problem, text, given):
-    """Give 1 to all outputs whose reward reaches a threshold, so that imitation keeps them all."""
-    return float(given >= threshold)
-
-
-def shifted(problem, text, given):
-    """Give 2 for a right answer, 1 for an abstention, and 0 for a wrong answer."""
-    return given + 1
-
-
 def with_level(problem, text, given):
     """Add what this judge gives to all outputs for a question: 0 to 10 points, by its hash."""
     return given + zlib.crc32(problem.prompt.encode()) % 11
 
 
-def level_at_least(threshold, problem, text, given):
-    return at_least(threshold, problem, text, with_level(problem, text, given))
-
-
-REPLACED = {NOT_WRONG: functools.partial(at_least, 0), SHIFTED: shifted,
-            FROM_6: functools.partial(level_at_least, 6),
-            FROM_11: functools.partial(level_at_least, 11)}
+# What some ways put in the place of a reward; imitation keeps all outputs with a 1
+REPLACED = {NOT_WRONG: lambda problem, text, given: float(given >= 0),
+            SHIFTED: lambda problem, text, given: given + 1,
+            FROM_6: lambda *judged: float(with_level(*judged) >= 6),
+            FROM_11: lambda *judged: float(with_level(*judged) >= 11)}
 
 
 def measure(case, seed):

@@ -133,12 +133,15 @@ JUDGED = (
     (EXACT, FEW, GRPO, -GAIN, "with as many updates, too, imitation in three rounds of one pass is "
      "not behind GRPO", ""),
     (EXACT, NONE, GRPO, -GAIN, "REINFORCE without a baseline is not behind GRPO", ""),
+    (EXACT, NONE, BATCH, GAIN, "REINFORCE is better without the batch's mean as the baseline", ""),
     (EXACT, THREE, ROUND, GAIN, "three rounds of imitation are better than one", ""),
     (EXACT, NONE, BY_LENGTH, GAIN, "REINFORCE is better if its loss is not divided by each "
      "output's length", ""),
     (POINTS, BATCH, NONE, 0.05, "REINFORCE is better with the batch's mean as the baseline",
      "Under a judge's points, REINFORCE gets a pass@1 of {:.2f} with the batch's mean as the "
      "baseline, and {:.2f} without"),
+    (POINTS, LESS, BATCH, -GAIN, "REINFORCE with 5 points less for each output, and no baseline, is "
+     "not behind the batch's mean", ""),
     (POINTS, GRPO, BATCH, GAIN, "GRPO, with the group's mean, the std and the clip, is better than "
      "REINFORCE with the batch's mean", ""),
     (POINTS, MANY, GRPO, -GAIN, "imitation of the best of each group, in ten rounds of six passes, "
@@ -153,6 +156,8 @@ JUDGED = (
     (POINTS, WARM, COLD, GAIN, "PPO is better if ten of the 60 batches train the critic alone "
      "first", "Under a judge's points, PPO gets a pass@1 of {:.2f} if its critic is trained first, "
      "and {:.2f} if it is not"),
+    (POINTS, COLD_LESS, WARM, -GAIN, "PPO whose critic was not trained first is not behind one "
+     "whose critic was, if each output gets 5.5 points less", ""),
     (POINTS, WARM, GRPO, -GAIN, "PPO whose critic was trained first is not behind GRPO", ""),
     (PARITY, NONE, BY_LENGTH, 0.1, "REINFORCE without a baseline is better if its loss is not "
      "divided by each output's length", "Under a reward that sees only even or odd, REINFORCE "
