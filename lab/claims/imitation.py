@@ -140,8 +140,8 @@ JUDGED = (
     (POINTS, BATCH, NONE, 0.05, "REINFORCE is better with the batch's mean as the baseline",
      "Under a judge's points, REINFORCE gets a pass@1 of {:.2f} with the batch's mean as the "
      "baseline, and {:.2f} without"),
-    (POINTS, LESS, BATCH, -GAIN, "REINFORCE with 5 points less for each output, without a baseline, "
-     "is not behind the batch's mean", ""),
+    (POINTS, LESS, BATCH, -GAIN, "REINFORCE with 5 points less for each output, and no "
+     "baseline, is not behind the batch's mean", ""),
     (POINTS, GRPO, BATCH, GAIN, "GRPO, with the group's mean, the std and the clip, is better than "
      "REINFORCE with the batch's mean", ""),
     (POINTS, MANY, GRPO, -GAIN, "imitation of the best of each group, in ten rounds of six passes, "
