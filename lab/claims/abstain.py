@@ -101,7 +101,8 @@ def at_costs(largest, seed):
         words = [f"--task=abstain:{largest}+cost={cost}", *SCORED.split(), "--seed", str(seed),
                  "--base_seed", str(seed), *flags]
         return measuring.run(grpo.main, words, lambda one: read_summary(one)["trained"], folder)
-    with tempfile.TemporaryDirectory() as able:
+    with tempfile.TemporaryDirectory() as folder:
+        able = f"{folder}/able"
         learn(0, able, "--output_dir", able)
         found = {BASE: [learn(cost, None) for cost in COSTS],
                  ABLE: [learn(cost, None, "--init_from", able) for cost in COSTS]}
