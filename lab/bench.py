@@ -14,7 +14,7 @@ whatever differs from DEFAULTS:
   EQUAL, TUNED      what its page says about fairness, if it is not what docs/lab.md says
   CHECK             a command whose first two steps show whether the code has changed, if none of
                     SIDES does
-  page(x)           yields Claims, a function that draws on an axis, and tables as Markdown
+  page(x)           yields Claims, one or two functions that draw on an axis, and tables as Markdown
 x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
 docs/lab/NAME.json. What can be computed exactly is computed in page.
 
@@ -489,12 +489,12 @@ def judged(name, x):
 
 
 def page(name):
-    """Judge the claims of an experiment. -> claims, function that draws, text of its page"""
+    """Judge the claims of an experiment. -> claims, {file: function that draws}, its page's text"""
     x, about = load(name)
     one = module(name)
     found, about_more = repeated(name, x)
     claims, parts = judged(name, joined(name, x, found, keep=True))
-    [draw] = [part for part in parts if callable(part)]
+    draws = dict(zip([f"{name}.svg", f"{name}-2.svg"], filter(callable, parts)))
     bases = "all from one base" if one.ONE_BASE else "each with its own base"
     rows = [claim.cells() for claim in claims]
     for claim, row, before in zip(claims, rows, judged(name, x)[0]):
@@ -515,8 +515,8 @@ def page(name):
     if found:
         more = (" The verdicts are those of these seeds and of seeds "
                 f"{spans(about_more['seeds'])}, which `make replicate` added.")
-    return claims, draw, "\n".join([
-        f"**{claims[0].title}.**\n", f"![chart]({name}.svg)\n",
+    return claims, draws, "\n".join([
+        f"**{claims[0].title}.**\n", *(f"![chart]({file})\n" for file in draws),
         f"{fair}{READ}\n",
         table(heads, rows), *note,
         *(part for part in parts if isinstance(part, str)),
@@ -572,10 +572,11 @@ def overview():
 
 
 def publish(name):
-    """Draw the chart of an experiment, and write its page."""
-    _, draw, text = page(name)
-    with chart.figure(docs.DOCS / f"lab/{name}.svg") as axis:
-        draw(axis)
+    """Draw the charts of an experiment, and write its page."""
+    _, draws, text = page(name)
+    for file, draw in draws.items():
+        with chart.figure(docs.DOCS / "lab" / file) as axis:
+            draw(axis)
     put(name, text, f"lab-{name}")
 
 

@@ -165,6 +165,11 @@ def page(x):
     yield lambda axis: chart.dots(
         axis, {way: columns["hallucinated"] for way, columns in shown.items()}, xlim=(0, 1.03),
         xlabel="share of made-up answers to questions that hide a number")
+    yield lambda axis: chart.curves(
+        axis, {f"{case}, {name}": x[case][f"{start}: abstained"] for case in AT_COSTS
+               for start, name in ((BASE, "base"), (ABLE, "able"))},
+        x=COSTS, xscale="log", ylim=(0, 1.03), xlabel="cost of a wrong answer",
+        ylabel="abstained, if a number is hidden")
     for reward, title in TITLES.items():
         yield numbers({"base": cells("base", x["base"])} | {
             (way := side.partition(": ")[2]): cells(way, columns)
