@@ -59,7 +59,8 @@ COMPARED = [(side, "marks") for side in SIDES]
 COSTS = (0.1, 0.25, 1, 3)
 AT_COSTS = {f"x up to {largest}": largest for largest in (2, 3, 9)}
 CASES = ("base", *AT_COSTS)
-FEWER = ({side: SEEDS[:6] for side in SIDES if side.startswith(LEVELS)}
+FEWER = ({side: SEEDS[:6] for side in SIDES
+          if side.startswith(LEVELS) or side.partition(": ")[2] in (THREE, COLD, WARM)}
          | dict.fromkeys(AT_COSTS, SEEDS[:3]))
 STARTS = BASE, ABLE = "from the base", "from a policy that has learned without a cost"
 CHECK = "grpo.py --task abstain"
@@ -145,7 +146,9 @@ def page(x):
     best = {side: columns for (side, _), columns in at_best("abstain", x).items()}
     for reward, way, other, column, low, high, text in JUDGED:
         sides = [best[f"{reward}: {one}"] for one in (way, other) if one]
-        effect, *others = (columns[column] for columns in sides)
+        # both may have fewer seeds than all, the first ones
+        number = min(len(columns[column]) for columns in sides)
+        effect, *others = (columns[column][:number] for columns in sides)
         if others:          # mean marks are no fractions, so they cannot be shown as two sides
             effect = effect - others[0] if column == "marks" else (effect, others[0])
         yield Claim(text, OURS, effect, at_least=low, at_most=high, finding=FINDING.format(

@@ -14,6 +14,7 @@ from tasks.scores import RESULTS, count_steps
 SEEDS = range(12)
 CASES = ("arithmetic", "exact verifier", "points")
 REWARDS = {"exact verifier": "", "points": "--reward points"}
+FEWER = dict.fromkeys(REWARDS, SEEDS[:6])
 EARLY, LATE = STEPS = (20, 60)          # steps of training after which we look at the sums
 K = 256                                 # outputs to each of PROBLEMS
 PROBLEMS = 64

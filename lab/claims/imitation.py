@@ -62,7 +62,7 @@ WAYS = {
     COLD: (f"ppo.py {SCORED}", 5e-4, 2.5e-4, 0),
     COLD_LESS: (f"ppo.py {SCORED}", 0, 5e-4, 0),
     WARM: (f"ppo.py {SCORED} --critic_pretrain_steps 10 --max_steps 50", 0, 5e-4, 0),
-    DPO: (f"dpo.py {SCORED} --max_steps 60", 1e-4, 0, 0)}        # its default is 30 steps
+    DPO: (f"dpo.py {SCORED} --max_steps 60", 2e-4, 0, 0)}        # its default is 30 steps
 EXACT, POINTS, PARITY = "exact", "points", "even or odd"
 SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate((EXACT, POINTS, PARITY))
