@@ -54,6 +54,14 @@ def test_our_functions_give_the_right_answers(name, dtype):
 
 # ---- the files and the command ---------------------------------------------------------------
 
+def test_the_package_has_all_data_and_no_requirements():
+    text = (vectors.FOLDER / "pyproject.toml").read_text("utf-8")
+    patterns = re.findall(r'"(\S+)"', text.partition("package-data")[2])
+    data = {path.name for path in vectors.FOLDER.iterdir() if path.suffix in (".json", ".txt")}
+    assert data == {path.name for one in patterns for path in vectors.FOLDER.glob(one)}
+    assert "\ndependencies" not in text
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(file):
     content = FILES[file]
