@@ -141,7 +141,7 @@ names: $(READY)          ## list the names and the rules of report.check: check.
 gpu: $(READY)            ## check that everything runs on your GPU: speed.md
 	$(PY) -m pytest -vv --noconftest tests/gpu.py
 
-conform: .venv-conform/installed    ## give the test vectors to TRL's and verl's own code: conformance.md
+conform: .venv-conform/installed    ## give the test vectors to TRL, verl and small repositories: conformance.md
 	.venv-conform/bin/python -m lab.conform.compare
 
 ##@ Housekeeping

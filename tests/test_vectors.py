@@ -11,6 +11,7 @@ from conftest import ROOT
 from small_vectors import OURS
 
 import vectors
+from lab.conform import copied
 from vectors import __main__ as command
 from vectors import adapter, contract
 from vectors.edits import replace_once
@@ -53,6 +54,14 @@ def test_our_functions_give_the_right_answers(name, dtype):
 
 
 # ---- the files and the command ---------------------------------------------------------------
+
+def test_the_package_has_all_data_and_no_requirements():
+    text = (vectors.FOLDER / "pyproject.toml").read_text("utf-8")
+    patterns = re.findall(r'"(\S+)"', text.partition("package-data")[2])
+    data = {path.name for path in vectors.FOLDER.iterdir() if path.suffix in (".json", ".txt")}
+    assert data == {path.name for one in patterns for path in vectors.FOLDER.glob(one)}
+    assert "\ndependencies" not in text
+
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(file):
@@ -283,6 +292,19 @@ def test_the_page_shows_what_the_command_prints_and_its_adapter_passes(answer):
     gaps, filled = (part.partition("my_loss")[2] for part in (gaps, filled))
     code, text = answer(my_loss, "--recipe", "dapo", function="my_loss", edits=[(gaps, filled)])
     assert code == 0 and text.startswith("PASSED: 4 of 15 "), text
+
+
+def test_lines_of_a_file_run_with_the_names_that_a_row_gives_them(tmp_path, monkeypatch):
+    (tmp_path / "a/b/commit/folder").mkdir(parents=True)
+    (tmp_path / "a/b/commit/folder/x.py").write_text(
+        "import absent\n    y: Absent = theirs.x\n    loss = y + 1\n    raise ValueError\n")
+    monkeypatch.setattr(copied, "CACHE", tmp_path)
+    monkeypatch.setitem(copied.COMMITS, "a/b", ("commit", "a date"))
+    row = {"repository": "a/b", "path": "folder/x.py", "lines": [2, 3], "takes": "logps mask",
+           "given": "theirs=Bag(x=2 * logps)", "call": "loss * mask"}
+    loss = copied.function(row)
+    assert loss(logps=3, mask=10) == 70
+    assert [*inspect.signature(loss).parameters] == ["logps", "mask"]
 
 
 # ---- the contract ----------------------------------------------------------------------------

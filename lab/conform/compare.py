@@ -1,10 +1,13 @@
-"""Compare TRL and verl with the test vectors: make conform.
+"""Compare TRL, verl and small repositories (copied.py) with the test vectors: make conform.
 
 Our functions return the right answers of the vectors, which tests/test_vectors.py checks, and
 theirs.py gives the same inputs to the functions of TRL and verl. This file writes
 docs/conformance.json, which the tests read, and the tables of docs/conformance.md. To compare more,
 add a case to a file of vectors; a new method of a loss also needs a row in engines/names.py.
 """
+import contextlib
+import io
+import re
 from collections import Counter
 from itertools import product
 
@@ -13,8 +16,10 @@ import torch
 import grpo
 import vectors
 from engines import export
+from lab.conform import copied
 from lab.docs import put, record, table
 from report import start
+from vectors import __main__ as command
 
 TRAINERS = ("TRL", "verl")
 KINDS = ("core", "robust", "convention")
@@ -50,7 +55,30 @@ def tables(content):
     return {
         "vectors": table(["file", *heads], rows),
         "conventions": table(["case", *TRAINERS, "who does what"], joined(disputed)),
-        "wrong": table(["case", "trainer", "the first wrong number"], joined(wrong))}
+        "wrong": table(["case", "trainer", "the first wrong number"], joined(wrong)),
+        "copied": table(["lines", "called as", "row and recipe", "verdict", "the difference"],
+                        [[link(row), f"`{row['call']}`", f"`{name} {row['check']}`",
+                          content["copied"][name], row["differs"]]
+                         for name, row in copied.ROWS.items()])}
+
+
+def link(row):
+    """Write a link to the lines of a row. -> text"""
+    repository, (first, last) = row["repository"], row["lines"]
+    commit, date = copied.COMMITS[repository]
+    return (f"[{repository.partition('/')[2]}](https://github.com/{repository}/blob/{commit}/"
+            f"{row['path']}#L{first}-L{last}), {first} to {last}, at {commit[:7]}, {date}")
+
+
+def verdicts():
+    """Check the rows of copied.json. -> {name: how many core cases ran, and how many are wrong}"""
+    found = {}
+    for name, row in copied.ROWS.items():
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            command.main([f"{copied.__file__}:{name}", *row["check"].split()])
+        line = re.split("[;\n]", out.getvalue())[0]
+        found[name] = re.sub(r" core cases of \w+ ran", "", line)
+    return found
 
 
 def joined(cases):
@@ -78,7 +106,7 @@ def compared():
 
 
 def main():
-    content = compared()
+    content = compared() | {"copied": verdicts()}
     record("conformance", **content)
     for name, text in tables(content).items():
         put(name, text, "conform")
