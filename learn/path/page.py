@@ -4,10 +4,11 @@ import itertools
 import math
 import operator
 import re
-from statistics import fmean
+import urllib.parse
+from statistics import fmean, stdev
 
 from learn import look
-from learn.path import lines, measure, worked
+from learn.path import lines, measure, sketches, worked
 from learn.path.latex import latex
 from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, ROOT, RUNGS, counts, diff, script, sides
@@ -34,7 +35,7 @@ FORMULA = re.compile(rf"""`[^`]*`|\]\([^)]*\)|\$(?P<given>[^$]+)\$
 def fill(text, here):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
     {with best %last} is at the best rate of the side, and {with seed 0 %last} is of one seed.
-    -> str"""
+    {=EXPRESSION} is evaluated in worked.py. -> str"""
     def number(match):
         side = match["side"]
         seeds = [int(match["seed"])] if match["seed"] else SEEDS
@@ -47,6 +48,9 @@ def fill(text, here):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if match["percent"] else f"{x:{match['form'] or '.2f'}}"
     text = re.sub(r"\{wins( best)?\}", lambda match: str(wins(here, match[1])), text)
+    names = vars(worked) | {"grid": grid, "stdev": stdev}
+    text = re.sub(r"\{=(.+?)(?: as (\S+?))?\}",
+                  lambda match: format(eval(match[1], names), match[2] or ""), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
 
@@ -129,6 +133,7 @@ def prose(text, name):
     for part in text.split("\n\n"):
         mark = "! " if part.startswith("! ") else ""
         part = part if part.startswith("|") else " ".join(part.split())
+        part = re.sub(r"^~ (\w+) \| (.*)", r"![drawing](\1.svg)\n\n*\2*", part)
         part = re.sub(r"([Rr]ung) \{(\w+)\}", lambda match: link(match[2], f"{match[1]} "), part)
         try:
             text = fill(part.removeprefix(mark), name)
@@ -228,8 +233,10 @@ def exercise(name):
                             for side in one.fields.get("changed", "with").split())
         parts[-1] += f" To run your change: {runs}." if runs else ""
     parts += [prose(f"! {answer}", name) for answer in answers]
-    if experiment := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', EXPERIMENTS):
-        parts.append(f"Or in [the playground](../play.html): *{experiment[1]}*.")
+    if experiment := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}", set: {{(.*?)}}',
+                               EXPERIMENTS):
+        settings = urllib.parse.urlencode(re.findall(r'(\w+): "(.*?)"', experiment[2]))
+        parts.append(f"Or in [the playground](../play.html#{settings}): *{experiment[1]}*.")
     return "\n\n".join(parts)
 
 
@@ -268,10 +275,7 @@ def chapter(name):
 def mathematics():
     """Write the page of mathematics before rung 1, with the numbers of worked.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
-    head = ["output", "reward r", "log π", "π", "derivative of log π", "π r times it"]
-    known = worked.values() | {"table": grid(head, worked.rows())}
-    text = prose(re.sub(r"\{(\w+)\}", lambda match: known[match[1]], top["worked"]), BASE)
-    return "\n\n".join([f"# {top['first']}", text, turn(BASE)]) + "\n"
+    return "\n\n".join([f"# {top['first']}", prose(top["worked"], BASE), turn(BASE)]) + "\n"
 
 
 # ---- nano.py without each of its lines ---------------------------------------------------------
@@ -301,7 +305,7 @@ def tables_of_lines(names):
             more.append([row.fields["short"], *predictions, *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
     head = ["change", *ats]
-    return "\n\n".join([grid(head, found),
+    return "\n\n".join([fold("All differences, in points", grid(head, found)),
                         fold("What we predicted, in points", grid(head, more))])
 
 
@@ -337,7 +341,7 @@ def results(name):
         return ["not measured yet", ""]
     if "without" not in measure.trained(name):              # which is the base
         return [fill("{with %first} → {with %last}", name), fill("→ {with best %last}", name)]
-    verdict = {wins: f" ({wins} of {len(SEEDS)} seeds)" for wins in range(len(SEEDS))}
+    verdict = {wins: f" (ahead on {wins} of {len(SEEDS)})" for wins in range(len(SEEDS))}
     verdict |= {0: " (worse)", len(SEEDS): ""}
     return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name) + verdict[wins(name, at)]
             for at in ("", " best")]
@@ -364,6 +368,7 @@ def made():
     files = {"README.md": index(), "gradient.md": mathematics(), "pieces.md": pieces()}
     files |= {CHAPTERS[name].page: chapter(name) for name in (*RUNGS, LAST)}
     files |= {f"{CHAPTERS[name].stem}.py": script(name) for name in RUNGS}
+    files |= sketches.made()
     return files | {file: svg for name in RUNGS for file, (svg, _) in picture(name).items()}
 
 

@@ -6,9 +6,9 @@ contains a diff of whole lines in the format of vectors/edits.py. @nano and @rea
 which nano.py and real.py differ.
 @picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
-the problem shows; @note explains it. A hunk of it that is the word `points` stands for the field
-@points of the base: the patch that rewards outputs with a judge's points. @docstring is the
-docstring of the script. The last chapter is about real.py. It has no patch, and its field @rungs
+the problem shows; @note explains it. A hunk of it that is the word `points` or `passes` stands for
+this field of the base: a judge's points as rewards, or eight passes over a batch. @docstring is the
+docstring of the script, in which `(2 3)` stands for equations of nano.py. The last chapter is about real.py. It has no patch, and its field @rungs
 names the rungs whose patches fit real.py. It and the first chapter, the base, are no rungs: @help
 says what you can run instead.
 """
@@ -45,7 +45,7 @@ class Chapter(NamedTuple):
     @property
     def setting(self):
         """The patch that the experiment applies to all scripts of the chapter."""
-        return re.sub("^points$", lambda _: CHAPTERS[BASE].fields["points"],
+        return re.sub("^(points|passes)$", lambda word: CHAPTERS[BASE].fields[word[0]],
                       self.fields.get("setting", ""), flags=re.M)
 
     @property
@@ -64,6 +64,9 @@ class Chapter(NamedTuple):
 
 def read(text):
     """Read a text in the format of chapters.txt. -> dict from name to Chapter"""
+    equations = dict(re.findall(r"^(?=  \w.* \((\d)\)$)(  .*)", NANO, re.M))
+    text = re.sub(r"^  \((\d(?: \d)+)\)$", lambda match: "\n".join(
+        equations[number] for number in match[1].split()), text, flags=re.M)
     chapters = {}
     for part in re.split(r"^== ", text, flags=re.M)[1:]:
         head, *fields = re.split(r"^@(?=[a-z])", part, flags=re.M)
