@@ -280,15 +280,15 @@ def mathematics():
 
 # ---- nano.py without each of its lines ---------------------------------------------------------
 def effect(one):
-    """Write an effect with its interval. -> str"""
-    low, high = one.interval
-    texts = [f"{x:+.1f}".replace("-", "−") for x in (one.difference, low, high)]
-    return f"{texts[0]} ({texts[1]} to {texts[2]})"
+    """Write an effect with its interval, and what we predicted. -> str"""
+    wrong = "; contradicted" * one.is_contradicted()
+    return "{:+.1f} ({:+.1f} to {:+.1f}); predicted {:g} to {:g}{}".format(
+        one.difference, *one.interval, *one.predicted, wrong).replace("-", "−")
 
 
-def tables_of_lines(names):
+def table_of_lines(names):
     """List the effects of the rows of lines.txt, and what we predicted. -> Markdown"""
-    found, more = [], []
+    found = []
     for name in names:
         row = lines.ROWS[name]
         effects = lines.effects(name)
@@ -299,14 +299,8 @@ def tables_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (len(lines.predicted(name)) - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells))])
-        predictions = ["{:g} to {:g}".format(*one.predicted).replace("-", "−")
-                       + "; contradicted" * one.is_contradicted() for one in effects]
-        if compared:
-            more.append([row.fields["short"], *predictions, *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
-    head = ["change", *ats]
-    return "\n\n".join([fold("All differences, in points", grid(head, found)),
-                        fold("What we predicted, in points", grid(head, more))])
+    return fold("All differences, and what we predicted, in points", grid(["change", *ats], found))
 
 
 def pieces():
@@ -316,7 +310,7 @@ def pieces():
     body = [f"# {top['sum_up']}", prose(top["pieces"], BASE)]
     complete = lines.complete()
     if any(map(lines.against, complete)):
-        body += [f"## {top['headline']}", prose(top["lines"], BASE), tables_of_lines(complete)]
+        body += [prose(top["lines"], BASE), table_of_lines(complete)]
     return "\n\n".join([*body, turn("pieces")]) + "\n"
 
 
@@ -341,10 +335,9 @@ def results(name):
         return ["not measured yet", ""]
     if "without" not in measure.trained(name):              # which is the base
         return [fill("{with %first} → {with %last}", name), fill("→ {with best %last}", name)]
-    verdict = {wins: f" (ahead on {wins} of {len(SEEDS)})" for wins in range(len(SEEDS))}
-    verdict |= {0: " (worse)", len(SEEDS): ""}
-    return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name) + verdict[wins(name, at)]
-            for at in ("", " best")]
+    verdict = {n: f" (ahead on {n} of {len(SEEDS)})" for n in range(len(SEEDS))}
+    return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name)
+            + verdict.get(wins(name, at), "") for at in ("", " best")]
 
 
 def index():
@@ -360,7 +353,7 @@ def index():
     head = ["rung", "what hurts", f"right outputs at {rate(1)}, without → with",
             "each at its best rate"]
     return "\n\n".join([f"# {top['title']}", prose(top["lead"], BASE), grid(head, rows),
-                        prose(top["stand"], BASE), prose(top["onward"], BASE)]) + "\n"
+                        prose(top["onward"], BASE)]) + "\n"
 
 
 def made():

@@ -28,9 +28,8 @@ def tokens():
     """Draw one row of `tokens`, with the mask of its output as nano.py computes it."""
     row = nano.encode([WORDS], nano.W + nano.T)
     _, mask = nano.logprobs(nano.GPT(), row)
-    d = Drawing(scale(0, 20, 4, 396), scale(0, 1, 40, 92))
-    d.text(0, 0, "question", "dim", "0 -24")
-    d.text(0, 1, "output and padding, with the mask below", "dim", "0 -24")
+    d = Drawing(scale(0, 20, 4, 396), scale(0, 1, 16, 68))
+    d.text(0, 1, "the output and its padding, with the mask below", "dim", "0 -24")
     x = y = 0
     for i, count in enumerate([""] * nano.W + mask[0].int().tolist()):
         word = nano.VOCABULARY[row[0, i]].replace("<end>", "⏎")
@@ -42,7 +41,7 @@ def tokens():
         d.text(x + wide / 2, y, word, "m code")
         d.text(x + wide / 2, y, f"{count}", f"m {kind}", "0 20")
         x += wide
-    return d, 228
+    return d, 204
 
 
 def noise():
@@ -50,20 +49,18 @@ def noise():
     d = Drawing(scale(-1.5, 3, 8, 392), None)
     for i, name in enumerate(("points", "points minus their mean")):
         found = worked.estimates()[i + 1]
-        bins = Counter(round(x / BIN) * BIN for x in found)
+        bins = Counter(round(x / BIN) * BIN for x in found if x < 3)
         d.y = scale(0, max(bins.values()), 112 + 136 * i, 42 + 136 * i)
         d.axes(-1.5, 3, 0, {x: worked.signed(x, 0) for x in range(-1, 4)}, {0: ""})
         for x, count in bins.items():
-            if -1.5 < x < 3:
-                d.line(x, 0, x, count, f"bin {'also' if x < 0 else SIDES[i]}")
+            d.line(x, 0, x, count, f"bin {'also' if x < 0 else SIDES[i]}")
         d.text(-1.5, 0, f"{name}: {fmean(found):.2f} ± {stdev(found):.2f}", SIDES[i], "0 -90")
         d.text(3, 0, f"{fmean(x < 0 for x in found):.0%} below 0", "e also", "0 -90")
     return d, 276
 
 
 def group():
-    """Draw eight outputs as a tree of tokens, their points as bars that begin at their mean, and
-    what one step does to the first token."""
+    """Draw eight outputs as a tree of tokens, their points as bars, and what one step changes."""
     _, points, A = worked.weights(worked.SAMPLE)
     d = Drawing(scale(0, 1, 4, 396), scale(0, 1, 16, 40))
     d.text(0, 0, worked.QUESTION, "code")
@@ -93,8 +90,7 @@ def clip():
 
 
 def weights():
-    """Draw a guess and a thought under each average. A rectangle is as wide as its output has
-    tokens, and as high as the weight of each of them."""
+    """Draw a guess and a thought, as wide as they are long and as high as a token weighs."""
     d = Drawing(scale(0, 40, 8, 392), None)
     for i, (name, highs) in enumerate(AVERAGES.items()):
         d.y = scale(0, 1, 78 * i + 62, 78 * i + 32)
@@ -142,6 +138,6 @@ def made():
     found = {}
     for draw in (tokens, noise, group, clip, weights, insurance, pieces):
         drawing, height = draw()
-        svg = drawing.svg(400, round(height), draw.__doc__.split(".")[0], ' width="440"')
+        svg = drawing.svg(400, round(height), draw.__doc__.partition(".")[0], ' width="440"')
         found[f"{draw.__name__}.svg"] = svg.replace(">", f"><style>{STYLE}</style>", 1)
     return found

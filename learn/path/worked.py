@@ -70,8 +70,7 @@ SAMPLE = sample(random.Random(SEED))
 
 
 def weights(batch):
-    """List what a loss multiplies with log pi: rewards, points, points minus their mean. The judge
-    makes no mistakes. -> three lists"""
+    """Compute the rewards, a fair judge's points, and these minus their mean. -> three lists"""
     points = [5 + 2 * o.reward for o in batch]
     return [o.reward for o in batch], points, [one - fmean(points) for one in points]
 
@@ -90,16 +89,14 @@ def estimates():
 
 
 def after(size):
-    """Move theta along the gradient of the sample, with the points minus their mean.
-    -> the share that thinks then"""
+    """Compute the share that thinks after a step along the gradient of SAMPLE's points. -> float"""
     return sigmoid(THETA + size * sampled_gradient(SAMPLE, weights(SAMPLE)[2]))
 
 
 def pairs():
     """Write the loss of DPO, of a right thought and a wrong guess, for some theta. -> rows"""
-    return [[signed(x, 2) for x in (
-        theta, logp(OUTPUTS[0], theta), logp(OUTPUTS[5], theta), theta - THETA,
-        -math.log(sigmoid(0.5 * (theta - THETA))))] for theta in (THETA, 0, 2, 5)]
+    found = [(x, logp(OUTPUTS[0], x), logp(OUTPUTS[5], x), x - THETA) for x in (THETA, 0, 2, 5)]
+    return [[signed(y, 2) for y in (*row, -math.log(sigmoid(row[3] / 2)))] for row in found]
 
 
 def rows():
