@@ -64,7 +64,7 @@ def group():
     _, points, A = worked.weights(worked.SAMPLE)
     d = Drawing(scale(0, 1, 4, 396), scale(0, 1, 16, 40))
     d.text(0, 0, worked.QUESTION, "code")
-    d.text(1, 0, f"points, minus their mean, {fmean(points)}", "e dim")
+    d.text(1, 0, f"points: minus their mean of {fmean(points)}", "e dim")
     y = 0
     for thinks, word, kind in ((True, "<think>", "up"), (False, "<answer>", "clip")):
         y = top = y + 1
@@ -86,7 +86,7 @@ def group():
 
 def clip():
     """Draw the loss of a token against its ratio, as the page of grpo.py does."""
-    return figures.clip(lesson.Lesson("grpo")), 358
+    return figures.clip(lesson.Lesson("grpo")), 366
 
 
 def weights():
