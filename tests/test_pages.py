@@ -141,7 +141,8 @@ def test_every_link_and_picture_leads_somewhere(page):
         path, _, anchor = target.partition("#")
         place = ((ROOT / page).parent / path if path else ROOT / page).resolve()
         assert place.is_relative_to(ROOT) and place.exists(), target
-        assert not anchor or anchor in anchors(place), target
+        if "=" not in anchor:                           # not play.html#SETTINGS
+            assert not anchor or anchor in anchors(place), target
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.html")), ids=lambda page: page.name)

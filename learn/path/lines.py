@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import measuring
 from learn.path.measure import CHOICE, EVERY_FACTOR, SEEDS, at_rate, digest, value
-from learn.path.rungs import BASE, CHAPTERS, NANO, ROOT, read
+from learn.path.rungs import BASE, CHAPTERS, NANO, ROOT, read, script
 from vectors.edits import patch
 
 ROWS = read(Path(__file__).with_name("lines.txt").read_text(encoding="utf-8"))
@@ -22,7 +22,8 @@ DIRECTIONS = {"smaller": (-1, 0), "larger": (0, 1), "none": (-1, 1)}
 def source(name, is_judged=False):
     """Build the script of a row. is_judged: whether the reward is a judge's points. -> str"""
     row = ROWS[name]
-    text = NANO if row.on == name else patch(source(row.on), row.fields.get("patch", ""))
+    on = source if row.on in ROWS else script
+    text = NANO if row.on == name else patch(on(row.on), row.fields.get("patch", ""))
     if is_judged:
         text = patch(text, CHAPTERS[BASE].fields["points"])
         text = patch(text, row.fields.get("judged", ""))

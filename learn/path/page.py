@@ -4,10 +4,11 @@ import itertools
 import math
 import operator
 import re
-from statistics import fmean
+import urllib.parse
+from statistics import fmean, stdev
 
 from learn import look
-from learn.path import lines, measure, worked
+from learn.path import lines, measure, sketches, worked
 from learn.path.latex import latex
 from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, ROOT, RUNGS, counts, diff, script, sides
@@ -34,7 +35,7 @@ FORMULA = re.compile(rf"""`[^`]*`|\]\([^)]*\)|\$(?P<given>[^$]+)\$
 def fill(text, here):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
     {with best %last} is at the best rate of the side, and {with seed 0 %last} is of one seed.
-    -> str"""
+    {=EXPRESSION} is evaluated in worked.py. -> str"""
     def number(match):
         side = match["side"]
         seeds = [int(match["seed"])] if match["seed"] else SEEDS
@@ -47,6 +48,9 @@ def fill(text, here):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if match["percent"] else f"{x:{match['form'] or '.2f'}}"
     text = re.sub(r"\{wins( best)?\}", lambda match: str(wins(here, match[1])), text)
+    names = vars(worked) | {"grid": grid, "stdev": stdev}
+    text = re.sub(r"\{=(.+?)(?: as (\S+?))?\}",
+                  lambda match: format(eval(match[1], names), match[2] or ""), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
 
@@ -129,6 +133,7 @@ def prose(text, name):
     for part in text.split("\n\n"):
         mark = "! " if part.startswith("! ") else ""
         part = part if part.startswith("|") else " ".join(part.split())
+        part = re.sub(r"^~ (\w+) \| (.*)", r"![drawing](\1.svg)\n\n*\2*", part)
         part = re.sub(r"([Rr]ung) \{(\w+)\}", lambda match: link(match[2], f"{match[1]} "), part)
         try:
             text = fill(part.removeprefix(mark), name)
@@ -228,8 +233,10 @@ def exercise(name):
                             for side in one.fields.get("changed", "with").split())
         parts[-1] += f" To run your change: {runs}." if runs else ""
     parts += [prose(f"! {answer}", name) for answer in answers]
-    if experiment := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}"', EXPERIMENTS):
-        parts.append(f"Or in [the playground](../play.html): *{experiment[1]}*.")
+    if experiment := re.search(rf'name: "([^"]*)", rung: "{one.page[:-3]}", set: {{(.*?)}}',
+                               EXPERIMENTS):
+        settings = urllib.parse.urlencode(re.findall(r'(\w+): "(.*?)"', experiment[2]))
+        parts.append(f"Or in [the playground](../play.html#{settings}): *{experiment[1]}*.")
     return "\n\n".join(parts)
 
 
@@ -268,23 +275,20 @@ def chapter(name):
 def mathematics():
     """Write the page of mathematics before rung 1, with the numbers of worked.py. -> Markdown"""
     top = CHAPTERS[BASE].fields
-    head = ["output", "reward r", "log π", "π", "derivative of log π", "π r times it"]
-    known = worked.values() | {"table": grid(head, worked.rows())}
-    text = prose(re.sub(r"\{(\w+)\}", lambda match: known[match[1]], top["worked"]), BASE)
-    return "\n\n".join([f"# {top['first']}", text, turn(BASE)]) + "\n"
+    return "\n\n".join([f"# {top['first']}", prose(top["worked"], BASE), turn(BASE)]) + "\n"
 
 
 # ---- nano.py without each of its lines ---------------------------------------------------------
 def effect(one):
-    """Write an effect with its interval. -> str"""
-    low, high = one.interval
-    texts = [f"{x:+.1f}".replace("-", "−") for x in (one.difference, low, high)]
-    return f"{texts[0]} ({texts[1]} to {texts[2]})"
+    """Write an effect with its interval, and what we predicted. -> str"""
+    wrong = "; contradicted" * one.is_contradicted()
+    return "{:+.1f} ({:+.1f} to {:+.1f}); predicted {:g} to {:g}{}".format(
+        one.difference, *one.interval, *one.predicted, wrong).replace("-", "−")
 
 
-def tables_of_lines(names):
+def table_of_lines(names):
     """List the effects of the rows of lines.txt, and what we predicted. -> Markdown"""
-    found, more = [], []
+    found = []
     for name in names:
         row = lines.ROWS[name]
         effects = lines.effects(name)
@@ -295,14 +299,8 @@ def tables_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (len(lines.predicted(name)) - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells))])
-        predictions = ["{:g} to {:g}".format(*one.predicted).replace("-", "−")
-                       + "; contradicted" * one.is_contradicted() for one in effects]
-        if compared:
-            more.append([row.fields["short"], *predictions, *[""] * (3 - len(predictions))])
     ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
-    head = ["change", *ats]
-    return "\n\n".join([grid(head, found),
-                        fold("What we predicted, in points", grid(head, more))])
+    return fold("All differences, and what we predicted, in points", grid(["change", *ats], found))
 
 
 def pieces():
@@ -312,7 +310,7 @@ def pieces():
     body = [f"# {top['sum_up']}", prose(top["pieces"], BASE)]
     complete = lines.complete()
     if any(map(lines.against, complete)):
-        body += [f"## {top['headline']}", prose(top["lines"], BASE), tables_of_lines(complete)]
+        body += [prose(top["lines"], BASE), table_of_lines(complete)]
     return "\n\n".join([*body, turn("pieces")]) + "\n"
 
 
@@ -337,10 +335,9 @@ def results(name):
         return ["not measured yet", ""]
     if "without" not in measure.trained(name):              # which is the base
         return [fill("{with %first} → {with %last}", name), fill("→ {with best %last}", name)]
-    verdict = {wins: f" ({wins} of {len(SEEDS)} seeds)" for wins in range(len(SEEDS))}
-    verdict |= {0: " (worse)", len(SEEDS): ""}
-    return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name) + verdict[wins(name, at)]
-            for at in ("", " best")]
+    verdict = {n: f" (ahead on {n} of {len(SEEDS)})" for n in range(len(SEEDS))}
+    return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name)
+            + verdict.get(wins(name, at), "") for at in ("", " best")]
 
 
 def index():
@@ -356,7 +353,7 @@ def index():
     head = ["rung", "what hurts", f"right outputs at {rate(1)}, without → with",
             "each at its best rate"]
     return "\n\n".join([f"# {top['title']}", prose(top["lead"], BASE), grid(head, rows),
-                        prose(top["stand"], BASE), prose(top["onward"], BASE)]) + "\n"
+                        prose(top["onward"], BASE)]) + "\n"
 
 
 def made():
@@ -364,6 +361,7 @@ def made():
     files = {"README.md": index(), "gradient.md": mathematics(), "pieces.md": pieces()}
     files |= {CHAPTERS[name].page: chapter(name) for name in (*RUNGS, LAST)}
     files |= {f"{CHAPTERS[name].stem}.py": script(name) for name in RUNGS}
+    files |= sketches.made()
     return files | {file: svg for name in RUNGS for file, (svg, _) in picture(name).items()}
 
 

@@ -6,11 +6,12 @@ contains a diff of whole lines in the format of vectors/edits.py. @nano and @rea
 which nano.py and real.py differ.
 @picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
-the problem shows; @note explains it. A hunk of it that is the word `points` stands for the field
-@points of the base: the patch that rewards outputs with a judge's points. @docstring is the
-docstring of the script. The last chapter is about real.py. It has no patch, and its field @rungs
-names the rungs whose patches fit real.py. It and the first chapter, the base, are no rungs: @help
-says what you can run instead.
+the problem shows; @note explains it. A hunk that is one of the words `points`, `passes`, `imitate`
+and `raw` stands for this field of the base: a judge's points as rewards, eight passes over a batch,
+the function `imitate`, or rewards as advantages. @docstring is the docstring of the script, in
+which `(2 3)` stands for equations of nano.py. The last chapter is about real.py. It has no patch,
+and its field @rungs names the rungs whose patches fit real.py. It and the first chapter, the base,
+are no rungs: @help says what you can run instead.
 """
 import difflib
 import functools
@@ -40,13 +41,7 @@ class Chapter(NamedTuple):
 
     @property
     def steps(self):
-        return int(self.fields["steps"])
-
-    @property
-    def setting(self):
-        """The patch that the experiment applies to all scripts of the chapter."""
-        return re.sub("^points$", lambda _: CHAPTERS[BASE].fields["points"],
-                      self.fields.get("setting", ""), flags=re.M)
+        return int(self.fields.get("steps", 80))
 
     @property
     def page(self):
@@ -62,8 +57,15 @@ class Chapter(NamedTuple):
             side: label.strip() for side, label in found}
 
 
+SOURCE = Path(__file__).with_name("chapters.txt").read_text(encoding="utf-8")
+SHARED = dict(re.findall(r"^@(points|passes|imitate|raw)\n([\s\S]*?)(?=\n@[a-z])", SOURCE, re.M))
+SHARED |= {number: line for line, number in re.findall(r"^(  \w.* \((\d)\))$", NANO, re.M)}
+
+
 def read(text):
     """Read a text in the format of chapters.txt. -> dict from name to Chapter"""
+    text = re.sub(r"^(?:(points|passes|imitate|raw)|  \(([\d ]+)\))$", lambda match: "\n".join(
+        SHARED[key] for key in (match[1] or match[2]).split()), text, flags=re.M)
     chapters = {}
     for part in re.split(r"^== ", text, flags=re.M)[1:]:
         head, *fields = re.split(r"^@(?=[a-z])", part, flags=re.M)
@@ -74,7 +76,7 @@ def read(text):
     return chapters
 
 
-CHAPTERS = read(Path(__file__).with_name("chapters.txt").read_text(encoding="utf-8"))
+CHAPTERS = read(SOURCE)
 BASE, *RUNGS, LAST = CHAPTERS
 REAL_RUNGS = CHAPTERS[LAST].fields["rungs"].split()
 
@@ -89,7 +91,7 @@ def script(name, setting=""):
     is_nano = fields["docstring"] == "nano"
     docstring = NANO.split('"""')[1] if is_nano else fields["docstring"] + "\n"
     source = source.replace(source.split('"""')[1], docstring, 1)
-    return patch(source, CHAPTERS[setting].setting) if setting else source
+    return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
 
 
 def real_script(name):

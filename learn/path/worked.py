@@ -4,9 +4,10 @@ A policy with one parameter, theta, answers one question. It writes one of eight
 probability sigmoid(theta) it thinks first, and what it writes then does not depend on theta. So the
 expected reward J and its gradient can be computed exactly.
 """
+import functools
 import math
 import random
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 QUESTION, ANSWER = "((3+4)*2)=", 14
@@ -35,16 +36,19 @@ OUTPUTS = [
     Output("<answer>10</answer>", False, 0.22, 0.0)]
 
 
+def sigmoid(x):
+    """Compute the share that thinks if theta is x. -> float"""
+    return 1 / (1 + math.exp(-x))
+
+
 def logp(output, theta=THETA):
     """Compute log pi(o). -> float"""
-    p = 1 / (1 + math.exp(-theta))
-    return math.log(output.share * (p if output.thinks else 1 - p))
+    return math.log(output.share * sigmoid(theta if output.thinks else -theta))
 
 
 def slope(output, theta=THETA):
     """Compute the derivative of log pi(o) with respect to theta. -> float"""
-    p = 1 / (1 + math.exp(-theta))
-    return 1 - p if output.thinks else -p
+    return output.thinks - sigmoid(theta)
 
 
 def expected_reward(theta=THETA):
@@ -57,20 +61,42 @@ def exact_gradient():
     return sum(math.exp(logp(o)) * o.reward * slope(o) for o in OUTPUTS)
 
 
-def gradient_by_differences():
-    """Compute (J(theta + STEP) - J(theta - STEP)) / (2 STEP). -> float"""
-    return (expected_reward(THETA + STEP) - expected_reward(THETA - STEP)) / (2 * STEP)
-
-
 def sample(rng):
     """Sample a batch of outputs. -> list of Output"""
     return rng.choices(OUTPUTS, [math.exp(logp(o)) for o in OUTPUTS], k=BATCH)
 
 
-def sampled_gradient(batch):
-    """Compute minus the gradient of the loss of rung 1: the mean of r_i times the derivative of
-    log pi(o_i). -> float"""
-    return fmean(o.reward * slope(o) for o in batch)
+SAMPLE = sample(random.Random(SEED))
+
+
+def weights(batch):
+    """Compute the rewards, a fair judge's points, and these minus their mean. -> three lists"""
+    points = [5 + 2 * o.reward for o in batch]
+    return [o.reward for o in batch], points, [one - fmean(points) for one in points]
+
+
+def sampled_gradient(batch, A):
+    """Compute minus the gradient of the loss of rung 1, in which A_i is r_i: the mean of A_i times
+    the derivative of log pi(o_i). -> float"""
+    return fmean(a * slope(o) for a, o in zip(A, batch))
+
+
+@functools.cache
+def estimates():
+    """Estimate the gradient from MANY samples. -> a list for each kind of weights"""
+    batches = [sample(random.Random(seed)) for seed in range(MANY)]
+    return [[*map(sampled_gradient, batches, A)] for A in zip(*map(weights, batches))]
+
+
+def after(size):
+    """Compute the share that thinks after a step along the gradient of SAMPLE's points. -> float"""
+    return sigmoid(THETA + size * sampled_gradient(SAMPLE, weights(SAMPLE)[2]))
+
+
+def pairs():
+    """Write the loss of DPO, of a right thought and a wrong guess, for some theta. -> rows"""
+    found = [(x, logp(OUTPUTS[0], x), logp(OUTPUTS[5], x), x - THETA) for x in (THETA, 0, 2, 5)]
+    return [[signed(y, 2) for y in (*row, -math.log(sigmoid(row[3] / 2)))] for row in found]
 
 
 def rows():
@@ -84,20 +110,3 @@ def rows():
 def signed(x, digits):
     """Write a number with a minus sign. -> str"""
     return f"{x:.{digits}f}".replace("-", "−")
-
-
-def values():
-    """Compute the numbers of the text. -> dict of strings"""
-    batch = sample(random.Random(SEED))
-    rewards = [o.reward for o in batch]
-    loss = -fmean(o.reward * logp(o) for o in batch)
-    many = [sampled_gradient(sample(random.Random(seed))) for seed in range(MANY)]
-    high, low = (expected_reward(THETA + step) for step in (STEP, -STEP))
-    return {"question": QUESTION, "answer": str(ANSWER), "theta": f"{THETA:g}",
-            "p": f"{1 / (1 + math.exp(-THETA)):.2f}", "J": f"{expected_reward():.4f}",
-            "exact": f"{exact_gradient():.4f}", "step": f"{STEP:g}", "high": f"{high:.6f}",
-            "low": f"{low:.6f}", "differences": f"{gradient_by_differences():.4f}",
-            "batch": str(BATCH), "num_right": f"{sum(rewards):.0f}", "loss": f"{loss:.2f}",
-            "sampled": f"{sampled_gradient(batch):.4f}", "many": f"{MANY:,}",
-            "mean": f"{fmean(many):.3f}",
-            "error": f"{stdev(many) / math.sqrt(MANY):.3f}"}
