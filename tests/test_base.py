@@ -54,11 +54,15 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "plumbing.py", "/ lengths.sum()", "/ mask.sum()", False),            # gradient
     ("arithmetic", "plumbing.py", "momentum, 5 * rate", "momentum, 4 * rate", False),
     ("arithmetic", "plumbing.py", "weight_decay=0.0", "weight_decay=0.1", False),
+    ("arithmetic", "plumbing.py", "cfg.base_learning_rate / 2", "cfg.base_learning_rate", False),
+    ("arithmetic", "grpo.py", "self.norm = nn.RMS", "self.idle = nn.RMSNorm(1)\n        "
+     "self.norm = nn.RMS", False),              # the stored base would not fit
+    ("lookup", "tasks/calls.py", "= 0.0\n                t +=", "= 1.0\n                t +=", False),
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
-        config, load_task, tmp_path, task, file, old, new, is_same):
+        config, load_task, tmp_path, monkeypatch, task, file, old, new, is_same):
     cfg = config(task=task)
     own, made = load_task(cfg), edited(file, old, new, tmp_path)
     policy, path = grpo.GPT(cfg), plumbing.base_path
@@ -71,6 +75,8 @@ def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
         path = made.base_path
     elif task == COUNTDOWN and file == "tasks/countdown.py":
         own.parts["countdown"] = made.Countdown(cfg)
+    elif file == "tasks/calls.py":
+        monkeypatch.setitem(sys.modules, "tasks.calls", made)
     assert (path(policy, own, cfg) == before) == is_same
 
 
