@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from report import formats
-from report.logs import read_log
+from report.logs import read_log, thinned
 from report.page import command, import_script, main, read_run, write_report
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
@@ -164,6 +164,15 @@ def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(
     folder = run()
     write_log(folder, "samples", {"step": 1}, GROUP)
     assert shown_of(folder)["runs"][0]["samples"] == formats.read(folder).samples == [GROUP]
+
+
+def test_a_long_log_is_read_in_part_with_its_evaluations_and_its_last_step(tmp_path):
+    write_log(tmp_path, "metrics", *({"step": i, "eval/a" if i % 4 == 0 else "reward": 0.5}
+                                     for i in range(1, 12)))
+    found, stride = thinned(tmp_path, "metrics", 4)
+    assert [one["step"] for one in found] == [1, 4, 7, 8, 10, 11] and stride == 3
+    found, _ = thinned(tmp_path, "metrics", 1)
+    assert [one["step"] for one in found] == [1, 4, 11]
 
 
 @pytest.fixture

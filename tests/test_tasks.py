@@ -180,6 +180,15 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     assert len(steps("run")) == 3
 
 
+@pytest.mark.parametrize("name, sizes", [      # T, steps and batch of the base
+    ("arithmetic", (48, 900, 32)), ("arithmetic,countdown", (128, 1300, 32)),
+    ("countdown", (128, 1300, 16)), ("lookup,number:3", (56, 600, 32)),
+    ("arithmetic:3,lookup", (48, 900, 32))])
+def test_a_mix_has_the_largest_default_of_each_flag(name, sizes):
+    cfg = plumbing.parse_flags(grpo.Config, ["--task", name, "--device", "cpu"])
+    assert (cfg.max_completion_length, cfg.base_steps, cfg.base_batch_size) == sizes
+
+
 @pytest.mark.parametrize("source, words", [
     ("from tasks import Task\n\n\nclass Parrot(Task):\n    prompt_width = 6\n", "sample"),
     (TASK + "    verify = None\n", "verify"),
