@@ -57,7 +57,7 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "plumbing.py", "cfg.base_learning_rate / 2", "cfg.base_learning_rate", False),
     ("arithmetic", "grpo.py", "self.norm = nn.RMS", "self.idle = nn.RMSNorm(1)\n        "
      "self.norm = nn.RMS", False),              # the stored base would not fit
-    ("lookup", "tasks/calls.py", "= 0.0\n                t +=", "= 1.0\n                t +=", False),
+    ("lookup", "tasks/calls.py", "+ num_inserted] = 0.0", "+ num_inserted] = 1.0", False),
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])

@@ -272,9 +272,9 @@ def test_a_watched_run_of_nano_has_what_its_page_shows(run, tmp_path, monkeypatc
     assert run("watch", "nano.py", "a")[0] == 0
     shown = read_run("a")
     assert {*shown["metrics"][1]} == {"step", *hunt.METRICS.values()} and len(shown["metrics"]) == 2
-    numbers = dict(zip("reward right tokens think silent cut kl step_kl".split(), range(8)))
+    numbers = {"reward": 0, "right": 1, "tokens": 2, "think": 3, "silent": 4, "cut": 5, "kl": 6}
     monkeypatch.setattr(runs, "run", lambda *_, **__: {
-        "steps": [numbers], "accuracy": [0.25, 0.75], "seconds": 3.0})
+        "steps": [numbers | {"step_kl": 7}], "accuracy": [0.25, 0.75], "seconds": 3.0})
     run("watch", "nano.py", "b")
     shown = read_run("b")
     assert shown["metrics"] == [{

@@ -409,8 +409,9 @@ def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(llama, c
 
 
 def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(llama):
-    """As do the signals of a scheduler and of a limit. Under nohup, which ignores SIGHUP, the end of a terminal does not end it. Next to kernels/,
-    which transformers would import, and without the packages of the scripts."""
+    """As do the signals of a scheduler. Under nohup, which ignores SIGHUP, the end of a terminal
+    does not end it. Next to kernels/, which transformers would import, and without the packages of
+    the scripts."""
     Path("mine.py").write_text(small_source(P=2, T=3, STEPS=10_000))
     shutil.copytree(rungs.ROOT / "kernels", "kernels")
     Path("site").mkdir()

@@ -215,7 +215,7 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, pag
 
 
 def write_trl(folder, history, steps, **columns):
-    """Write the completions of TRL. history: its log; columns: of two rows, or functions of a step.
+    """Write the completions of TRL. history: its log; columns: of the rows, or functions of a step.
     -> what the page shows"""
     parquet = pytest.importorskip("pyarrow.parquet", reason="the completions of TRL are parquet")
     (folder / "completions").mkdir()
@@ -224,7 +224,7 @@ def write_trl(folder, history, steps, **columns):
     for step in steps:
         rows = {"step": [step] * 2, "prompt": ["1+1="] * 2, "completion": ["3", "2"], **{
             name: some(step) if callable(some) else some for name, some in columns.items()}}
-        rows["advantage"] = [-1.0, 1.0]
+        rows["advantage"] = [-1.0, 1.0, 0.0][:len(rows["prompt"])]
         parquet.write_table(sys.modules["pyarrow"].table(rows),
                             folder / f"completions/completions_{step:05}.parquet")
     return read_run(folder)
@@ -259,10 +259,13 @@ def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
         steps, shown, answers, tmp_path):
     found = [{"step": step, "eval_a_reward": 0.5} for step in (0, *steps)]      # step 0: no file
     run = write_trl(
-        tmp_path, found[:1] + log_of([1, 2, 3], train_runtime=7.0) + found[1:], [1, 2, 3], **RIGHT,
-        prompt=lambda step: ["held out" if step in steps else "1+1=", f"{step}+1="])
+        tmp_path, found[:1] + log_of([1, 2, 3], train_runtime=7.0) + found[1:], [1, 2, 3],
+        step=lambda step: [step] * 3, right=[0.0, 1.0, 1.0],
+        prompt=lambda step: ["held out" if step in steps else "1+1="] * 2 + [f"{step}+1="],
+        completion=lambda step: [f"first at {step}", "second", "2"])
     assert sorted({one["step"] for one in run["samples"]}) == shown and run["summary"]["steps"] == 3
     assert f"Evaluations have replaced the samples of {len(steps)} of 3" in run["note"]
-    assert [(one["base"]["text"], one["base"]["label"]) for one in run["evaluation"]] == [
-        ("3", f"evaluation at step {steps[0]}, reward 0.0")] * answers      # the first answers
+    assert [(one[end]["text"], one[end]["label"]) for one in run["evaluation"]
+            for end in ("base", "trained")] == [
+        (f"first at {step}", f"evaluation at step {step}, reward 0.0") for step in steps] * answers
     assert ("after a second evaluation" in run["note"]) == (not answers)

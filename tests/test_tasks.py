@@ -86,14 +86,15 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
     problems = common.held_out_problems(task, 200)
-    found = {problem.prompt for problem in problems}
     assert len(set(problems)) == len(problems) == 200       # some differ in their secret alone
     assert {problem.task for problem in problems} == set(name.partition(":")[0].split(","))
     learned = common.sample_problems(task, 1000, 0)
     for phase in ("textbook", "forum", "cold_start"):
         learned = learned + common.sample_problems(task, 100, 0, phase=phase)
-    assert not found & {problem.prompt.rpartition("|")[2] for problem in learned}
-    assert all(map(task.is_held_out, problems)) and not any(map(task.is_held_out, learned))
+    tenths = {"countdown": 2, "number": 2}          # by the hash of the question without its key
+    kept = [[zlib.crc32(one.prompt.rpartition("|")[2].encode()) % 10 < tenths.get(one.task, 1)
+             for one in some] for some in (problems, learned)]
+    assert all(kept[0]) and not any(kept[1])
     assert common.held_out_problems(load(name), 200) == problems
 
 
