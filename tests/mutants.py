@@ -5,8 +5,9 @@
                            in the lines that changed, with all files of tests that name the function
                            or its file: first those that name the function most often
 
-No file changes: a process of Python gets the mistake when it imports the file, but not if it runs
-the file as a script. A mistake in what several scripts share is planted in all of them.
+The tests have to pass before. No file changes: a process of Python gets the mistake when it imports
+the file, but not if it runs the file as a script. A mistake in what several scripts share is
+planted in all of them.
 """
 import ast
 import contextlib
@@ -148,7 +149,8 @@ def main(argv):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         words = [*pool.map(lambda one: verdict(one) if time.monotonic() < end else "not planted",
                            mistakes)]
-    print(*(f"{n} {word}" for word, n in Counter(words).items()), sep=", ")
+    counts = [f"{n} {word}" for word, n in Counter(words).items()]
+    print(", ".join(counts) or "no line of code has changed")
     return any(word == "SURVIVED" and one[0].startswith("practice")
                for word, one in zip(words, mistakes))
 

@@ -12,12 +12,21 @@ import pytest
 import torch
 from conftest import ROOT, close, every_script
 from small_models import Recording
-from small_runs import INSTANT, changed_weights, load, policy_of, read_summary
+from small_runs import (
+    INSTANT,
+    arguments,
+    changed_weights,
+    load,
+    policy_of,
+    read_summary,
+    resume,
+)
 
 import common
 import grpo
 import plumbing
 from kernels import decode
+from report import ask
 from vectors.edits import replace_once
 
 # ---- which runs share a base -----------------------------------------------------------------
@@ -102,6 +111,25 @@ def test_another_torch_or_another_processor_makes_another_base(config, load_task
 
 
 # ---- the warm start --------------------------------------------------------------------------
+
+def load_again(run):
+    cfg = plumbing.parse_flags(grpo.Config, arguments(INSTANT))
+    plumbing.load_base(grpo.GPT(cfg), common.load_task(cfg, grpo.verify), cfg)
+
+
+@pytest.mark.parametrize("compute", [load_again, resume, lambda run: ask.answer(run, "(3+4)=")])
+def test_bases_runs_and_answers_are_computed_with_one_thread_and_without_tf32(
+        run, own_bases, compute):
+    """Otherwise their last bits depend on the machine."""
+    torch.set_num_threads(2)
+    torch.set_float32_matmul_precision("high")
+    try:
+        compute(run)
+        assert torch.get_num_threads() == 1
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        plumbing.fix_arithmetic()
+
 
 @pytest.mark.parametrize("highest_loss, usual_steps, is_again", [
     (torch.inf, 3, False), (0.0, 4, False), (0.0, 3, True), (99.0, 3, False), (torch.nan, 3, True)])
