@@ -62,11 +62,11 @@ quick: $(READY)          ## run the fast tests: equations, golden numbers, a tin
 lint: $(READY)           ## check the style with ruff
 	$(PY) -m ruff check .
 
-mutants: $(READY)        ## plant mistakes that a program makes: what share do the tests catch?
-	$(PY) tests/mutants.py $(A)
+mutants: $(READY)        ## plant the mistakes of practice: a test has to catch each (20 minutes)
+	$(PY) tests/mutants.py
 
-changed: $(READY)        ## plant mistakes in changed functions for 3 minutes; BASE=main: since main
-	$(PY) tests/mutants.py --changed --show
+changed: $(READY)        ## plant mistakes in changed lines for 3 minutes; BASE=main: since main
+	$(PY) tests/mutants.py --changed
 
 ##@ To keep the scripts in step
 

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 import torch
+from conftest import load_named
 from small_runs import INSTANT, arguments
 
 import common
@@ -26,6 +27,16 @@ def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run):
         problem = common.Problem(prompt, answer="")
         [text] = grpo.complete(policy, task, cfg, [problem]).texts
         assert ask.answer(run, prompt) == text
+
+
+@pytest.mark.parametrize("name, asked", [
+    ("arithmetic", "arithmetic"), ("arithmetic,lookup,gridworld", "lookup"),
+    ("countdown,arithmetic", "countdown")])
+def test_a_mix_is_asked_a_question_of_its_task_with_a_tool_or_its_own_example(name, asked):
+    task = load_named(name)
+    assert ask.problem_of(task, "x").task == asked
+    [example] = common.sample_problems(task, 1, "example", "test")
+    assert ask.problem_of(task, example.prompt) == example
 
 
 def test_no_control_character_reaches_the_terminal(finished, monkeypatch, capsys):

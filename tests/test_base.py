@@ -12,12 +12,21 @@ import pytest
 import torch
 from conftest import ROOT, close, every_script
 from small_models import Recording
-from small_runs import INSTANT, changed_weights, load, policy_of, read_summary
+from small_runs import (
+    INSTANT,
+    arguments,
+    changed_weights,
+    load,
+    policy_of,
+    read_summary,
+    resume,
+)
 
 import common
 import grpo
 import plumbing
 from kernels import decode
+from report import ask
 from vectors.edits import replace_once
 
 # ---- which runs share a base -----------------------------------------------------------------
@@ -54,11 +63,15 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "plumbing.py", "/ lengths.sum()", "/ mask.sum()", False),            # gradient
     ("arithmetic", "plumbing.py", "momentum, 5 * rate", "momentum, 4 * rate", False),
     ("arithmetic", "plumbing.py", "weight_decay=0.0", "weight_decay=0.1", False),
+    ("arithmetic", "plumbing.py", "cfg.base_learning_rate / 2", "cfg.base_learning_rate", False),
+    ("arithmetic", "grpo.py", "self.norm = nn.RMS", "self.idle = nn.RMSNorm(1)\n        "
+     "self.norm = nn.RMS", False),              # the stored base would not fit
+    ("lookup", "tasks/calls.py", "+ num_inserted] = 0.0", "+ num_inserted] = 1.0", False),
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
 def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
-        config, load_task, tmp_path, task, file, old, new, is_same):
+        config, load_task, tmp_path, monkeypatch, task, file, old, new, is_same):
     cfg = config(task=task)
     own, made = load_task(cfg), edited(file, old, new, tmp_path)
     policy, path = grpo.GPT(cfg), plumbing.base_path
@@ -71,6 +84,8 @@ def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
         path = made.base_path
     elif task == COUNTDOWN and file == "tasks/countdown.py":
         own.parts["countdown"] = made.Countdown(cfg)
+    elif file == "tasks/calls.py":
+        monkeypatch.setitem(sys.modules, "tasks.calls", made)
     assert (path(policy, own, cfg) == before) == is_same
 
 
@@ -96,6 +111,25 @@ def test_another_torch_or_another_processor_makes_another_base(config, load_task
 
 
 # ---- the warm start --------------------------------------------------------------------------
+
+def load_again(run):
+    cfg = plumbing.parse_flags(grpo.Config, arguments(INSTANT))
+    plumbing.load_base(grpo.GPT(cfg), common.load_task(cfg, grpo.verify), cfg)
+
+
+@pytest.mark.parametrize("compute", [load_again, resume, lambda run: ask.answer(run, "(3+4)=")])
+def test_bases_runs_and_answers_are_computed_with_one_thread_and_without_tf32(
+        run, own_bases, compute):
+    """Otherwise their last bits depend on the machine."""
+    torch.set_num_threads(2)
+    torch.set_float32_matmul_precision("high")
+    try:
+        compute(run)
+        assert torch.get_num_threads() == 1
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        plumbing.fix_arithmetic()
+
 
 @pytest.mark.parametrize("highest_loss, usual_steps, is_again", [
     (torch.inf, 3, False), (0.0, 4, False), (0.0, 3, True), (99.0, 3, False), (torch.nan, 3, True)])

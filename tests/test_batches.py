@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 import torch
-from conftest import scripts
+from conftest import every_script, scripts
 
 import common
 import grpo
@@ -46,6 +46,18 @@ def check_rows(script, policy, task, batch):
     logps, _ = script.score(policy, batch.prompts, batch.tokens)
     torch.testing.assert_close(logps * batch.mask, batch.logps, atol=1e-9, rtol=0)
     assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
+
+
+@every_script
+def test_each_seed_and_each_step_has_its_own_problems_and_its_own_random_numbers(
+        script, setting, watch):
+    cfg, policy, task, _ = setting()
+    drawn = watch(script, "complete", lambda *args: (args[4].initial_seed(), tuple(args[3])))
+    for seed in (0, 1):
+        for step in (0, 1):
+            script.sample_batch(policy, task, dataclasses.replace(cfg, seed=seed), step)
+    streams, problems = zip(*drawn)
+    assert len({*streams}) == len({*problems}) == 4
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------

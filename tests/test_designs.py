@@ -86,10 +86,29 @@ def test_all_sides_train_on_equally_many_outputs_from_bases_of_their_seed(name, 
         assert steps == [{"0"}, {"0"}, {"0", "12", "24", "36", "48"}]
 
 
-@pytest.mark.parametrize("one", [abstain, imitation])
-def test_each_way_to_learn_gets_15360_outputs(one):
-    for way, (command, *_) in one.WAYS.items():
-        assert imitation.budget(command)[0] == 15_360, way
+@pytest.mark.parametrize("name", ["imitation", "abstain"])
+def test_each_way_to_learn_gets_the_reward_outputs_updates_and_seeds_that_its_page_states(
+        name, monkeypatch):
+    one = bench.module(name)
+
+    def run_once(command, seed, *_):
+        script, *flags = shlex.split(command)
+        script = imitation.SCRIPTS[script.removesuffix(".py")]
+        words = ["--device", "cpu", *flags, "--seed", str(seed)]
+        judged = script.reward(common.Problem("3+1=", "4"), "<answer>6</answer>", 0.0)
+        return plumbing.parse_flags(script.Config, words), judged
+    monkeypatch.setattr(imitation, "run_once", run_once)
+    for side in one.SIDES:
+        reward, _, way = side.partition(": ")
+        cfg, judged = one.measure(f"{side}, 0.004", 3)
+        assert (cfg.seed, cfg.base_seed, cfg.learning_rate) == (3, 3, 0.004)
+        assert imitation.budget(one.WAYS[way][0])[0] == 15_360, side
+        assert (cfg.reward == "points") == (reward in ("points", "levels"))
+        assert cfg.task.partition("cost=")[2] == {"no cost": "0", "cost 3": "3"}.get(reward, "")
+        assert (judged == 1) == (reward == "even or odd") or name == "abstain"
+    monkeypatch.setattr(bench, "run_once", lambda command, seed, *_: [command, seed])
+    command, seed = bench.perform("rates", f"{next(iter(bench.module('rates').SIDES))}, 0.004", 3)
+    assert command.endswith(" --learning_rate 0.004 --base_seed 3") and seed == 3
 
 
 @pytest.mark.parametrize("command, counts", [

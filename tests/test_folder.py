@@ -87,14 +87,20 @@ def test_make_leaves_environments_alone_that_it_did_not_create(tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_a_verify_may_leave_the_current_folder_while_it_is_tried(script, tmp_path, monkeypatch):
+def test_a_verify_is_tried_on_all_kinds_of_texts_and_may_leave_the_current_folder(
+        script, tmp_path, monkeypatch, watch):
+    tried = {}
+
     def leave(problem, text):
         os.chdir("/")
-        return 0.0
+        tried[text] = script.verify(problem, text)
+        return tried[text]
+    splits = watch(common, "sample_problems", lambda task, n, seed, split="train", **_: split)
     monkeypatch.chdir(tmp_path)
     cfg = script.Config(device="cpu")
     plumbing.Run(cfg, common.load_task(cfg, leave), None, script.COLUMNS)
-    assert Path.cwd() == tmp_path
+    assert Path.cwd() == tmp_path and {*splits} == {"train", "test"}
+    assert {*tried.values()} == {0.0, 1.0} and "" in tried
 
 
 # ---- the end ---------------------------------------------------------------------------------

@@ -97,6 +97,31 @@ def test_the_rate_falls_to_0_and_the_seed_alone_decides_what_happens(tiny, watch
     assert re.findall("held-out questions, (.*?): ", printed) == ["before", "after"]
 
 
+def test_training_and_evaluation_ask_different_questions_and_a_forced_think_follows_its_question(
+        monkeypatch, capsys):
+    """The policy answers 7, and 8 if it is forced to think."""
+    asked = []
+
+    def sample(policy, prompts, greedy=False):
+        texts = ["".join(nano.VOCABULARY[token] for token in row) for row in prompts.tolist()]
+        asked.append([greedy, [text.replace("<end>", "") for text in texts]])
+        output = f"<answer>{7 + texts[0].endswith('<think>')}</answer>"
+        return torch.cat([prompts, nano.encode([output], nano.T).expand(len(prompts), -1)], 1)
+    monkeypatch.setattr(nano, "sample", sample)
+    nano.main(base_steps=0, steps=1)
+    (plain, questions), (forced, openings), (trained, others), *again = asked
+    assert (plain, forced, trained) == (True, True, False) and again == asked[:2]
+    assert len(questions) == nano.HELD_OUT and openings == [one + "<think>" for one in questions]
+    task = grpo.common.Arithmetic(grpo.verify)
+    is_held_out = [{task.is_held_out(grpo.common.Problem(question, "")) for question in some}
+                   for some in (questions, others)]
+    assert is_held_out == [{True}, {False}] and len(others) == nano.P * nano.G
+    seven, eight = (sum(eval(one[:-1]) == x for one in questions) / nano.HELD_OUT for x in (7, 8))
+    said = capsys.readouterr().out
+    assert said.count(f": {seven:.3f} right, {eight:.3f} after a forced <think>, ") == 1
+    assert seven != eight and min(seven, eight) > 0
+
+
 def test_outputs_log_probabilities_advantages_loss_and_gradient(double):
     torch.manual_seed(0)
     cfg = grpo.Config(device="cpu", max_completion_length=nano.T)

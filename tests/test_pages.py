@@ -215,4 +215,7 @@ def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkey
             names["FLAGS"] = flags
     assert "steps: 4 and 4" in capsys.readouterr().out
     first, mine = (names["runs"] / name for name in ("grpo", "mine"))
+    panels = sys.modules["report.curve"].PANELS
+    assert {names[0] for names in panels} <= steps(first)[0].keys()
+    assert all((run / "curve.png").is_file() for run in (first, mine))
     assert [x["loss"] for x in steps(first)] != [x["loss"] for x in steps(mine)]

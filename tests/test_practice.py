@@ -3,13 +3,16 @@ a blank is graded WRONG and named. A learner's work is never overwritten. Every 
 won."""
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+from learn.path import runs
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import MISTAKES, Exercise, mistakes
@@ -126,6 +129,7 @@ ORDER = "for rows in torch.randperm(P * G).chunk(2):"
     ("A[rows], mask[rows])", "A[rows], mask[:len(rows)])", "mask must be (B, T), for the"),
     ("A[rows], mask[rows])", "A[rows], mask[rows] * 0 + 1)", "mask must be"),
     ("loss, RATE * (1 - step / steps)", "loss, RATE", "the learning rate must fall"),
+    ("(1 - step / steps)", "(1 - step / steps / 1.01)", "the learning rate must fall"),
     ("rewards = torch", "reward = torch", ": NameError: name 'rewards'")])
 def test_the_loop_from_memory_is_right_or_its_mistake_is_named(old, new, said):
     text = replace_once(FROM_MEMORY, old, new) if old else FROM_MEMORY
@@ -241,6 +245,12 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
         path = tmp_path / "hunt" / file
         text = path.read_text()
         assert f"answer hunt/{file}" in said
+        commands = [shlex.split(line) for line in said.splitlines() if line.startswith("  ")][:2]
+        right = hunt.file_of(name).removesuffix(".py").replace("/", ".")
+        modules = [file, ROOT / "nano.py"] if name == "nano" else [f"hunt.{path.stem}", right]
+        for words, module, kind in zip(commands, modules, ("wrong", "right"), strict=True):
+            ran = words[-2] if name == "nano" else words[words.index("-m") + 1]
+            assert Path(ran).name == Path(module).name and words[-1] == f"hunt/{path.stem}-{kind}"
         comments = [[(line.find("  # "), line.partition("  # ")[2]) for line in one.split("\n")
                      if "  # " in line] for one in (source, text)]
         assert comments[0] == comments[1] and max(map(len, text.split("\n"))) <= 100
@@ -262,7 +272,17 @@ def test_a_watched_run_of_nano_has_what_its_page_shows(run, tmp_path, monkeypatc
     assert run("watch", "nano.py", "a")[0] == 0
     shown = read_run("a")
     assert {*shown["metrics"][1]} == {"step", *hunt.METRICS.values()} and len(shown["metrics"]) == 2
-    assert 0 <= shown["summary"]["trained"]["greedy"] <= 1
+    numbers = {"reward": 0, "right": 1, "tokens": 2, "think": 3, "silent": 4, "cut": 5, "kl": 6}
+    monkeypatch.setattr(runs, "run", lambda *_, **__: {
+        "steps": [numbers | {"step_kl": 7}], "accuracy": [0.25, 0.75], "seconds": 3.0})
+    run("watch", "nano.py", "b")
+    shown = read_run("b")
+    assert shown["metrics"] == [{
+        "reward": 0, "accuracy": 1, "completions/mean_length": 2, "think_share": 3,
+        "frac_reward_zero_std": 4, "completions/clipped_ratio": 5, "kl": 6, "policy_kl": 7,
+        "step": 1}]
+    assert (shown["summary"]["base"], shown["summary"]["trained"]) == (
+        {"greedy": 0.25}, {"greedy": 0.75})
     assert run("watch", "nano.py", "a")[0] == 2         # nothing is overwritten
 
 

@@ -409,8 +409,9 @@ def test_a_tenth_is_held_out_at_most_and_outputs_without_an_end_are_cut(llama, c
 
 
 def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(llama):
-    """Under nohup, which ignores SIGHUP, the end of a terminal does not end it. Next to kernels/,
-    which transformers would import, and without the packages of the scripts."""
+    """As do the signals of a scheduler. Under nohup, which ignores SIGHUP, the end of a terminal
+    does not end it. Next to kernels/, which transformers would import, and without the packages of
+    the scripts."""
     Path("mine.py").write_text(small_source(P=2, T=3, STEPS=10_000))
     shutil.copytree(rungs.ROOT / "kernels", "kernels")
     Path("site").mkdir()
@@ -428,9 +429,38 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(llama):
     said, error = child.communicate(timeout=60)
     assert child.returncode == 130 and "steps, the model is in" in said
     assert "Traceback" not in error and Path("trained/model.safetensors").exists()
+    ends = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU
+    before = {number: signal.getsignal(number) for number in ends}
     with pytest.raises(SystemExit):
         real.stop(signal.SIGTERM, None)
-    assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert {signal.signal(*each) for each in before.items()} == {signal.SIG_IGN}
+
+
+def test_a_saved_model_has_the_precision_of_its_folder_and_no_file_is_written_in_place():
+    """A kill while a file is written would leave half of it."""
+    from safetensors.torch import load_file
+    folder = random_model()
+    real.load(folder).bfloat16().save_pretrained(folder)
+    policy = real.load(folder)
+    real.save(policy, "saved")
+    files = [(path.open("rb"), path.read_bytes()) for path in Path("saved").iterdir()]
+    policy.get_input_embeddings().weight.data.mul_(1.7)
+    real.save(policy, "saved")
+    assert all(file.read() == content for file, content in files)
+    weights = policy.bfloat16().state_dict()
+    for name, saved in load_file("saved/model.safetensors").items():
+        assert saved.dtype == torch.bfloat16 and torch.equal(saved, weights[name])
+
+
+@pytest.mark.parametrize("verify, words", [
+    (lambda answer, text: None if text else 0.0, "not None: 1, '1'"),
+    (lambda answer, text: 0.0 if text else float("nan"), "not nan: 1, ''"),
+    (lambda answer, text: "1", "not '1': 1, ''")])
+def test_a_verify_that_returns_no_number_ends_a_run_before_a_model_is_loaded(verify, words, change):
+    change(verify=verify)
+    write_rows({"prompt": f"{i}", "answer": 1} for i in range(10))
+    with pytest.raises(SystemExit, match=re.escape(words)):
+        real.main("missing", "data.jsonl")
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(llama, change, monkeypatch):

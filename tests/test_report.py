@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from report import formats
-from report.logs import read_log
+from report.logs import read_log, thinned
 from report.page import command, import_script, main, read_run, write_report
 
 HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
@@ -166,6 +166,15 @@ def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(
     assert shown_of(folder)["runs"][0]["samples"] == formats.read(folder).samples == [GROUP]
 
 
+def test_a_long_log_is_read_in_part_with_its_evaluations_and_its_last_step(tmp_path):
+    write_log(tmp_path, "metrics", *({"step": i, "eval/a" if i % 4 == 0 else "reward": 0.5}
+                                     for i in range(1, 12)))
+    found, stride = thinned(tmp_path, "metrics", 4)
+    assert [one["step"] for one in found] == [1, 4, 7, 8, 10, 11] and stride == 3
+    found, _ = thinned(tmp_path, "metrics", 1)
+    assert [one["step"] for one in found] == [1, 4, 11]
+
+
 @pytest.fixture
 def page(browser):
     """A page of Chromium, on which no script may fail."""
@@ -206,7 +215,7 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, pag
 
 
 def write_trl(folder, history, steps, **columns):
-    """Write the completions of TRL. history: its log; columns: of two rows, or functions of a step.
+    """Write the completions of TRL. history: its log; columns: of the rows, or functions of a step.
     -> what the page shows"""
     parquet = pytest.importorskip("pyarrow.parquet", reason="the completions of TRL are parquet")
     (folder / "completions").mkdir()
@@ -215,7 +224,7 @@ def write_trl(folder, history, steps, **columns):
     for step in steps:
         rows = {"step": [step] * 2, "prompt": ["1+1="] * 2, "completion": ["3", "2"], **{
             name: some(step) if callable(some) else some for name, some in columns.items()}}
-        rows["advantage"] = [-1.0, 1.0]
+        rows["advantage"] = [-1.0, 1.0, 0.0][:len(rows["prompt"])]
         parquet.write_table(sys.modules["pyarrow"].table(rows),
                             folder / f"completions/completions_{step:05}.parquet")
     return read_run(folder)
@@ -250,10 +259,13 @@ def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
         steps, shown, answers, tmp_path):
     found = [{"step": step, "eval_a_reward": 0.5} for step in (0, *steps)]      # step 0: no file
     run = write_trl(
-        tmp_path, found[:1] + log_of([1, 2, 3], train_runtime=7.0) + found[1:], [1, 2, 3], **RIGHT,
-        prompt=lambda step: ["held out" if step in steps else "1+1=", f"{step}+1="])
+        tmp_path, found[:1] + log_of([1, 2, 3], train_runtime=7.0) + found[1:], [1, 2, 3],
+        step=lambda step: [step] * 3, right=[0.0, 1.0, 1.0],
+        prompt=lambda step: ["held out" if step in steps else "1+1="] * 2 + [f"{step}+1="],
+        completion=lambda step: [f"first at {step}", "second", "2"])
     assert sorted({one["step"] for one in run["samples"]}) == shown and run["summary"]["steps"] == 3
     assert f"Evaluations have replaced the samples of {len(steps)} of 3" in run["note"]
-    assert [(one["base"]["text"], one["base"]["label"]) for one in run["evaluation"]] == [
-        ("3", f"evaluation at step {steps[0]}, reward 0.0")] * answers      # the first answers
+    assert [(one[end]["text"], one[end]["label"]) for one in run["evaluation"]
+            for end in ("base", "trained")] == [
+        (f"first at {step}", f"evaluation at step {step}, reward 0.0") for step in steps] * answers
     assert ("after a second evaluation" in run["note"]) == (not answers)

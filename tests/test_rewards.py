@@ -1,5 +1,6 @@
 """Test the rewards that --reward names, and the reward model, which is one of them."""
 import dataclasses
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -151,7 +152,10 @@ def test_a_judge_gives_whole_points_with_a_normal_mistake_and_scores_stay_exact(
         text, is_right, mean, std):
     """What has no answer deserves 1 point, below which no mistake leads."""
     batch = batch_of([[0, 0]] * 5000, problems=[SEVEN] * 10_000, texts=[text] * 10_000)
-    points = load("arithmetic", reward="points").judge(batch, 2, 3).rewards.flatten()
+    draws = [load("arithmetic", reward="points", seed=seed).judge(batch, 2, step).rewards.flatten()
+             for seed in (0, 1) for step in (3, 4)]
+    assert all((one != other).float().mean() > 0.2 for one, other in combinations(draws, 2))
+    points, *_ = draws
     assert {*points.tolist()} <= {*range(1, 11)}
     found = points.mean().item(), points.std().item()
     assert found == pytest.approx((mean, std), abs=0.04)
@@ -202,8 +206,9 @@ def test_a_pair_is_a_right_and_a_wrong_completion_of_one_group_and_one_in_ten_is
 
 
 def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_verdict(
-        policy, monkeypatch):
+        policy, monkeypatch, watch):
     monkeypatch.setattr(preferences, "BATCHES", 60)
+    labelled = watch(preferences, "pairs", lambda batch, _, generator: generator.initial_seed())
     drawn = []
 
     def sample(name):                                       # right completions begin with A
@@ -223,6 +228,9 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
     ratings = model.rewards(batch)
     is_correct = batch.is_correct.flatten()
     assert ratings[is_correct].mean() - ratings[~is_correct].mean() > 0.7
+    monkeypatch.setattr(preferences, "BATCHES", 1)
+    preferences.fit(model, sample, 1)
+    assert len({*labelled}) == 4            # each seed has its own mistakes, and its own tests
 
 
 def test_a_run_learns_from_the_ratings_of_a_reward_model(

@@ -334,6 +334,7 @@ def test_an_adapter_has_a_gap_for_each_argument_that_is_not_known(answer, tmp_pa
     for line in ("new=...,", "low=...,  # 0.2 by default", "flag=...,  # None by default",
                  "A=advantages,  # (B,)", "mask: (B, T)", "epsilon_high: 0.2 or 0.28"):
         assert f"    {line}\n" in written
+    assert ", low=0.2, flag=None):" in written
     path.write_text(replace_once(written, "new=...", "new=logps[..., :]"))
     code, text = answer(OTHER, "--recipe", "dapo")                      # another file: another one
     assert len([*tmp_path.glob("adapt_*.py")]) == 2
@@ -341,6 +342,30 @@ def test_an_adapter_has_a_gap_for_each_argument_that_is_not_known(answer, tmp_pa
                          "--recipe", "dapo"]) == 2
     assert "logps[..., :]" in path.read_text()                          # it is not written over
     assert command.main([str(path), "--recipe", "dapo"]) == 2
+    _, text = answer(OTHER.replace("low=", "epsilon_high=0.3, low="), "--recipe", "dapo")
+    assert ", epsilon_high=0.3, " in text                               # its own default stays
+
+
+@pytest.mark.parametrize("call, gaps", [
+    ("f(..., b=a)", ["an argument without a name"]), ("f(a, b=-...)", ["b"]),
+    ("f(*[...])", ["an argument without a name"]), ("f(a, **{'b': ...})", ["**"]),
+    ("f(a[..., 0], b=a[:, ...])", []), ("f(g(a, ...), b=(1, ...))", ["b"] + [
+        "an argument without a name"] * 2)])
+def test_each_gap_of_an_adapter_is_found_and_an_index_is_none(call, gaps, import_text):
+    module = import_text(f'def loss(a):\n    """{contract.ADAPTER}f."""\n    return {call}\n')
+    assert adapter.gaps_of(module.loss) == gaps
+
+
+@pytest.mark.parametrize("text, value", [
+    ("False", False), ("None", None), ("0.5", 0.5), ("mean", "mean"), ("offset", "offset"),
+    *((text, ValueError) for text in ("false", "FALSE", "Off", "NO", "Null", "NaN", "on"))])
+def test_a_text_that_means_a_switch_or_a_number_is_no_setting(text, value):
+    """It would count as true."""
+    if value is ValueError:
+        with pytest.raises(ValueError, match=f"a={text}: must be"):
+            contract.setting("a", text)
+    else:
+        assert contract.setting("a", text) == value
 
 
 @pytest.mark.parametrize("gap, verdict", [
@@ -440,9 +465,10 @@ def test_a_function_that_prints_or_does_not_end_gets_a_verdict_all_the_same(answ
     prints = RIGHT.replace("m = mask", "print('a line')\n    m = mask") + "\nprint('another')\n"
     assert answer(prints, "--recipe", "dapo") == answer(RIGHT, "--recipe", "dapo")
     monkeypatch.setattr(command, "SECONDS", 0.2)
-    code, text = answer(RIGHT.replace("m = mask", "while True: pass"), "--recipe", "dapo",
-                        "id=clip")
-    assert code == 1 and "SystemExit: it takes more than 0.2 seconds" in text
+    slow = RIGHT.replace("m = mask", "m = mask\n    CALLS.append(time.time())\n    "
+                         "while len(CALLS) < 3 and time.time() < CALLS[-1] + 3: pass")
+    code, text = answer(f"import time\nCALLS = []\n{slow}", "--recipe", "dapo")
+    assert code == 1 and "SystemExit: it takes more than 0.2 seconds: clip; clip, second\n" in text
     code, text = answer(RIGHT + "\nwhile True: pass\n", "--recipe", "dapo")
     assert code == 2 and "it takes more than 0.2 seconds" in text
 
