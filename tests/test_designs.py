@@ -11,7 +11,7 @@ import common
 import grpo
 import plumbing
 from lab import bench
-from lab.claims import abstain, bugs, hints, imitation, kl, tools
+from lab.claims import bugs, hints, imitation, kl, tools
 from tasks import preferences
 
 TRAINED = {                             # outputs in a step, and steps, of all cases and sides
