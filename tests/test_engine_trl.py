@@ -1,5 +1,7 @@
 """engines/trl.py: inside TRL's trainer, our losses give TRL's own numbers, and one gradient however
 a batch is split."""
+import bz2
+import gzip
 import inspect
 import json
 import os
@@ -361,8 +363,36 @@ def test_answers_are_the_texts_of_a_json_file(name, folder):
     found = data.load(name if name[:2] == "a." else "b")
     assert [*found["train"]["answer"]] == [*ANSWERS, "9007199254740993", "1.50"]
     for suffix in ("csv", "parquet"):                   # which `datasets` reads
-        getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"a.{suffix}")
-        assert data.load(f"a.{suffix}")["train"].num_rows == len(ROWS)
+        getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"c.{suffix}")
+    Path("c.csv.gz").write_bytes(gzip.compress(Path("c.csv").read_bytes()))
+    for suffix in ("csv", "parquet", "csv.gz"):
+        assert data.load(f"c.{suffix}")["train"].num_rows == len(ROWS)
+
+
+@pytest.mark.parametrize("values", [
+    ["7", None, "7"], ["007", True, None], ["null", ["1", "2"], "{}"], [{"a": "1"}, {"b": "2"}, {}],
+    [[{"a": "1"}, {"b": None}], [], "x"], [{"a": {"b": ["1"]}}, {"a": {"b": "1", "c": False}}, ""]])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.b.jsonl.gz", "a.json.bz2"])
+def test_a_row_is_what_the_file_says_whatever_the_other_rows_are(name, values, folder):
+    """The first row lacks the column."""
+    lines = [{"prompt": "a"}, *({"prompt": "b", "answer": value} for value in values)]
+    open_file = {"gz": gzip.open, "bz2": bz2.open}.get(name.rpartition(".")[2], open)
+    with open_file(name, "wt") as file:
+        file.write("\n\n".join(map(json.dumps, lines)))
+    found = data.load(name)["train"].map(lambda row: {"more": 1})       # as TRL maps rows
+    assert [row["answer"] for row in found] == [None, *values]
+    assert found["answer"] == [None, *values] and found[1:3]["answer"] == values[:2]
+
+
+@pytest.mark.parametrize("text, message", [
+    ("", "a.jsonl: has no problems"), ("[]", "a.jsonl: has no problems"),
+    ('\n\n{"prompt": "a"}\n\n\n[1', "a.jsonl: Expecting ',' delimiter: line 4"),
+    ('{"prompt": "a"}\n\n{"answer": 1}', 'a.jsonl: row 2 has no prompt: {"answer": "1"}'),
+    ('{"prompt": "a"}\n"b"', "a.jsonl: row 2 has no prompt: "), ("[" * 9999, "a.jsonl: ")])
+def test_a_file_without_problems_is_refused_with_its_row(text, message, folder):
+    Path("a.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        data.load("a.jsonl")
 
 
 RECIPE, ON_PAGE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/engines.md").read_text(),

@@ -112,8 +112,7 @@ def training(source):
 @pytest.mark.parametrize("name", ["nano", *rungs.REAL_RUNGS])
 def test_the_training_step_is_that_of_nano_word_for_word(name):
     source = rungs.REAL if name == "nano" else rungs.real_script(name)
-    """But for a fused optimizer, a generator, judge, and the metrics of a step. Spaces do not count.
-    """
+    """But for a fused optimizer, a generator, judge, spaces, and the metrics of a step."""
     plain = source.replace(f",\n{rungs.FUSED}", ")").replace(", generator=DRAWS", "")
     plain = plain.replace("map(judge, ", "map(verify, ")
     plain = re.sub(r"\n {8}yield step.*|(?<=    )norm = |\n    METRICS.*(?=\n\n)", "", plain)
@@ -479,7 +478,7 @@ def test_what_is_not_finite_ends_a_run_in_one_line_with_a_good_model_that_is_unf
 @pytest.mark.parametrize("values, template, words", [
     ({"SAVE_STEPS": 0}, "", "SAVE_STEPS = 0: has to be above 0"),
     ({"TEMPERATURE": 0}, "", "TEMPERATURE = 0: has to be above 0"),
-    ({}, "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}A:",
+    ({}, "{% for part in messages[0].content %}{{ part.text }}{% endfor %}A:",
      "different questions become one prompt, such as 'A:': the chat template leaves them out"),
     ({}, "{{ messages[0].content[:3] }}", "different questions become one prompt, such as 'Add': "),
     ({}, "{{ raise_exception('no user') }}", "the chat template fails: no user: mend TOKENIZER.ch"),
