@@ -12,8 +12,10 @@ adapter, which `python -m vectors` writes. It returns the loss L_t (B, T) of eac
 the average over the tokens of an optimizer step: sequence_mean (the default), token_mean,
 sequence_sum or constant, as in `aggregate` of the scripts.
 """
+import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -23,7 +25,7 @@ import torch
 
 from engines.names import AVERAGES
 from vectors.adapter import gaps_of
-from vectors.contract import bind, is_adapter, setting
+from vectors.contract import bind, is_adapter, restored, setting
 
 HERE = Path(__file__).resolve().parent.parent
 OURS = ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "nano", "real", "tasks",
@@ -180,12 +182,22 @@ def read_file(path):
     spec = importlib.util.spec_from_file_location(str(file), file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with restored():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: cannot be imported: {one_line(error)}") from error
     finally:
         sys.path[:] = sys.path[len(folders):] + folders
     return module
+
+
+def code_of(one):
+    """Find the function, or else the class, that a reward runs: of a function that others wrap, a
+    partial, a method or an object with __call__."""
+    while isinstance(one, functools.partial):
+        one = one.func
+    one = getattr(inspect.unwrap(one), "__func__", inspect.unwrap(one))
+    return one if inspect.isroutine(one) or inspect.isclass(one) else type(one)
 
 
 def place_of(error):

@@ -6,15 +6,17 @@ values: 007 into 7, a date into a time. So an answer is what the file says.
 import inspect
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 
 import datasets
 import fsspec
+import torch
 import transformers
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 import engines
+from vectors.contract import restored
 
 TRIED = 100             # problems on which rewards are tried, at most
 load_dataset = datasets.load_dataset
@@ -88,9 +90,8 @@ def try_rewards(rewards, problems):
     """Call each reward with the answer of each of the first problems as its completion, so that one
     that it cannot judge does not end the training at some step. Models and async functions are left
     out. ValueError, with one line that names the row, if a call fails."""
-    functions = [one for one in rewards
-                 if inspect.isfunction(one) and not inspect.iscoroutinefunction(one)]
-    home = os.getcwd()                                  # which a reward may leave
+    functions = [one for one in rewards if callable(one) and not isinstance(one, torch.nn.Module)
+                 and not is_async_callable(one)]
     for number, row in enumerate(itertools.islice(problems, TRIED), 1):
         columns = {name: [value] for name, value in row.items()
                    if name not in ("prompt", "completion")}
@@ -99,16 +100,16 @@ def try_rewards(rewards, problems):
             text = [{"role": "assistant", "content": text}]
         for reward in functions:
             try:
-                found = reward(
-                    prompts=[row["prompt"]], completions=[text], completion_ids=[[0]],
-                    trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
-                    log_metric=lambda *_: None, **columns)
+                with restored():
+                    found = reward(
+                        prompts=[row["prompt"]], completions=[text], completion_ids=[[0]],
+                        trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
+                        log_metric=lambda *_: None, **columns)
                 [float(one or 0) for one in found]                      # None: not rated
             except (Exception, SystemExit) as error:    # the function may be anybody's
                 raise ValueError(
-                    f"row {number}: the reward {reward.__name__} fails for the answer "
+                    f"row {number}: the reward {get_callable_name(reward)} fails for the answer "
                     f"{row.get('answer')!r:.60}: {engines.one_line(error)}") from error
-            os.chdir(home)
 
 
 def last_number(completions, answer, **columns):

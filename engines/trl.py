@@ -33,6 +33,7 @@ import common
 import grpo
 from engines import data, names, record
 from report import replaced
+from vectors.contract import restored
 
 # TRL's losses with these averages
 LOSS_TYPES = {"sequence_sum": "luspo"} | {
@@ -70,14 +71,21 @@ class Trainer(trl.GRPOTrainer):
 
     def train(self, resume_from_checkpoint=None, **named):
         """Train as TRL does, with a record. ValueError if a checkpoint is not complete, or was
-        trained on something else, or if a new run has a folder in use."""
+        trained on something else, if a new run has a folder in use, or if no step was done."""
         folder = self.args.output_dir
         checkpoint = record.checkpoint_of(resume_from_checkpoint, folder, self.record)
         self.accelerator.wait_for_everyone()        # until all have looked into the folder
         if self.args.should_save:                   # one process
             record.write(folder, self.record, self.files)
             print(record.line(self.record), flush=True)
-        return super().train(checkpoint, **named)
+        found = super().train(checkpoint, **named)
+        if self._step == 0 and self.state.global_step < self.state.max_steps:
+            n = self.args.generation_batch_size // self.num_generations
+            raise ValueError(
+                f"nothing was trained: a step needs {n} prompts, but the data set has "
+                f"{getattr(self.train_dataset, 'num_rows', 'fewer')}; lower "
+                f"--generation_batch_size {self.args.generation_batch_size}")
+        return found
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Load them as TRL does. Exits with one line if the checkpoint has another learning rate or
@@ -185,7 +193,8 @@ class Trainer(trl.GRPOTrainer):
 
     def _calculate_rewards(self, *args):
         """Compute the rewards. An infinite one, or a batch without any, ends the run."""
-        rewards = super()._calculate_rewards(*args)                     # (B, functions)
+        with restored():
+            rewards = super()._calculate_rewards(*args)                 # (B, functions)
         if rewards.isinf().any() or rewards.isnan().all():
             raise FloatingPointError("a reward is infinite, or all are None: "
                                      f"{', '.join(self.reward_func_names)}")

@@ -231,9 +231,14 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
 # ---- the command -----------------------------------------------------------------------------
 
 MINE = """
+import functools
 import os
 import signal
 import bound
+import torch
+
+torch.set_grad_enabled(False)
+os.chdir("/")
 
 CALLS = []
 
@@ -264,6 +269,18 @@ def infinite(completions, trainer_state, **columns):
 def judged(completions, answer, **columns):
     return [float(float(text) == float(right)) for text, right in zip(completions, answer)]
 
+def scaled_(completions, scale, **columns):
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    return [scale * x for x in digits(completions)]
+
+class Marks:
+    def __call__(self, completions, **columns):
+        return digits(completions)
+
+scaled, marks = functools.partial(scaled_, scale=2.0), Marks()
+judges = functools.partial(judged, completions_are="texts")
+
 def failing(completions, trainer_state, **columns):
     return [1 / (1 - trainer_state.global_step)] * len(completions)
 
@@ -278,6 +295,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
+    Path("three.jsonl").write_text("\n".join(map(json.dumps, ROWS[:3])))
     Path("bad.jsonl").write_text(
         '{"prompt": "a", "answer": "4"}\n{"prompt": "b", "answer": "12 km"}')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
@@ -321,6 +339,10 @@ def failed(capsys, *words):
     ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
     ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judged",
      f"row 2: the reward judged fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
+    ("grpo", "--dataset_name three.jsonl", "nothing was trained: a step needs 4 prompts, but the "
+     "data set has 3; lower --generation_batch_size 16"),
+    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judges", "row 2: the reward judged "
+     f"fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
     ("grpo", "--reward_funcs none.py:a", "none.py: there is no such file"),
     ("grpo", "--reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no such reward"),
     ("grpo", "--output_dir runs", "--output_dir FOLDER/runs: has checkpoints of another run; name "
@@ -492,11 +514,29 @@ def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(small_llama, fol
     assert trainer.state.global_step == 4 and Path("out/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["away", "some"])
-def test_a_reward_may_leave_the_folder_or_judge_some_outputs(name, small_llama, folder):
-    ours.main(words_of(small_llama, "grpo", reward_funcs=f"mine.py:{name}", **FEW))
-    assert record.is_complete(folder / "out/checkpoint-2")
-    assert (folder / "out/model.safetensors").exists()
+@pytest.mark.parametrize("name, recorded", [
+    ("away", "mine.py:away"), ("some", "mine.py:some"), ("marks", "mine.py:Marks"),
+    ("scaled", "mine.py:scaled_(scale=2.0)"), ("taken.py:sized", "mine.py:scaled_(scale=1)")])
+def test_a_reward_may_leave_the_folder_or_turn_gradients_off_and_need_not_be_a_function(
+        name, recorded, small_llama, folder, capsys):
+    """Importing the file does so, too. A resume takes an equal one, and refuses another."""
+    Path("taken.py").write_text("import functools, mine\n"
+                                "sized = functools.partial(mine.scaled_, scale=1)\n")
+    words = words_of(small_llama, "grpo", **FEW | {
+        "reward_funcs": name if ":" in name else f"mine.py:{name}"})
+    ours.main(words)
+    assert record.is_complete(folder / "out/checkpoint-2") and torch.is_grad_enabled()
+    assert (folder / "out/model.safetensors").exists() and torch.get_default_dtype().itemsize == 4
+    assert json.loads(Path("out/loss.json").read_text())["rewards"] == [recorded]
+    files = {path.name for path in Path("out/source").iterdir()}
+    assert files - {"taken.py"} == {"mine.py", "bound.py", "grpo.py"}
+    assert ("taken.py" in files) == ("taken" in name)
+    more = ["--resume_from_checkpoint", "True", "--max_steps", "3"]
+    assert ours.main([*words, *more]).state.global_step == 3
+    file = Path("taken.py" if "taken.py" in files else "mine.py")
+    file.write_text(file.read_text() + "# another\n")
+    code, error, _ = failed(capsys, *words, *more)
+    assert code == 2 and "was trained on" in error
 
 
 @pytest.mark.parametrize("words, flags, message", [

@@ -50,7 +50,7 @@ from vectors import (
     value,
 )
 from vectors.adapter import adapter, gaps_of
-from vectors.contract import ALIASES, NAMES, bind, is_adapter, setting
+from vectors.contract import ALIASES, NAMES, bind, is_adapter, restored, setting
 
 # A recipe: the method of its loss, its average, and the method of its advantages
 RECIPES = {
@@ -84,7 +84,7 @@ def loaded(target):
     folder, file = os.path.split(path)
     sys.path.insert(0, folder)
     try:
-        with quiet():
+        with quiet(), restored():
             module = importlib.import_module(file.removesuffix(".py"))
     except SystemExit as error:
         fail(f"cannot import {path}: it exits (SystemExit: {error}). Put what it runs under if "

@@ -2,7 +2,10 @@
 function with other names gets an adapter (adapter.py), in which a person says what is what.
 """
 import ast
+import contextlib
 import inspect
+import os
+import sys
 import textwrap
 from collections import Counter
 from typing import NamedTuple
@@ -88,6 +91,22 @@ def bind(function, inputs, numbers, has_rest=False):
     unknown = [name for name in named if name not in names
                and parameters[name].default is inspect.Parameter.empty]
     return Binding(function, parameters, names, unknown)
+
+
+@contextlib.contextmanager
+def restored():
+    """Undo what the import or a call of a user's code changes for all other code: whether torch
+    computes gradients, its default dtype, and the current folder."""
+    torch, home = sys.modules.get("torch"), os.getcwd()
+    before = (torch.is_grad_enabled(), torch.get_default_dtype()) if torch else None
+    try:
+        yield
+    finally:
+        os.chdir(home)
+        if torch := sys.modules.get("torch"):
+            has_gradient, dtype = before or (True, torch.float32)       # the code has loaded torch
+            torch.set_grad_enabled(has_gradient)
+            torch.set_default_dtype(dtype)
 
 
 def is_adapter(function):
