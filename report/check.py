@@ -124,7 +124,9 @@ class Table:
         return " + ".join(self.run.names.get(quantity, [quantity]))
 
     def step(self, place):
-        return f"{self.steps[place].get('step', place):g}"
+        """The step of a place among the finite values of the goal. -> str"""
+        known = [one for one in self.steps if column([one], self.goal)]
+        return f"{known[place].get('step', place):g}"
 
     def is_solved(self, when, most=SOLVED):
         """when: self.first or self.last"""
