@@ -73,7 +73,8 @@ def test_the_chat_template_pads_a_prompt_as_its_task_does_whatever_its_character
     task = common.load_task(ask.read_run(made[1])[1], grpo.verify)
     tokenizer = transformers.AutoTokenizer.from_pretrained(made[2])
     for prompt in ("3+4=", "1\u00d72=", "\u221a4\u2212\u0663=", "\U0001f600="):
-        ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], return_dict=False)
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(chat, return_dict=False)
         assert [ids] == common.encode_prompts([common.Problem(prompt, "")], task, "cpu").tolist()
 
 

@@ -414,7 +414,7 @@ def test_what_is_not_implemented_is_skipped_and_what_stays_at_its_default_is_tol
         assert "left as it is, so not checked: agg='mean'" in text
 
 
-def test_a_file_that_prints_changes_torch_or_does_not_end_gets_a_verdict_all_the_same(answer, monkeypatch):
+def test_a_file_that_prints_changes_torch_or_does_not_end_gets_a_verdict(answer, monkeypatch):
     prints = RIGHT.replace("m = mask", "print('a line')\n    m = mask") + "\nprint('another')\n"
     changes = f"{RIGHT}\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.half)\n"
     for source in (prints, changes):
