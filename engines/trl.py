@@ -17,11 +17,13 @@ import copy
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 import datasets
 import torch
@@ -43,6 +45,7 @@ REPLACED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_samplin
             "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg",
             "vespo_lambda_pos", "vespo_lambda_neg", "off_policy_mask_threshold",
             "top_entropy_quantile", "use_liger_kernel")
+PLACES = "output_dir", "logging_dir", "run_name"        # flags that change no computation
 ROUNDING = 0.1          # nats per token; a sampler in bfloat16 differs from the trainer by less
 
 
@@ -53,8 +56,8 @@ class Trainer(trl.GRPOTrainer):
     changes TRL's own loss. All other arguments are those of GRPOTrainer."""
 
     def __init__(self, model, reward_funcs, args, *more, loss, **named):
-        fields = trl.GRPOConfig.__dataclass_fields__
-        refuse_replaced(args, {name: fields[name].default for name in REPLACED})
+        self.fields = trl.GRPOConfig.__dataclass_fields__
+        refuse_replaced(args, {name: self.fields[name].default for name in REPLACED})
         self.token_loss, self.how = engines.load(loss)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.record, self.files = record.of_run(loss, self.token_loss, self.how, rewards)
@@ -77,6 +80,9 @@ class Trainer(trl.GRPOTrainer):
         self.accelerator.wait_for_everyone()        # until all have looked into the folder
         if self.args.should_save:                   # one process
             record.write(folder, self.record, self.files)
+            changed = {name: str(x) for name, x in vars(self.args).items() if name not in PLACES
+                       and name in self.fields and x != self.fields[name].default}
+            Path(folder, "flags.json").write_text(json.dumps(changed, indent=1), "utf-8")
             print(record.line(self.record), flush=True)
         found = super().train(checkpoint, **named)
         if self._step == 0 and self.state.global_step < self.state.max_steps:

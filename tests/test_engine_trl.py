@@ -528,6 +528,7 @@ def test_a_reward_may_leave_the_folder_or_turn_gradients_off_and_need_not_be_a_f
     assert record.is_complete(folder / "out/checkpoint-2") and torch.is_grad_enabled()
     assert (folder / "out/model.safetensors").exists() and torch.get_default_dtype().itemsize == 4
     assert json.loads(Path("out/loss.json").read_text())["rewards"] == [recorded]
+    assert json.loads(Path("out/flags.json").read_text())["learning_rate"] == "0.002"
     files = {path.name for path in Path("out/source").iterdir()}
     assert files - {"taken.py"} == {"mine.py", "bound.py", "grpo.py"}
     assert ("taken.py" in files) == ("taken" in name)
