@@ -410,7 +410,7 @@ def stop(number, _):
     sys.exit(128 + number)
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")           # a console may lack characters
+    getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")    # not in a notebook
     if len(sys.argv) not in (2, 3) or sys.argv[-1].startswith("-"):
         sys.exit(__doc__)
     for each in SIGNALS:

@@ -82,6 +82,10 @@ def loaded(target):
     """Import FILE.py or MODULE, with :FUNCTION or without. -> module, {name: function}"""
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     folder, file = os.path.split(path)
+    if "." in file.removesuffix(".py") and file.endswith(".py"):
+        fail(f"{path}: Python cannot import a file with another dot in its name; rename it")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")    # before a random.py in your folder hides Python's
     sys.path.insert(0, folder)
     try:
         with quiet(), restored():
@@ -344,8 +348,10 @@ def run(module, name, function, target, file, chosen, args, words):
 
     # what it was given
     called = [f"{its} for {ours}" for its, ours in binding.names.items() if its != ours]
+    used = bind(function, binding.parameters, ()).names if is_adapter(function) else (
+        binding.parameters)             # an adapter lists all arguments
     left = [f"{key}={one.default!r}" for key, one in binding.parameters.items()
-            if key not in binding.names and key not in settings
+            if key not in binding.names and key not in settings and key in used
             and one.default is not inspect.Parameter.empty]
     for words, found in (("called with", called), ("left as it is, so not checked:", left)):
         if found:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 # Our name -> what others call it: the one table of the vectors and of engines/
 NAMES = {
-    "logps": "per_token_logps log_prob log_probs logprob logprobs new_logprobs new_log_probs",
-    "old_logps": "old_per_token_logps old_log_prob old_log_probs old_logprobs",
+    "logps": "logp per_token_logps log_prob log_probs logprob logprobs new_logprobs new_log_probs",
+    "old_logps": "old_logp old_per_token_logps old_log_prob old_log_probs old_logprobs",
     "ref_logps": "ref_per_token_logps ref_log_prob ref_log_probs ref_logprob ref_logprobs",
     "sampler_logps": "sampling_per_token_logps rollout_log_prob rollout_log_probs",
-    "advantages": "A", "mask": "completion_mask response_mask action_mask loss_mask",
+    "advantages": "A adv", "mask": "completion_mask response_mask action_mask loss_mask",
     "epsilon_low": "epsilon cliprange cliprange_low clip_ratio clip_ratio_low clip_eps "
                    "clip_eps_low eps_low",
     "epsilon_high": "cliprange_high clip_ratio_high clip_eps_high eps_high",
