@@ -1,6 +1,5 @@
 """engines/trl.py: inside TRL's trainer, our losses give TRL's own numbers, and one gradient however
 a batch is split."""
-import bz2
 import gzip
 import inspect
 import json
@@ -374,36 +373,29 @@ def test_rewards_are_named_functions_of_a_file_or_all_with_the_signature_of_one(
 ANSWERS = ["007", "None", "2026-11-28", "2026-11-28T10:00:00", "9007199254740993", "1e5", "1.50"]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "b/data/train.jsonl"])
-def test_answers_are_the_texts_of_a_json_file(name, folder):
-    """Also numbers of JSON; and a folder may be like one of the Hub, with the files in data/."""
-    texts = [json.dumps({"prompt": f"{answer}?", "answer": answer}) for answer in ANSWERS]
-    texts += ['{"answer": 9007199254740993, "prompt": "a"}', '{"prompt": "b", "answer": 1.50}']
-    path = folder / name
+@pytest.mark.parametrize("values", [
+    ANSWERS, ["null", True, ["1", "2"], "{}"], [{"a": "1"}, {"b": "2"}, {}],
+    [[{"a": "1"}, {"b": None}], [], "x"], [{"a": {"b": ["1"]}}, {"a": {"b": "1", "c": False}}, ""]])
+@pytest.mark.parametrize("name", ["a.json", "a.b.ndjson", "a.jsonl.gz", "b/data/train.jsonl"])
+def test_a_row_is_what_the_json_file_says_whatever_the_other_rows_are(name, values, folder):
+    """Numbers are texts, and the first row lacks a column. A folder may be like one of the Hub."""
+    lines = ['{"prompt": "a"}', '{"answer": 9007199254740993, "prompt": "b"}',
+             '{"prompt": "b", "answer": 1.50}', *(
+                 json.dumps({"prompt": "b", "answer": value}) for value in values)]
+    path, wanted = Path(name), [None, "9007199254740993", "1.50", *values]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"[{', '.join(texts)}]" if path.suffix == ".json" else "\n\n".join(texts))
-    found = data.load(name if name[:2] == "a." else "b")
-    assert [*found["train"]["answer"]] == [*ANSWERS, "9007199254740993", "1.50"]
-    for suffix in ("csv", "parquet"):                   # which `datasets` reads
+    text = (f"[{', '.join(lines)}]" if path.suffix == ".json" else "\n\n".join(lines)).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    found = data.load(name.partition("/")[0])["train"].map(lambda row: {"more": 1})     # as in TRL
+    assert found["answer"] == wanted == [row["answer"] for row in found]
+
+
+def test_other_files_are_read_as_datasets_reads_them(folder):
+    for suffix in ("csv", "parquet"):
         getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"c.{suffix}")
     Path("c.csv.gz").write_bytes(gzip.compress(Path("c.csv").read_bytes()))
     for suffix in ("csv", "parquet", "csv.gz"):
         assert data.load(f"c.{suffix}")["train"].num_rows == len(ROWS)
-
-
-@pytest.mark.parametrize("values", [
-    ["7", None, "7"], ["007", True, None], ["null", ["1", "2"], "{}"], [{"a": "1"}, {"b": "2"}, {}],
-    [[{"a": "1"}, {"b": None}], [], "x"], [{"a": {"b": ["1"]}}, {"a": {"b": "1", "c": False}}, ""]])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.b.jsonl.gz", "a.json.bz2"])
-def test_a_row_is_what_the_file_says_whatever_the_other_rows_are(name, values, folder):
-    """The first row lacks the column."""
-    lines = [{"prompt": "a"}, *({"prompt": "b", "answer": value} for value in values)]
-    open_file = {"gz": gzip.open, "bz2": bz2.open}.get(name.rpartition(".")[2], open)
-    with open_file(name, "wt") as file:
-        file.write("\n\n".join(map(json.dumps, lines)))
-    found = data.load(name)["train"].map(lambda row: {"more": 1})       # as TRL maps rows
-    assert [row["answer"] for row in found] == [None, *values]
-    assert found["answer"] == [None, *values] and found[1:3]["answer"] == values[:2]
 
 
 @pytest.mark.parametrize("text, message", [
