@@ -274,8 +274,7 @@ def scaled_(completions, scale, **columns):
     return [scale * x for x in digits(completions)]
 
 class Marks:
-    def __call__(self, completions, **columns):
-        return digits(completions)
+    __call__ = lambda self, completions, **columns: digits(completions)
 
 scaled, marks = functools.partial(scaled_, scale=2.0), Marks()
 judges = functools.partial(judged, completions_are="texts")
@@ -294,7 +293,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
-    Path("three.jsonl").write_text("\n".join(map(json.dumps, ROWS[:3])))
     Path("bad.jsonl").write_text(
         '{"prompt": "a", "answer": "4"}\n{"prompt": "b", "answer": "12 km"}')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
@@ -336,12 +334,10 @@ def failed(capsys, *words):
     ("grpo eps=3", "", "eps: is not a setting of grpo"),
     ("bad.py:my_loss", "", "bad.py: cannot be imported: bad.py:2: AttributeError: module 'bound'"),
     ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
-    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judged",
+    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judges",
      f"row 2: the reward judged fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
-    ("grpo", "--dataset_name three.jsonl", "nothing was trained: a step needs 4 prompts, but the "
-     "data set has 3; lower --generation_batch_size 16"),
-    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judges", "row 2: the reward judged "
-     f"fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
+    ("grpo", "--per_device_train_batch_size 100", "nothing was trained: a step needs 50 prompts, "
+     "but the data set has 49; lower --generation_batch_size 200"),
     ("grpo", "--reward_funcs none.py:a", "none.py: there is no such file"),
     ("grpo", "--reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no such reward"),
     ("grpo", "--output_dir runs", "--output_dir FOLDER/runs: has checkpoints of another run; name "
@@ -391,11 +387,10 @@ def test_a_row_is_what_the_json_file_says_whatever_the_other_rows_are(name, valu
 
 
 def test_other_files_are_read_as_datasets_reads_them(folder):
-    for suffix in ("csv", "parquet"):
-        getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"c.{suffix}")
+    datasets.Dataset.from_list(ROWS).to_csv("c.csv")
+    datasets.Dataset.from_list(ROWS).to_parquet("c.parquet")
     Path("c.csv.gz").write_bytes(gzip.compress(Path("c.csv").read_bytes()))
-    for suffix in ("csv", "parquet", "csv.gz"):
-        assert data.load(f"c.{suffix}")["train"].num_rows == len(ROWS)
+    assert {data.load(str(path))["train"].num_rows for path in Path().glob("c.*")} == {len(ROWS)}
 
 
 @pytest.mark.parametrize("text, message", [
@@ -507,29 +502,25 @@ def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(small_llama, fol
 
 
 @pytest.mark.parametrize("name, recorded", [
-    ("away", "mine.py:away"), ("some", "mine.py:some"), ("marks", "mine.py:Marks"),
-    ("scaled", "mine.py:scaled_(scale=2.0)"), ("taken.py:sized", "mine.py:scaled_(scale=1)")])
+    ("mine.py:away", "mine.py:away"), ("mine.py:some", "mine.py:some"),
+    ("mine.py:marks", "mine.py:Marks"), ("mine.py:scaled", "mine.py:scaled_(scale=2.0)"),
+    ("taken.py:scaled", "mine.py:scaled_(scale=2.0)")])
 def test_a_reward_may_leave_the_folder_or_turn_gradients_off_and_need_not_be_a_function(
         name, recorded, small_llama, folder, capsys):
     """Importing the file does so, too. A resume takes an equal one, and refuses another."""
-    Path("taken.py").write_text("import functools, mine\n"
-                                "sized = functools.partial(mine.scaled_, scale=1)\n")
-    words = words_of(small_llama, "grpo", **FEW | {
-        "reward_funcs": name if ":" in name else f"mine.py:{name}"})
+    Path("taken.py").write_text("from mine import scaled\n")
+    words = words_of(small_llama, "grpo", **FEW, reward_funcs=name)
     ours.main(words)
     assert record.is_complete(folder / "out/checkpoint-2") and torch.is_grad_enabled()
     assert (folder / "out/model.safetensors").exists() and torch.get_default_dtype().itemsize == 4
     assert json.loads(Path("out/loss.json").read_text())["rewards"] == [recorded]
     assert json.loads(Path("out/flags.json").read_text())["learning_rate"] == "0.002"
-    files = {path.name for path in Path("out/source").iterdir()}
-    assert files - {"taken.py"} == {"mine.py", "bound.py", "grpo.py"}
-    assert ("taken.py" in files) == ("taken" in name)
+    files = {*os.listdir("out/source")} - {"mine.py", "bound.py", "grpo.py"}
+    assert files == ({"taken.py"} if "taken" in name else set())
     more = ["--resume_from_checkpoint", "True", "--max_steps", "3"]
     assert ours.main([*words, *more]).state.global_step == 3
-    file = Path("taken.py" if "taken.py" in files else "mine.py")
-    file.write_text(file.read_text() + "# another\n")
-    code, error, _ = failed(capsys, *words, *more)
-    assert code == 2 and "was trained on" in error
+    Path("mine.py").write_text(f"{MINE}# another\n")
+    assert "was trained on" in failed(capsys, *words, *more)[1]
 
 
 @pytest.mark.parametrize("words, flags, message", [
