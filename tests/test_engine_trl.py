@@ -275,7 +275,6 @@ def scaled_(completions, scale, **columns):
 
 class Marks:
     __call__ = lambda self, completions, **columns: digits(completions)
-
 scaled, marks = functools.partial(scaled_, scale=2.0), Marks()
 judges = functools.partial(judged, completions_are="texts")
 
