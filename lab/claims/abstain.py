@@ -116,30 +116,31 @@ MORE = "makes up at least 0.3 more of the answers to questions that hide a numbe
 LITTLE = "makes up at most 0.1 of the answers to questions that hide a number"
 GUESSES = "makes up at least half of the answers to questions that hide a number"
 HIGHER = "under points with levels, GRPO's mean mark is at least 0.1 above that of"
+INF = float("inf")
 # a reward; a way; another one, or none; the score; the bounds of the difference, or of the score
 JUDGED = (
-    (MARKS, TEN, GRPO, "hallucinated", 0.3, 1, f"imitation of the best in 10 rounds {MORE}"),
-    (MARKS, THREE, GRPO, "hallucinated", 0.3, 1, f"imitation of the best in 3 rounds {MORE}"),
-    (MARKS, EACH, GRPO, "hallucinated", 0.3, 1, f"imitation of the best of each step {MORE}"),
-    (MARKS, GRPO, None, "hallucinated", 0, 0.1, f"GRPO {LITTLE}"),
-    (MARKS, NONE, None, "hallucinated", 0, 0.1, f"REINFORCE {LITTLE}"),
-    (MARKS, COLD, None, "hallucinated", 0, 0.1, f"PPO {LITTLE}"),
-    (MARKS, NONE, GRPO, "right", -0.02, 1, "REINFORCE is not behind GRPO in the share of right "
+    (MARKS, TEN, GRPO, "hallucinated", 0.3, INF, f"imitation of the best in 10 rounds {MORE}"),
+    (MARKS, THREE, GRPO, "hallucinated", 0.3, INF, f"imitation of the best in 3 rounds {MORE}"),
+    (MARKS, EACH, GRPO, "hallucinated", 0.3, INF, f"imitation of the best of each step {MORE}"),
+    (MARKS, GRPO, None, "hallucinated", -INF, 0.1, f"GRPO {LITTLE}"),
+    (MARKS, NONE, None, "hallucinated", -INF, 0.1, f"REINFORCE {LITTLE}"),
+    (MARKS, COLD, None, "hallucinated", -INF, 0.1, f"PPO {LITTLE}"),
+    (MARKS, NONE, GRPO, "right", -0.02, INF, "REINFORCE is not behind GRPO in the share of right "
      "answers where there is one"),
-    (MARKS, NOT_WRONG, None, "hallucinated", 0, 0.1,
+    (MARKS, NOT_WRONG, None, "hallucinated", -INF, 0.1,
      f"imitation of all that are not wrong {LITTLE}"),
-    (MARKS, NOT_WRONG, GRPO, "marks", -0.02, 1, "imitation of all that are not wrong is not behind "
+    (MARKS, NOT_WRONG, GRPO, "marks", -0.02, INF, "imitation of all that are not wrong is not behind "
      "GRPO in the mean mark"),
-    (MARKS, SHIFTED, None, "hallucinated", 0, 0.1, f"REINFORCE with weights 2, 1 and 0 {LITTLE}"),
-    (MARKS, GRPO, POSITIVE, "right", 0.05, 1, "GRPO is right more often if it also makes bad "
+    (MARKS, SHIFTED, None, "hallucinated", -INF, 0.1, f"REINFORCE with weights 2, 1 and 0 {LITTLE}"),
+    (MARKS, GRPO, POSITIVE, "right", 0.05, INF, "GRPO is right more often if it also makes bad "
      "outputs less likely"),
-    (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, 1, "GRPO makes up less if it also makes bad "
+    (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, INF, "GRPO makes up less if it also makes bad "
      "outputs less likely"),
-    (FREE, GRPO, None, "hallucinated", 0.5, 1, f"if guessing costs nothing, GRPO {GUESSES}"),
+    (FREE, GRPO, None, "hallucinated", 0.5, INF, f"if guessing costs nothing, GRPO {GUESSES}"),
     (FREE, RIGHT, None, "hallucinated", 0.5, 1, "if guessing costs nothing, imitation of all right "
      f"ones {GUESSES}"),
-    (LEVELS, GRPO, None, "hallucinated", 0, 0.1, f"under points with levels, GRPO {LITTLE}"),
-    *((LEVELS, GRPO, way, "marks", 0.1, 1, f"{HIGHER} {way}")
+    (LEVELS, GRPO, None, "hallucinated", -INF, 0.1, f"under points with levels, GRPO {LITTLE}"),
+    *((LEVELS, GRPO, way, "marks", 0.1, INF, f"{HIGHER} {way}")
       for way in (FROM_6, FROM_11, TEN, BATCH)))
 
 
@@ -150,11 +151,14 @@ def page(x):
         # both may have fewer seeds than all, the first ones
         number = min(len(columns[column]) for columns in sides)
         effect, *others = (columns[column][:number] for columns in sides)
-        if others:          # mean marks are no fractions, so they cannot be shown as two sides
-            effect = effect - others[0] if column == "marks" else (effect, others[0])
-        yield Claim(text, OURS, effect, at_least=low, at_most=high, finding=FINDING.format(
-            *(columns[column].mean() for columns in sides)) if way == TEN else "",
-            rates=tuple(columns["rate"] for columns in sides) if others else ())
+        rates = tuple(columns["rate"] for columns in sides) if others else ()
+        if others and column == "marks":                # no fractions, so without both sides
+            effect, rates = effect - others[0], ()
+        elif others:
+            effect = effect, others[0]
+        yield Claim(text, OURS, effect, at_least=low, at_most=high, rates=rates,
+                    finding=FINDING.format(*(columns[column].mean() for columns in sides))
+                    if way == TEN and reward == MARKS else "")
     dear = best[f"{DEAR}: {GRPO}"]["marks"]
     kept = {name: best[f"{MARKS}: {NOT_WRONG}"][name][:len(dear)] for name in ("pass@1", "marks")}
     at_3 = kept["pass@1"] - 3 * (kept["pass@1"] - kept["marks"])        # these outputs are wrong
