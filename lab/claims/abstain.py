@@ -129,16 +129,17 @@ JUDGED = (
      "answers where there is one"),
     (MARKS, NOT_WRONG, None, "hallucinated", -INF, 0.1,
      f"imitation of all that are not wrong {LITTLE}"),
-    (MARKS, NOT_WRONG, GRPO, "marks", -0.02, INF, "imitation of all that are not wrong is not behind "
-     "GRPO in the mean mark"),
-    (MARKS, SHIFTED, None, "hallucinated", -INF, 0.1, f"REINFORCE with weights 2, 1 and 0 {LITTLE}"),
+    (MARKS, NOT_WRONG, GRPO, "marks", -0.02, INF, "imitation of all that are not wrong is not "
+     "behind GRPO in the mean mark"),
+    (MARKS, SHIFTED, None, "hallucinated", -INF, 0.1,
+     f"REINFORCE with weights 2, 1 and 0 {LITTLE}"),
     (MARKS, GRPO, POSITIVE, "right", 0.05, INF, "GRPO is right more often if it also makes bad "
      "outputs less likely"),
     (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, INF, "GRPO makes up less if it also makes bad "
      "outputs less likely"),
     (FREE, GRPO, None, "hallucinated", 0.5, INF, f"if guessing costs nothing, GRPO {GUESSES}"),
-    (FREE, RIGHT, None, "hallucinated", 0.5, 1, "if guessing costs nothing, imitation of all right "
-     f"ones {GUESSES}"),
+    (FREE, RIGHT, None, "hallucinated", 0.5, INF, "if guessing costs nothing, imitation of all "
+     f"right ones {GUESSES}"),
     (LEVELS, GRPO, None, "hallucinated", -INF, 0.1, f"under points with levels, GRPO {LITTLE}"),
     *((LEVELS, GRPO, way, "marks", 0.1, INF, f"{HIGHER} {way}")
       for way in (FROM_6, FROM_11, TEN, BATCH)))
