@@ -54,7 +54,7 @@ QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards", "tools"),
              "What RL adds": ("abstain", "imitation", "sharpen", "beliefs", "rare"),
              "How to measure": ("methods", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("imitation", "hacking", "rates")     # shown with charts
+FINDINGS = ("abstain", "hacking", "rates")     # shown with charts
 # The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
