@@ -173,8 +173,8 @@ def page(x):
     shown = {"base": x["base"]} | {side.partition(": ")[2]: columns
                                    for side, columns in best.items() if side.startswith(MARKS)}
     yield lambda axis: chart.dots(
-        axis, {way: columns["hallucinated"] for way, columns in shown.items()}, xlim=(0, 1.03),
-        xlabel="share of made-up answers to questions that hide a number")
+        axis, {way.replace(", 3 passes", ""): columns["hallucinated"]
+               for way, columns in shown.items()}, xlim=(0, 1.03), xlabel="share that is made up")
     yield lambda axis: chart.curves(
         axis, {f"{case}, {name}": x[case][f"{start}: abstained"] for case in AT_COSTS
                for start, name in ((BASE, "base"), (ABLE, "trained"))},
