@@ -28,6 +28,9 @@ from common import fail
 def parse_flags(config_class, argv=None):
     """Read the flags of `argv`; the others come from the run that is resumed, or from the task, or
     from Config. Exits with one line if a flag is bad. -> Config"""
+    script = inspect.currentframe().f_back.f_globals
+    if script["__name__"] == "__main__" and vars(sys.modules["__main__"]) is not script:
+        sys.modules["__main__"] = SimpleNamespace(**script)     # under a profiler, it is another
     parser = argparse.ArgumentParser(
         description=inspect.getmodule(config_class).__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -251,10 +254,7 @@ class Run:
     plain values in `state`, which checkpoints store."""
 
     def __init__(self, cfg, task, policy, columns):
-        self.cfg = cfg
-        self.task = task
-        self.policy = policy
-        self.columns = columns
+        self.cfg, self.task, self.policy, self.columns = cfg, task, policy, columns
         self.script = Path(inspect.getfile(type(cfg)))
         self.step = 0                           # number of steps that are done
         self.state = {"seconds_total": 0.0}
@@ -296,6 +296,10 @@ class Run:
         batch = SimpleNamespace(problems=examples * 2, texts=texts, ratings=None)
         self.task.judge(batch, 1, "check")
         os.chdir(home)
+        held_out = common.held_out_problems(self.task, self.cfg.num_eval_problems)
+        text = [self.script.read_text("utf-8"), *(one[:2] for one in held_out)]
+        if self.state.setdefault("text", now := zlib.crc32(repr(text).encode())) != now:
+            print("the script or the problems have changed: compare no rewards with those before")
 
     def __enter__(self):
         fix_arithmetic()                        # two threads would be only 1.15 times as fast
@@ -304,14 +308,14 @@ class Run:
     def __exit__(self, kind, *_):
         if kind is KeyboardInterrupt:
             resume = [sys.executable, self.script, "--resume_from_checkpoint", self.folder]
-            fail(f"interrupted; resume with:\n  {shlex.join(map(str, resume))}", 130)
+            fail(f"interrupted; resume from step {self.state.get('steps', 0)} with:\n  "
+                 f"{shlex.join(map(str, resume))}", 130)
 
     def begin(self):
         """Make the run folder, or cut the logs of a resumed run to their length at its checkpoint.
         Load the base, unless a run of before has provided weights. -> pi_ref, a copy of the policy
         as it is before the first step, even in a resumed run"""
-        first = self.folder
-        number = 1
+        first, number = self.folder, 1
         while not self.cfg.resume_from_checkpoint:
             try:
                 self.folder.mkdir(parents=True)         # only one of several runs can make it

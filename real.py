@@ -56,6 +56,7 @@ SIGNALS = {getattr(signal, "SIG" + x, 2) for x in ("INT", "TERM", "HUP", "USR1",
 PROBLEMS = []                           # to train on
 UNUSED = []                             # those of PROBLEMS that are left over in this pass
 METRICS = {}                            # in TRL's names; sample and descend set them, main logs
+NAMED = {}                              # rewards with a name since the last line of the log
 DRAWS = torch.Generator()               # of its own, because your verify may seed torch's
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
@@ -72,7 +73,8 @@ def read_problems(file):
         with open(file, "rb") as lines:
             for n, line in enumerate(lines, start=1):       # noqa: B007 (the message needs n)
                 if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    row = json.loads(line.decode("utf-8-sig"), parse_float=Decimal)     # all digits
+                    row = json.loads(line.decode("utf-8-sig"), parse_int=str, parse_float=str,
+                                     parse_constant=str)            # all digits, as engines.trl
                     if not isinstance(row["prompt"], str):
                         raise TypeError("the prompt has to be a text")
                     row["prompt"].encode()          # JSON can hold half of a character
@@ -103,6 +105,16 @@ def verify(answer, text):
     numbers = re.findall(like_numbers, text)
     return float(numbers != [] and number(numbers[-1]) == right)
 
+def judge(answer, text):
+    """What verify returns: a reward, or several as {name: reward}, which are added. -> float"""
+    found = verify(answer, text)
+    rewards = found if isinstance(found, dict) else {"": found}
+    for name, reward in rewards.items():
+        if not hasattr(reward, "__float__") or not math.isfinite(reward):
+            sys.exit(f"verify has to return a number, not {found!r}: {answer!r}, {text!r}")
+        NAMED.setdefault(name, []).append(float(reward))
+    return sum(map(float, rewards.values()))
+
 def encode(questions, L):
     """The tokens of each question, in the model's chat template, after PAD. -> (B, L)"""
     control = {i for i, token in TOKENIZER.added_tokens_decoder.items() if token.special}
@@ -111,10 +123,17 @@ def encode(questions, L):
         for token in TOKENIZER.convert_ids_to_tokens([*control.intersection(row)]):
             if token in question:       # an unknown word is also a token, but is not written so
                 sys.exit(f"{token!r} is a control token: remove it from {question[:200]!r}")
+    texts = questions
     if TOKENIZER.chat_template:         # it also writes BOS; for Qwen3, add enable_thinking=False
         chats = [[{"role": "user", "content": question}] for question in questions]
-        questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
-    rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
+        try:
+            texts = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        except Exception as error:      # a template is a program
+            sys.exit(f"the chat template fails: {error}: mend TOKENIZER.chat_template in `load`")
+    rows = TOKENIZER(list(texts), add_special_tokens=not TOKENIZER.chat_template).input_ids
+    if len({*map(tuple, rows)}) < len({(*question.lower().split(),) for question in questions}):
+        sys.exit(f"different questions become one prompt, such as {TOKENIZER.decode(rows[0])!r}: "
+                 "the chat template leaves them out, or the tokenizer lacks their characters")
     for question, row in zip(questions, rows):
         if row[-1:] == [TOKENIZER.eos_token_id]:                # some tokenizers append an end
             row.pop()
@@ -242,6 +261,7 @@ def sample(policy, questions, greedy=False):
         sys.exit(f"gap {gap:.1e}: this model samples from other probabilities than it computes")
     cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
     METRICS.update({"completions/mean_length": (tokens[:, W:] != PAD).sum().item() / len(tokens),
+                    "entropy": -sampled_logps[tokens[:, W:] != PAD].mean().item(),
                     "completions/clipped_ratio": cut.item(),
                     "sampling/sampling_logp_difference/mean": gap.item()})
     print(f"sampled: cut {cut:.3f}, gap {gap:.1e}", flush=True)
@@ -274,12 +294,15 @@ def evaluate(policy, problems, folder, step):
     """Log the mean reward for problems. -> str, with one greedy output"""
     questions, answers = zip(*problems)
     texts = decode(sample(policy, encode(questions, W), greedy=True))
-    reward = sum(map(verify, answers, texts)) / len(texts)
+    reward = sum(map(judge, answers, texts)) / len(texts)
     log(folder, step, eval_reward=reward)
     return f"{reward:.3f}, {questions[0]!r} {texts[0]!r}"
 
 def log(folder, step, **metrics):
     """Append a line to the metrics in a folder, which `python -m report.check FOLDER` reads."""
+    start = "eval_" * ("eval_reward" in metrics)
+    metrics |= {f"{start}rewards/{name}/mean": sum(x) / len(x) for name, x in NAMED.items() if name}
+    NAMED.clear()
     with open(f"{folder}/metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": step} | metrics) + "\n")
 
@@ -288,7 +311,10 @@ def save(policy, folder):
     """Replace the model in a folder or, on a full disk, nothing. A kill leaves a whole file."""
     new = f"{folder}.new"
     try:
-        rounded(policy, STORED).save_pretrained(new)
+        model = rounded(policy, STORED)
+        if hasattr(model, "merge_and_unload"):      # an adapter, which the policy keeps
+            model = copy.deepcopy(model).merge_and_unload()
+        model.save_pretrained(new)
         TOKENIZER.save_pretrained(new)
         shutil.copytree(new, folder, copy_function=os.replace, dirs_exist_ok=True)
     except Exception as error:                  # OSError, or what safetensors makes of it
@@ -303,7 +329,7 @@ def train(policy, rng, steps):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = torch.tensor(list(map(verify, answers, decode(tokens)))).float()  # (B,)
+        rewards = torch.tensor(list(map(judge, answers, decode(tokens)))).float()  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
         with torch.no_grad():
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)
@@ -317,10 +343,12 @@ def train(policy, rng, steps):
 def main(model, file=None, seed=None, steps=None):
     seed = SEED if seed is None else seed
     steps = STEPS if steps is None else steps
+    for name in ("P", "G", "W", "T", "M", "TEMPERATURE", "SAVE_STEPS"):
+        if not globals()[name] > 0:
+            sys.exit(f"{name} = {globals()[name]}: has to be above 0")
     torch.manual_seed(seed)             # of an adapter's weights
     DRAWS.manual_seed(seed)
-    rng = random.Random(seed)
-    fixed = random.Random("held out")                           # all seeds hold out the same
+    rng, fixed = random.Random(seed), random.Random("held out")     # all seeds hold out the same
     problems = read_problems(file) if file else [make_up_problem(fixed) for _ in range(10_000)]
     once = {}
     for question, answer in problems:
@@ -331,14 +359,14 @@ def main(model, file=None, seed=None, steps=None):
     if len(problems) < 10:
         sys.exit(f"{file}: fewer than 10 different prompts")
     n = min(max(1, HELD_OUT), len(problems) // 10)
-    held_out = problems[:n]
-    PROBLEMS[:] = problems[n:]
+    held_out, PROBLEMS[:] = problems[:n], problems[n:]
     UNUSED.clear()
-    for _, answer in problems:              # an answer that verify cannot read ends the run now
-        for text in ("", str(answer)):
-            reward = verify(answer, text)
-            if not hasattr(reward, "__float__") or not math.isfinite(reward):
-                sys.exit(f"verify has to return a number, not {reward!r}: {answer!r}, {text!r}")
+    empty, right = (sum(judge(answer, text and str(answer)) for _, answer in problems)
+                    for text in ("", "answer"))     # one that verify cannot read ends the run now
+    NAMED.clear()
+    if right <= empty:
+        print(f"Look at verify: the answers as texts get {right / len(problems):.3f}, empty texts "
+              f"{empty / len(problems):.3f}; numbers in a file are texts, such as '7'")
     if not os.access(".", os.W_OK):
         sys.exit(f"{os.getcwd()}: nothing can be saved in this folder")
     policy = load(model)
@@ -370,7 +398,7 @@ def main(model, file=None, seed=None, steps=None):
         sys.exit(f"step {done}: the gradient is not finite")
     finally:                # after Ctrl-C, SIGTERM or an error; again, if one has ended a save
         save(policy, place)
-        if done > 0:
+        if done == steps > 0:
             place = shutil.move(place, folder)
         print(f"after {done} steps, the model is in {place}", flush=True)
     print("held-out questions, after: ", evaluate(policy, held_out, place, done))
@@ -382,7 +410,7 @@ def stop(number, _):
     sys.exit(128 + number)
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")           # a console may lack characters
+    getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")    # not in a notebook
     if len(sys.argv) not in (2, 3) or sys.argv[-1].startswith("-"):
         sys.exit(__doc__)
     for each in SIGNALS:

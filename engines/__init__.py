@@ -12,8 +12,11 @@ adapter, which `python -m vectors` writes. It returns the loss L_t (B, T) of eac
 the average over the tokens of an optimizer step: sequence_mean (the default), token_mean,
 sequence_sum or constant, as in `aggregate` of the scripts.
 """
+import vectors  # noqa: F401, I001  (before all others: it puts your folder behind Python's)
+import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -23,7 +26,7 @@ import torch
 
 from engines.names import AVERAGES
 from vectors.adapter import gaps_of
-from vectors.contract import bind, is_adapter, setting
+from vectors.contract import bind, is_adapter, restored, setting
 
 HERE = Path(__file__).resolve().parent.parent
 OURS = ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "nano", "real", "tasks",
@@ -177,15 +180,30 @@ def read_file(path):
         raise ValueError(f"{path}: there is no such file")
     folders = [str(file.parent)] if is_users(file) and file.parent != HERE else []
     sys.path[:0] = folders              # now, its neighbors come first; later, packages do
+    theirs = {path.stem for folder in folders for path in Path(folder).iterdir()}
+    ours = {name: sys.modules.pop(name, None) for name in theirs.intersection(OURS)}
     spec = importlib.util.spec_from_file_location(str(file), file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with restored():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: cannot be imported: {one_line(error)}") from error
     finally:
         sys.path[:] = sys.path[len(folders):] + folders
+        for name, one in ours.items():          # a tasks.py of theirs must not hide ours later
+            sys.modules.pop(name, None)
+            sys.modules.update({name: one} if one else {})
     return module
+
+
+def code_of(one):
+    """Find the function, or else the class, that a reward runs: of a function that others wrap, a
+    partial, a method or an object with __call__."""
+    while isinstance(one, functools.partial):
+        one = one.func
+    one = getattr(inspect.unwrap(one), "__func__", inspect.unwrap(one))
+    return one if inspect.isroutine(one) or inspect.isclass(one) else type(one)
 
 
 def place_of(error):

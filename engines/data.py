@@ -6,29 +6,48 @@ values: 007 into 7, a date into a time. So an answer is what the file says.
 import inspect
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 
 import datasets
+import fsspec
+import torch
 import transformers
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 import engines
+from vectors.contract import restored
 
 TRIED = 100             # problems on which rewards are tried, at most
 load_dataset = datasets.load_dataset
 
 
 def rows_of(file):
-    """Read lines of JSON, or a JSON file with one list. -> list of dicts. ValueError, with the
-    line, if it is not JSON"""
-    text = Path(file).read_text("utf-8-sig")
-    if not text.lstrip().startswith("["):
-        text = "[" + ",\n".join(line for line in text.split("\n") if line.strip()) + "]"
+    """Read lines of JSON, or a JSON file with one list; it may be compressed. -> list of dicts.
+    ValueError, with the line or the row, if it is not JSON, or if a row has no prompt"""
     try:
-        return json.loads(text, parse_int=str, parse_float=str)
-    except ValueError as error:
+        with fsspec.open(file, "rt", encoding="utf-8-sig", compression="infer") as lines:
+            text = lines.read().strip()
+        if not text.startswith("["):
+            text = "[" + re.sub(r"\n(?=[^\S\n]*\S)", ",\n", text) + "]"      # blank lines count
+        rows = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not row.get("prompt"):
+            raise ValueError(f"{file}: row {number} has no prompt: {json.dumps(row):.60}")
+    if not rows:
+        raise ValueError(f"{file}: has no problems")
+    return rows
+
+
+def of_rows(rows):
+    """Make a data set that gives each row as it is; without features, `datasets` would give objects
+    each other's keys, and "7" and 7 one type. A column that a row lacks is None. -> Dataset"""
+    names = dict.fromkeys(name for row in rows for name in row)
+    texts = {name: [json.dumps(row.get(name)) for row in rows] for name in names}
+    return datasets.Dataset.from_dict(
+        texts, datasets.Features(dict.fromkeys(names, datasets.Json())))
 
 
 def load(path, name=None, streaming=False, **more):
@@ -36,15 +55,17 @@ def load(path, name=None, streaming=False, **more):
     split train. -> {split: data set}"""
     if more or not Path(path).exists():                 # more: a part of a mixture of data sets
         return load_dataset(path, name, streaming=streaming, **more)
-    files = {"train": [path]} if Path(path).is_file() else (
-        datasets.load_dataset_builder(path, name).config.data_files or {})
-    kinds = {Path(file).suffix for some in files.values() for file in some}
-    if kinds and kinds <= {".json", ".jsonl"}:
-        return {str(split): datasets.Dataset.from_list(
-            [row for file in some for row in rows_of(file)]) for split, some in files.items()}
+    files = {"train": [path]}
     if Path(path).is_file():
-        return load_dataset(Path(path).suffix[1:], data_files=path, streaming=streaming)
-    return load_dataset(path, name, streaming=streaming)
+        path, more = str(Path(path).resolve().parent), {"data_files": Path(path).name}
+    else:
+        files = datasets.load_dataset_builder(path, name).config.data_files or {}
+    endings = {re.sub(r"\.(gz|bz2|xz|zip|zst)$", "", str(file)).rpartition(".")[2]
+               for some in files.values() for file in some}
+    if endings and endings <= {"json", "jsonl", "ndjson"}:
+        return {str(split): of_rows([row for file in some for row in rows_of(file)])
+                for split, some in files.items()}
+    return load_dataset(path, name, streaming=streaming, **more)
 
 
 def rewards_of(word):
@@ -69,9 +90,8 @@ def try_rewards(rewards, problems):
     """Call each reward with the answer of each of the first problems as its completion, so that one
     that it cannot judge does not end the training at some step. Models and async functions are left
     out. ValueError, with one line that names the row, if a call fails."""
-    functions = [one for one in rewards
-                 if inspect.isfunction(one) and not inspect.iscoroutinefunction(one)]
-    home = os.getcwd()                                  # which a reward may leave
+    functions = [one for one in rewards if callable(one) and not isinstance(one, torch.nn.Module)
+                 and not is_async_callable(one)]
     for number, row in enumerate(itertools.islice(problems, TRIED), 1):
         columns = {name: [value] for name, value in row.items()
                    if name not in ("prompt", "completion")}
@@ -80,16 +100,16 @@ def try_rewards(rewards, problems):
             text = [{"role": "assistant", "content": text}]
         for reward in functions:
             try:
-                found = reward(
-                    prompts=[row["prompt"]], completions=[text], completion_ids=[[0]],
-                    trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
-                    log_metric=lambda *_: None, **columns)
+                with restored():
+                    found = reward(
+                        prompts=[row["prompt"]], completions=[text], completion_ids=[[0]],
+                        trainer_state=transformers.TrainerState(), log_extra=lambda *_: None,
+                        log_metric=lambda *_: None, **columns)
                 [float(one or 0) for one in found]                      # None: not rated
             except (Exception, SystemExit) as error:    # the function may be anybody's
                 raise ValueError(
-                    f"row {number}: the reward {reward.__name__} fails for the answer "
+                    f"row {number}: the reward {get_callable_name(reward)} fails for the answer "
                     f"{row.get('answer')!r:.60}: {engines.one_line(error)}") from error
-            os.chdir(home)
 
 
 def last_number(completions, answer, **columns):

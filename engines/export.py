@@ -28,8 +28,10 @@ LAYER_NAMES = {
     "down": "mlp.down_proj"}
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
-# The chat template pads prompts with PAD on the left, as the policy has learned to read them.
-TEMPLATE = "{{ '<|pad|>' * (WIDTH - messages[-1]['content']|length) + messages[-1]['content'] }}"
+# The chat template pads prompts with PAD on the left, as the policy has learned to read them. The
+# width is a number of bytes.
+TEMPLATE = ("{% set prompt = messages[-1]['content'] %}"
+            "{{ '<|pad|>' * (WIDTH - prompt.encode()|length) + prompt }}")
 
 
 def llama_name(name):

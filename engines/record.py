@@ -7,10 +7,12 @@ record.
 """
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import inspect
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -73,19 +75,36 @@ def files_of(modules):
 
 
 def name_of(reward):
-    """Name a reward: a function is FILE.py:FUNCTION, and a model is called like its folder."""
-    if inspect.isfunction(reward):
-        return f"{Path(inspect.getsourcefile(reward) or '').name}:{reward.__qualname__}"
+    """Name a reward: a function is FILE.py:FUNCTION, with the arguments of a partial, an object
+    FILE.py:CLASS, and a model is called like its folder."""
     config = getattr(reward, "config", None)
-    return str(getattr(config, "_name_or_path", reward))
+    if not callable(reward) or hasattr(config, "_name_or_path"):
+        return str(getattr(config, "_name_or_path", reward))
+    code = engines.code_of(reward)
+    file = getattr(sys.modules.get(code.__module__), "__file__", None) or ""
+    given = [*map(repr, getattr(reward, "args", ())), *(
+        f"{name}={x!r}" for name, x in getattr(reward, "keywords", {}).items())]
+    words = f"({', '.join(given)})" if isinstance(reward, functools.partial) else ""
+    return f"{Path(file).name}:{code.__qualname__}" + re.sub(" at 0x[0-9a-f]+", "", words)
+
+
+def modules_of(reward):
+    """List the modules that a reward is in: that of its code and, of a partial or an object, those
+    of the user's that have it as a variable."""
+    module = sys.modules.get(engines.code_of(reward).__module__)
+    if inspect.isfunction(reward) or not callable(reward):
+        return [module] if callable(reward) else []
+    holders = [one for one in [*sys.modules.values()]
+               if any(x is reward for x in [*getattr(one, "__dict__", {}).values()])]
+    return [one for one in (module, *holders)
+            if engines.is_users(getattr(one, "__file__", None) or "")]
 
 
 def of_run(text, loss, how, rewards=()):
     """Describe a loss that `engines.load` has read from a text, and rewards. Files have no folder,
     because a copy may run instead. -> record, files as from `files_of`"""
     name, function, settings = engines.parts_of(text)
-    files = files_of([loss.module, *(
-        sys.modules[one.__module__] for one in rewards if inspect.isfunction(one))])
+    files = files_of([loss.module, *(one for reward in rewards for one in modules_of(reward))])
     words = [f"{key}={x}" for key, x in (settings | {"how": how}).items()]
     return {"loss": " ".join([f"{Path(name).name}:{function}", *words]),
             "rewards": [*map(name_of, rewards)],

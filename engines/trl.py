@@ -17,11 +17,13 @@ import copy
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 import datasets
 import torch
@@ -33,6 +35,7 @@ import common
 import grpo
 from engines import data, names, record
 from report import replaced
+from vectors.contract import restored
 
 # TRL's losses with these averages
 LOSS_TYPES = {"sequence_sum": "luspo"} | {
@@ -42,6 +45,7 @@ REPLACED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_samplin
             "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg",
             "vespo_lambda_pos", "vespo_lambda_neg", "off_policy_mask_threshold",
             "top_entropy_quantile", "use_liger_kernel")
+PLACES = "output_dir", "logging_dir", "run_name"        # flags that change no computation
 ROUNDING = 0.1          # nats per token; a sampler in bfloat16 differs from the trainer by less
 
 
@@ -52,8 +56,8 @@ class Trainer(trl.GRPOTrainer):
     changes TRL's own loss. All other arguments are those of GRPOTrainer."""
 
     def __init__(self, model, reward_funcs, args, *more, loss, **named):
-        fields = trl.GRPOConfig.__dataclass_fields__
-        refuse_replaced(args, {name: fields[name].default for name in REPLACED})
+        self.fields = trl.GRPOConfig.__dataclass_fields__
+        refuse_replaced(args, {name: self.fields[name].default for name in REPLACED})
         self.token_loss, self.how = engines.load(loss)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.record, self.files = record.of_run(loss, self.token_loss, self.how, rewards)
@@ -70,14 +74,24 @@ class Trainer(trl.GRPOTrainer):
 
     def train(self, resume_from_checkpoint=None, **named):
         """Train as TRL does, with a record. ValueError if a checkpoint is not complete, or was
-        trained on something else, or if a new run has a folder in use."""
+        trained on something else, if a new run has a folder in use, or if no step was done."""
         folder = self.args.output_dir
         checkpoint = record.checkpoint_of(resume_from_checkpoint, folder, self.record)
         self.accelerator.wait_for_everyone()        # until all have looked into the folder
         if self.args.should_save:                   # one process
             record.write(folder, self.record, self.files)
+            changed = {name: str(x) for name, x in vars(self.args).items() if name not in PLACES
+                       and name in self.fields and x != self.fields[name].default}
+            Path(folder, "flags.json").write_text(json.dumps(changed, indent=1), "utf-8")
             print(record.line(self.record), flush=True)
-        return super().train(checkpoint, **named)
+        found = super().train(checkpoint, **named)
+        if self._step == 0 and self.state.global_step < self.state.max_steps:
+            n = self.args.generation_batch_size // self.num_generations
+            raise ValueError(
+                f"nothing was trained: a step needs {n} prompts, but the data set has "
+                f"{getattr(self.train_dataset, 'num_rows', 'fewer')}; lower "
+                f"--generation_batch_size {self.args.generation_batch_size}")
+        return found
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Load them as TRL does. Exits with one line if the checkpoint has another learning rate or
@@ -185,7 +199,8 @@ class Trainer(trl.GRPOTrainer):
 
     def _calculate_rewards(self, *args):
         """Compute the rewards. An infinite one, or a batch without any, ends the run."""
-        rewards = super()._calculate_rewards(*args)                     # (B, functions)
+        with restored():
+            rewards = super()._calculate_rewards(*args)                 # (B, functions)
         if rewards.isinf().any() or rewards.isnan().all():
             raise FloatingPointError("a reward is infinite, or all are None: "
                                      f"{', '.join(self.reward_func_names)}")

@@ -1,9 +1,12 @@
 """Follow a run with observers, draw its report page, and ask its policy."""
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.path[0] == os.getcwd():
+    sys.path.append(sys.path.pop(0))        # a random.py of yours must not hide Python's
 import argparse
 import contextlib
-import os
 import shlex
-import sys
 from pathlib import Path
 
 # `python -m report.ask` must not find a file of yours, such as common.py, before ours. An engine
@@ -27,7 +30,7 @@ def command(*words):
 def start(main):
     """Run a command. If its output is cut off (| head -1), it ends without an error message, Ctrl-C
     ends it with one line, and characters that the terminal lacks are escaped."""
-    sys.stdout.reconfigure(errors="backslashreplace")
+    getattr(sys.stdout, "reconfigure", dict)(errors="backslashreplace")     # not in a notebook
     try:
         main()
         sys.stdout.flush()

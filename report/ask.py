@@ -79,9 +79,9 @@ def answer(folder, prompt):
     """Complete a prompt with the policy of a run, greedily. -> the text of the completion"""
     script, cfg = read_run(folder)
     task = load_task(folder, script, cfg)
-    if not prompt.isascii() or not 1 <= len(prompt) <= task.prompt_width:
-        common.fail(f"the prompt {prompt!a} is not one of this task: these are in ASCII, and have "
-                    f"1 to {task.prompt_width} characters")
+    if not 1 <= len(prompt.encode()) <= task.prompt_width:
+        common.fail(f"the prompt {prompt!a} is not one of this task: these have 1 to "
+                    f"{task.prompt_width} bytes")
     problem = problem_of(task, prompt)
     policy = load_policy(folder, script, cfg)
     plumbing.fix_arithmetic()

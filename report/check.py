@@ -10,7 +10,6 @@
 It prints what was read, what is wrong, causes first, whether the reward rises, and what was not
 looked at.
 """
-import math
 import re
 import statistics
 from typing import NamedTuple
@@ -25,6 +24,7 @@ FEW = 20                # with fewer steps, nobody can say that the reward does 
 NOISE, SURE = 2.0, 5.0  # standard errors that noise explains; of the largest of many differences
 FALL = 0.25             # the reward is lost if it loses this part of what it was
 RISE = 0.1              # a rise of a reward between 0 and 1 that a run should show
+HUGE = 1e100            # squares of larger numbers are infinite, too
 SOLVED = 0.8            # from this mean on, a reward may stay, and groups be equal
 SAMPLERS = {"sampler_logp": 0.1, "sampler_prob": 0.02, "sampler_kl": 0.05}      # due to rounding
 WORDS = "the learning rate", "the length limit", "the group size", "the weight of the KL"
@@ -40,7 +40,7 @@ SETTINGS = {            # what a trainer calls these; others get the words
 def column(records, name):
     """List the finite values of a metric in the records that have it. -> list of numbers"""
     return [one[name] for one in records
-            if isinstance(one.get(name), (int, float)) and math.isfinite(one[name])]
+            if isinstance(one.get(name), (int, float)) and abs(one[name]) < HUGE]
 
 
 def mean(values):
@@ -124,7 +124,9 @@ class Table:
         return " + ".join(self.run.names.get(quantity, [quantity]))
 
     def step(self, place):
-        return f"{self.steps[place].get('step', place):g}"
+        """The step of a place among the finite values of the goal. -> str"""
+        known = [one for one in self.steps if column([one], self.goal)]
+        return f"{known[place].get('step', place):g}"
 
     def is_solved(self, when, most=SOLVED):
         """when: self.first or self.last"""
@@ -184,11 +186,11 @@ def not_finite(t, limit):
     found = []
     for name in [*t.run.names, *t.scores]:
         known = [(i, one) for i, one in enumerate(t.run.records) if name in one]
-        bad = [not math.isfinite(one[name]) for _, one in known]
+        bad = [not abs(one[name]) < HUGE for _, one in known]
         if any(bad[len(bad) // 2:][-WINDOW:]) or sum(bad) > max(1, limit * len(bad)):
             place, first = known[bad.index(True)]
-            found.append((place, f"{t.name(name)} is not finite in {sum(bad)} steps, first in step "
-                          f"{first.get('step', place):g}", name))
+            found.append((place, f"{t.name(name)} is not finite in {sum(bad)} steps, first "
+                          f"{first[name]:g} in step {first.get('step', place):g}", name))
     found = [one for one in found if one[2] not in ("accuracy", "explained")]
     if found:
         return f"{min(found)[1]}; look for a division by 0 or a logarithm of 0"
@@ -424,7 +426,8 @@ def held_out_falls(t, limit):
         if (max(x) - x[-1] > max(limit * scale, SURE * noise)
                 or x[0] - x[-1] > max(limit / 2 * scale, NOISE * noise)):
             but = ", but the reward rises, so it rewards something else" * t.trend.rises
-            return f"{name} goes from {max(x):.2g} to {x[-1]:.2g}{but}"
+            n = "; on how many problems? With 10, a change of 0.1 is a single answer" * (not size)
+            return f"{name} goes from {max(x):.2g} to {x[-1]:.2g}{but}{n}"
 
 
 @rule("held-out", 0.2, "held-out")
@@ -559,6 +562,8 @@ def decided(run):
                 f"would not show in {now.n} steps of this noise")
     course = "rises" if now.rises else "falls" if now.falls else "stays"
     may = ", which it may" * table.may_stay
+    if now.rises and max(table.rewards) <= 0:
+        may += ", and is never above 0: is more really better?"
     return f"the {table.goal} {course}: {now.first:.3g}, then {now.last:.3g}{may}"
 
 

@@ -158,9 +158,10 @@ def of_events(files):
     for file in files:
         events = EventAccumulator(str(file), {"scalars": 0}, purge_orphaned_data=False)
         events.Reload()
-        found += [(event.wall_time, {"step": event.step, name: event.value})
-                  for name in events.Tags()["scalars"] for event in events.Scalars(name)]
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+        found += sorted(({"step": event.step, name: event.value}
+                         for name in events.Tags()["scalars"] for event in events.Scalars(name)),
+                        key=lambda one: one["step"])        # a clock may be set back
+    return found
 
 
 def content_of(files):

@@ -160,9 +160,11 @@ def read_completions(folder, most_samples):
             "page does not know which columns are rewards."))
     if lost:
         notes.append(f"These files cannot be read: {', '.join(lost)}.")
-    config = {}
-    with contextlib.suppress(OSError, ValueError):
-        config = json.loads(Path(folder, "loss.json").read_text("utf-8"))      # of engines.trl
+    rates = [one["learning_rate"] for one in history if "learning_rate" in one]
+    config = {"largest learning_rate of the log": f"{max(rates):.3g}"} if rates else {}
+    for name in ("flags.json", "loss.json"):                                   # of engines.trl
+        with contextlib.suppress(OSError, ValueError):
+            config |= json.loads(Path(folder, name).read_text("utf-8"))
     seconds = next((one["train_runtime"] for one in history if "train_runtime" in one), None)
     return {
         "name": Path(folder).resolve().name, "command": "",

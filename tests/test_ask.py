@@ -22,7 +22,7 @@ def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run):
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)
     plumbing.load_policy(policy, run / "checkpoint.pt")
-    for prompt in ("(3+4)=", "(1*9)=", "x"):
+    for prompt in ("(3+4)=", "(1*9)=", "x", "2\u00d73="):
         problem = common.Problem(prompt, answer="")
         [text] = grpo.complete(policy, task, cfg, [problem]).texts
         assert ask.answer(run, prompt) == text

@@ -1,5 +1,6 @@
 """engines/trl.py: inside TRL's trainer, our losses give TRL's own numbers, and one gradient however
 a batch is split."""
+import gzip
 import inspect
 import json
 import os
@@ -229,9 +230,14 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
 # ---- the command -----------------------------------------------------------------------------
 
 MINE = """
+import functools
 import os
 import signal
 import bound
+import torch
+
+torch.set_grad_enabled(False)
+os.chdir("/")
 
 CALLS = []
 
@@ -262,6 +268,18 @@ def infinite(completions, trainer_state, **columns):
 def judged(completions, answer, **columns):
     return [float(float(text) == float(right)) for text, right in zip(completions, answer)]
 
+def scaled_(completions, scale, **columns):
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    return [scale * x for x in digits(completions)]
+
+class Marks:
+    def __call__(self, completions, **columns):
+        return digits(completions)
+
+scaled, marks = functools.partial(scaled_, scale=2.0), Marks()
+judges = functools.partial(judged, completions_are="texts")
+
 def failing(completions, trainer_state, **columns):
     return [1 / (1 - trainer_state.global_step)] * len(completions)
 
@@ -276,6 +294,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
+    Path("three.jsonl").write_text("\n".join(map(json.dumps, ROWS[:3])))
     Path("bad.jsonl").write_text(
         '{"prompt": "a", "answer": "4"}\n{"prompt": "b", "answer": "12 km"}')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
@@ -319,6 +338,10 @@ def failed(capsys, *words):
     ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
     ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judged",
      f"row 2: the reward judged fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
+    ("grpo", "--dataset_name three.jsonl", "nothing was trained: a step needs 4 prompts, but the "
+     "data set has 3; lower --generation_batch_size 16"),
+    ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judges", "row 2: the reward judged "
+     f"fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
     ("grpo", "--reward_funcs none.py:a", "none.py: there is no such file"),
     ("grpo", "--reward_funcs mine.py:none", "--reward_funcs mine.py:none: has no such reward"),
     ("grpo", "--output_dir runs", "--output_dir FOLDER/runs: has checkpoints of another run; name "
@@ -350,19 +373,40 @@ def test_rewards_are_named_functions_of_a_file_or_all_with_the_signature_of_one(
 ANSWERS = ["007", "None", "2026-11-28", "2026-11-28T10:00:00", "9007199254740993", "1e5", "1.50"]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "b/data/train.jsonl"])
-def test_answers_are_the_texts_of_a_json_file(name, folder):
-    """Also numbers of JSON; and a folder may be like one of the Hub, with the files in data/."""
-    texts = [json.dumps({"prompt": f"{answer}?", "answer": answer}) for answer in ANSWERS]
-    texts += ['{"answer": 9007199254740993, "prompt": "a"}', '{"prompt": "b", "answer": 1.50}']
-    path = folder / name
+@pytest.mark.parametrize("values", [
+    ANSWERS, ["null", True, ["1", "2"], "{}"], [{"a": "1"}, {"b": "2"}, {}],
+    [[{"a": "1"}, {"b": None}], [], "x"], [{"a": {"b": ["1"]}}, {"a": {"b": "1", "c": False}}, ""]])
+@pytest.mark.parametrize("name", ["a.json", "a.b.ndjson", "a.jsonl.gz", "b/data/train.jsonl"])
+def test_a_row_is_what_the_json_file_says_whatever_the_other_rows_are(name, values, folder):
+    """Numbers are texts, and the first row lacks a column. A folder may be like one of the Hub."""
+    lines = ['{"prompt": "a"}', '{"answer": 9007199254740993, "prompt": "b"}',
+             '{"prompt": "b", "answer": 1.50}', *(
+                 json.dumps({"prompt": "b", "answer": value}) for value in values)]
+    path, wanted = Path(name), [None, "9007199254740993", "1.50", *values]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"[{', '.join(texts)}]" if path.suffix == ".json" else "\n\n".join(texts))
-    found = data.load(name if name[:2] == "a." else "b")
-    assert [*found["train"]["answer"]] == [*ANSWERS, "9007199254740993", "1.50"]
-    for suffix in ("csv", "parquet"):                   # which `datasets` reads
-        getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"a.{suffix}")
-        assert data.load(f"a.{suffix}")["train"].num_rows == len(ROWS)
+    text = (f"[{', '.join(lines)}]" if path.suffix == ".json" else "\n\n".join(lines)).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    found = data.load(name.partition("/")[0])["train"].map(lambda row: {"more": 1})     # as in TRL
+    assert found["answer"] == wanted == [row["answer"] for row in found]
+
+
+def test_other_files_are_read_as_datasets_reads_them(folder):
+    for suffix in ("csv", "parquet"):
+        getattr(datasets.Dataset.from_list(ROWS), f"to_{suffix}")(f"c.{suffix}")
+    Path("c.csv.gz").write_bytes(gzip.compress(Path("c.csv").read_bytes()))
+    for suffix in ("csv", "parquet", "csv.gz"):
+        assert data.load(f"c.{suffix}")["train"].num_rows == len(ROWS)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("", "a.jsonl: has no problems"), ("[]", "a.jsonl: has no problems"),
+    ('\n\n{"prompt": "a"}\n\n\n[1', "a.jsonl: Expecting ',' delimiter: line 4"),
+    ('{"prompt": "a"}\n\n{"answer": 1}', 'a.jsonl: row 2 has no prompt: {"answer": "1"}'),
+    ('{"prompt": "a"}\n"b"', "a.jsonl: row 2 has no prompt: "), ("[" * 9999, "a.jsonl: ")])
+def test_a_file_without_problems_is_refused_with_its_row(text, message, folder):
+    Path("a.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        data.load("a.jsonl")
 
 
 RECIPE, ON_PAGE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/engines.md").read_text(),
@@ -462,11 +506,30 @@ def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(small_llama, fol
     assert trainer.state.global_step == 4 and Path("out/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["away", "some"])
-def test_a_reward_may_leave_the_folder_or_judge_some_outputs(name, small_llama, folder):
-    ours.main(words_of(small_llama, "grpo", reward_funcs=f"mine.py:{name}", **FEW))
-    assert record.is_complete(folder / "out/checkpoint-2")
-    assert (folder / "out/model.safetensors").exists()
+@pytest.mark.parametrize("name, recorded", [
+    ("away", "mine.py:away"), ("some", "mine.py:some"), ("marks", "mine.py:Marks"),
+    ("scaled", "mine.py:scaled_(scale=2.0)"), ("taken.py:sized", "mine.py:scaled_(scale=1)")])
+def test_a_reward_may_leave_the_folder_or_turn_gradients_off_and_need_not_be_a_function(
+        name, recorded, small_llama, folder, capsys):
+    """Importing the file does so, too. A resume takes an equal one, and refuses another."""
+    Path("taken.py").write_text("import functools, mine\n"
+                                "sized = functools.partial(mine.scaled_, scale=1)\n")
+    words = words_of(small_llama, "grpo", **FEW | {
+        "reward_funcs": name if ":" in name else f"mine.py:{name}"})
+    ours.main(words)
+    assert record.is_complete(folder / "out/checkpoint-2") and torch.is_grad_enabled()
+    assert (folder / "out/model.safetensors").exists() and torch.get_default_dtype().itemsize == 4
+    assert json.loads(Path("out/loss.json").read_text())["rewards"] == [recorded]
+    assert json.loads(Path("out/flags.json").read_text())["learning_rate"] == "0.002"
+    files = {path.name for path in Path("out/source").iterdir()}
+    assert files - {"taken.py"} == {"mine.py", "bound.py", "grpo.py"}
+    assert ("taken.py" in files) == ("taken" in name)
+    more = ["--resume_from_checkpoint", "True", "--max_steps", "3"]
+    assert ours.main([*words, *more]).state.global_step == 3
+    file = Path("taken.py" if "taken.py" in files else "mine.py")
+    file.write_text(file.read_text() + "# another\n")
+    code, error, _ = failed(capsys, *words, *more)
+    assert code == 2 and "was trained on" in error
 
 
 @pytest.mark.parametrize("words, flags, message", [

@@ -77,6 +77,21 @@ def mine(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.parametrize("words, said", [
+    ("vectors mine.py:free scale=2 --recipe ppo", "policy_loss"), ("report.check a.jsonl", "TRL"),
+    ("vectors loss.v2.py:f", "loss.v2.py: Python cannot import a file with another dot"),
+    ("engines.here --loss mine.py:my_loss --max_steps 0 --base_steps 0 --task key "
+     "--num_eval_problems 2", "loss mine.py:my_loss")])
+def test_files_of_the_user_hide_none_of_python_or_of_ours(mine, words, said):
+    Path("random.py").write_text("1 / 0")
+    Path("tasks.py").write_text("from torch import stack")
+    Path("mine.py").write_text(f"{MINE}\nfrom tasks import stack\n")
+    Path("a.jsonl").write_text('{"step": 1, "reward": 0.1, "reward_std": 0.1}')
+    found = subprocess.run([sys.executable, "-m", *words.split()], capture_output=True, text=True,
+                           env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert said in found.stdout + found.stderr and "Error" not in found.stderr, found.stderr
+
+
 def batch(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     logps, old_logps = -torch.rand(2, 4, 5, generator=generator, dtype=dtype)

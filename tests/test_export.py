@@ -69,6 +69,15 @@ def test_whoever_can_read_a_file_can_read_the_model(made):
 
 # ---- the tokenizer ---------------------------------------------------------------------------
 
+def test_the_chat_template_pads_a_prompt_as_its_task_does_whatever_its_characters(made):
+    task = common.load_task(ask.read_run(made[1])[1], grpo.verify)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made[2])
+    for prompt in ("3+4=", "1\u00d72=", "\u221a4\u2212\u0663=", "\U0001f600="):
+        chat = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(chat, return_dict=False)
+        assert [ids] == common.encode_prompts([common.Problem(prompt, "")], task, "cpu").tolist()
+
+
 def random_text(rng):
     """Mix characters from all planes of Unicode with special tokens, complete or cut off. -> str"""
     near = ["  ", "\r\n", "e\u0301", "\u00e9", "\u212b", "\ufeff", " , ", " 'm not"]

@@ -112,8 +112,9 @@ def training(source):
 @pytest.mark.parametrize("name", ["nano", *rungs.REAL_RUNGS])
 def test_the_training_step_is_that_of_nano_word_for_word(name):
     source = rungs.REAL if name == "nano" else rungs.real_script(name)
-    """But for a fused optimizer, a generator, and the metrics of a step. Spaces do not count."""
+    """But for a fused optimizer, a generator, judge, spaces, and the metrics of a step."""
     plain = source.replace(f",\n{rungs.FUSED}", ")").replace(", generator=DRAWS", "")
+    plain = plain.replace("map(judge, ", "map(verify, ")
     plain = re.sub(r"\n {8}yield step.*|(?<=    )norm = |\n    METRICS.*(?=\n\n)", "", plain)
     ours, theirs = ([re.sub(" {2,}#", "  #", part) for part in training(text)]
                     for text in (plain, rungs.script(name)))
@@ -427,7 +428,7 @@ def test_ctrl_c_twice_ends_a_command_once_with_the_model_saved(llama):
             break
     said, error = child.communicate(timeout=60)
     assert child.returncode == 130 and "steps, the model is in" in said
-    assert "Traceback" not in error and Path("trained/model.safetensors").exists()
+    assert "Traceback" not in error and Path("trained-unfinished/model.safetensors").exists()
     with pytest.raises(SystemExit):
         real.stop(signal.SIGTERM, None)
     assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -455,14 +456,43 @@ def test_a_full_disk_keeps_the_last_checkpoint(llama, change, monkeypatch):
     assert [path.name for path in Path().glob("trained*")] == ["trained-unfinished"]
 
 
-def test_a_gradient_that_is_not_finite_ends_a_run_in_one_line_with_a_good_model(llama, change):
-    verdicts = iter([1.0, 0.0] * 16 + [float("nan")] * 99)      # two steps of P * G = 16
+@pytest.mark.parametrize("reward, slope, message", [
+    (1.0, float("nan"), "step 2: the gradient is not finite"),
+    *((x, 1.0, f"verify has to return a number, not {x!r}: '7', 'text'") for x in (
+        float("nan"), None, "1.0", {"right": 1.0, "form": float("inf")}))])
+def test_what_is_not_finite_ends_a_run_in_one_line_with_a_good_model_that_is_unfinished(
+        llama, change, reward, slope, message):
+    verdicts, surrogate_loss = iter([1.0, 0.0] * 16 + [reward] * 99), real.surrogate_loss
+    slopes = iter([1.0] * 4 + [slope] * 9)              # two steps of P * G = 16, two updates each
+    write_rows({"prompt": f"{i}+1=", "answer": 7} for i in range(20))
     change(T=3, evaluate=lambda *_: "",
+           surrogate_loss=lambda *args: surrogate_loss(*args) * next(slopes),
            verify=lambda answer, text: next(verdicts) if text == "text" else 0.0,
            decode=lambda tokens: ["text"] * len(tokens))
-    with pytest.raises(SystemExit, match="^step 2: the gradient is not finite$"):
-        real.main(llama, sums(), steps=9)
-    assert all(weight.isfinite().all() for weight in real.load("trained").parameters())
+    with pytest.raises(SystemExit, match=f"^{re.escape(message)}$"):
+        real.main(llama, "data.jsonl", steps=9)
+    assert not Path("trained").exists()
+    assert all(x.isfinite().all() for x in real.load("trained-unfinished").parameters())
+
+
+@pytest.mark.parametrize("values, template, words", [
+    ({"SAVE_STEPS": 0}, "", "SAVE_STEPS = 0: has to be above 0"),
+    ({"TEMPERATURE": 0}, "", "TEMPERATURE = 0: has to be above 0"),
+    ({}, "{% for part in messages[0].content %}{{ part.text }}{% endfor %}A:",
+     "different questions become one prompt, such as 'A:': the chat template leaves them out"),
+    ({}, "{{ messages[0].content[:3] }}", "different questions become one prompt, such as 'Add': "),
+    ({}, "{{ raise_exception('no user') }}", "the chat template fails: no user: mend TOKENIZER.ch"),
+    ({}, "{{ messages[0].content + 1 }}", "the chat template fails: can only concatenate str")])
+def test_a_setting_or_a_template_that_cannot_work_ends_in_one_line_that_names_it(
+        values, template, words, change):
+    folder = random_model()
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
+    write_rows({"prompt": f"Add {i} and 1.", "answer": i + 1} for i in range(20))
+    change(**values)
+    with pytest.raises(SystemExit) as stopped:
+        real.main(folder, "data.jsonl", steps=1)
+    assert words in stopped.value.code and "\n" not in stopped.value.code
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
@@ -485,8 +515,8 @@ def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
         real.load(folder)
 
 
-def test_the_lines_of_the_page_train_an_adapter(llama, change):
-    pytest.importorskip("peft")
+def test_an_adapter_by_the_lines_of_the_page_is_saved_as_a_plain_model_and_resumes(llama, change):
+    pytest.importorskip("peft", reason=NEEDS)
     page = Path(rungs.ROOT, "docs/real-models.md").read_text("utf-8")
     lines = re.findall(r"^ *(from peft.*|policy = get_peft.*)\n", page, re.M)
     space, load = {}, real.load
@@ -495,12 +525,38 @@ def test_the_lines_of_the_page_train_an_adapter(llama, change):
         space["policy"] = load(model)
         exec("\n".join(lines), space)
         return space["policy"]
-    change(load=with_adapter, RATE=1e-2, verify=lambda answer, text: len(text) % 2 == 0)    # a bool
-    real.main(llama, sums(), steps=2)
-    names = {path.name for path in Path("trained").iterdir()}
-    assert "adapter_model.safetensors" in names and "model.safetensors" not in names
-    moved = [name for name, weight in space["policy"].named_parameters() if weight.grad is not None]
-    assert moved and all("lora_" in name for name in moved)
+    change(load=with_adapter, RATE=1e-2, SAVE_STEPS=1,
+           verify=lambda answer, text: len(text) % 2 == 0)      # a bool
+    x = torch.arange(9)[None]
+    for model, folder in ((llama, "trained"), ("trained", "trained-2")):
+        start = load(model)
+        real.main(model, sums(), steps=2)
+        names = {path.name for path in Path(folder).iterdir()}
+        assert "model.safetensors" in names and not any("adapter" in name for name in names)
+        policy = space["policy"]
+        moved = [name for name, one in policy.named_parameters() if one.grad is not None]
+        assert moved and all("lora_" in name for name in moved)
+        with torch.no_grad():
+            before, wanted, found = (one(x).logits for one in (start, policy, load(folder)))
+            same(found, wanted, atol=1e-4, rtol=0)
+            assert (wanted - before).abs().max() > 1e-2
+            with policy.disable_adapter():          # saving has not changed what it adapts
+                same(policy(x).logits, before, atol=0, rtol=0)
+
+
+def test_rewards_with_names_are_added_and_logged_and_a_verify_that_prefers_nothing_is_named(
+        llama, change, capsys):
+    change(T=3, P=2, verify=lambda answer, text: {"right": 0.5, "empty": text == ""})
+    real.main(llama, sums(), steps=1)
+    first, step, last = map(json.loads, Path("trained/metrics.jsonl").read_text().splitlines())
+    assert step["rewards/right/mean"] == 0.5 == last["eval_rewards/right/mean"]
+    assert step["reward"] == pytest.approx(0.5 + step["rewards/empty/mean"])
+    assert 0 < step["entropy"] < 6 and "entropy" not in first
+    line = "Look at verify: the answers as texts get 0.500, empty texts 1.500; "
+    assert line in capsys.readouterr().out
+    change(verify=lambda answer, text: float(text == answer))       # numbers are texts
+    real.main(llama, sums(), steps=0)
+    assert "Look at verify" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("seeded", [torch.manual_seed, random.seed])
@@ -532,9 +588,10 @@ def test_each_step_and_evaluation_is_a_line_that_report_check_reads(llama, chang
            verify=lambda answer, text: float("7" in text))
     with pytest.raises(SystemExit):
         real.main(llama, sums(), steps=4)
-    before, after = (real.load(one).get_input_embeddings().weight for one in (llama, "trained"))
+    folder = "trained-unfinished"
+    before, after = (real.load(one).get_input_embeddings().weight for one in (llama, folder))
     assert (before - after).abs().max() > 1e-3                  # saved as it was when stopped
-    lines = list(map(json.loads, Path("trained/metrics.jsonl").read_text().splitlines()))
+    lines = list(map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines()))
     assert [line["step"] for line in lines] == [0, 1, 2, 3] and lines[0].keys() == {
         "step", "eval_reward"}
     for step, line in enumerate(lines[1:]):
@@ -548,7 +605,7 @@ def test_each_step_and_evaluation_is_a_line_that_report_check_reads(llama, chang
         assert line["completions/mean_length"] == pytest.approx(lengths[step + 1].mean().item())
         assert line["completions/clipped_ratio"] == (lengths[step + 1] == 24).float().mean()
         assert 0 <= line["sampling/sampling_logp_difference/mean"] < 1e-5
-    assert "3 steps" in check.described(check.read("trained"))
+    assert "3 steps" in check.described(check.read(folder))
 
 
 def test_a_control_token_in_the_text_of_a_question_is_named_and_other_tokens_are_text():
@@ -573,8 +630,8 @@ def numbered(lengths, answer=2):
     ("[1]", "'[1]'; write"), ("[" * 9999, "line 1: "),
     ('{"prompt": "", "answer": 1}\n{"answer": 2}', "line 2: the key 'prompt' is missing"),
     (b'{"prompt": "", "answer": 1}\n\xe9', "line 2: 'utf-8'"),
-    ('{"prompt": 1, "answer": 2}', "be a text"),
-    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "has two answers, 2"),
+    ('{"prompt": [1], "answer": 2}', "be a text"),
+    ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "has two answers, '2'"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     (r'{"prompt": "\ud800", "answer": 2}', "surrogates not allowed"),
     (numbered(range(11)), "a prompt of 0 tokens"), (numbered(range(1, 11), "x"), "'x' is"),

@@ -7,11 +7,14 @@ import random
 import re
 import shutil
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from small_runs import SMALL, arguments, child, difference, load, mortal, outcome, resume
 
+import common
 import grpo
 import plumbing
 
@@ -81,6 +84,25 @@ def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole):
     path.write_text(json.dumps(record))
     resume(folder, max_steps=10, delta=script.Config.delta)
     assert not difference(outcome(folder), outcome(whole))
+
+
+def test_a_resume_says_that_the_problems_or_the_script_have_changed_and_a_profiler_is_no_script(
+        tmp_path, monkeypatch, capsys):
+    """As under python -m cProfile, where another module is __main__."""
+    words = arguments(SMALL | {"output_dir": "run", "max_steps": 1, "base_steps": 0})
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    for argv in (words, ["--resume_from_checkpoint", "run", "--max_steps", "2"]):
+        monkeypatch.setattr(sys, "argv", ["profiler", *argv])
+        exec(compile(Path(grpo.__file__).read_bytes(), grpo.__file__, "exec"), {
+            "__name__": "__main__", "__file__": grpo.__file__})
+    assert json.loads(Path("run/config.json").read_text())["script"] == "grpo.py"
+    assert Path("run/grpo.py").exists() and "have changed" not in capsys.readouterr().out
+    sample = common.Arithmetic.sample
+    monkeypatch.setattr(common.Arithmetic, "sample", lambda self, rng, *more: (
+        rng.random(), sample(self, rng, *more))[1])
+    common.held_out_problems.cache_clear()
+    resume(Path("run"), max_steps=3)
+    assert "the script or the problems have changed" in capsys.readouterr().out
 
 
 # ---- kill -9 ---------------------------------------------------------------------------------

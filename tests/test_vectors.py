@@ -436,9 +436,11 @@ def test_what_is_not_implemented_is_skipped_and_what_stays_at_its_default_is_tol
         assert "left as it is, so not checked: agg='mean'" in text
 
 
-def test_a_function_that_prints_or_does_not_end_gets_a_verdict_all_the_same(answer, monkeypatch):
+def test_a_file_that_prints_changes_torch_or_does_not_end_gets_a_verdict(answer, monkeypatch):
     prints = RIGHT.replace("m = mask", "print('a line')\n    m = mask") + "\nprint('another')\n"
-    assert answer(prints, "--recipe", "dapo") == answer(RIGHT, "--recipe", "dapo")
+    changes = f"{RIGHT}\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.half)\n"
+    for source in (prints, changes):
+        assert answer(source, "--recipe", "dapo") == answer(RIGHT, "--recipe", "dapo")
     monkeypatch.setattr(command, "SECONDS", 0.2)
     code, text = answer(RIGHT.replace("m = mask", "while True: pass"), "--recipe", "dapo",
                         "id=clip")

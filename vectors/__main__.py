@@ -50,7 +50,7 @@ from vectors import (
     value,
 )
 from vectors.adapter import adapter, gaps_of
-from vectors.contract import ALIASES, NAMES, bind, is_adapter, setting
+from vectors.contract import ALIASES, NAMES, bind, is_adapter, restored, setting
 
 # A recipe: the method of its loss, its average, and the method of its advantages
 RECIPES = {
@@ -82,9 +82,13 @@ def loaded(target):
     """Import FILE.py or MODULE, with :FUNCTION or without. -> module, {name: function}"""
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     folder, file = os.path.split(path)
+    if "." in file.removesuffix(".py") and file.endswith(".py"):
+        fail(f"{path}: Python cannot import a file with another dot in its name; rename it")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")    # before a random.py in your folder hides Python's
     sys.path.insert(0, folder)
     try:
-        with quiet():
+        with quiet(), restored():
             module = importlib.import_module(file.removesuffix(".py"))
     except SystemExit as error:
         fail(f"cannot import {path}: it exits (SystemExit: {error}). Put what it runs under if "
@@ -344,8 +348,10 @@ def run(module, name, function, target, file, chosen, args, words):
 
     # what it was given
     called = [f"{its} for {ours}" for its, ours in binding.names.items() if its != ours]
+    used = bind(function, binding.parameters, ()).names if is_adapter(function) else (
+        binding.parameters)             # an adapter lists all arguments
     left = [f"{key}={one.default!r}" for key, one in binding.parameters.items()
-            if key not in binding.names and key not in settings
+            if key not in binding.names and key not in settings and key in used
             and one.default is not inspect.Parameter.empty]
     for words, found in (("called with", called), ("left as it is, so not checked:", left)):
         if found:

@@ -2,18 +2,21 @@
 function with other names gets an adapter (adapter.py), in which a person says what is what.
 """
 import ast
+import contextlib
 import inspect
+import os
+import sys
 import textwrap
 from collections import Counter
 from typing import NamedTuple
 
 # Our name -> what others call it: the one table of the vectors and of engines/
 NAMES = {
-    "logps": "per_token_logps log_prob log_probs logprob logprobs new_logprobs new_log_probs",
-    "old_logps": "old_per_token_logps old_log_prob old_log_probs old_logprobs",
+    "logps": "logp per_token_logps log_prob log_probs logprob logprobs new_logprobs new_log_probs",
+    "old_logps": "old_logp old_per_token_logps old_log_prob old_log_probs old_logprobs",
     "ref_logps": "ref_per_token_logps ref_log_prob ref_log_probs ref_logprob ref_logprobs",
     "sampler_logps": "sampling_per_token_logps rollout_log_prob rollout_log_probs",
-    "advantages": "A", "mask": "completion_mask response_mask action_mask loss_mask",
+    "advantages": "A adv", "mask": "completion_mask response_mask action_mask loss_mask",
     "epsilon_low": "epsilon cliprange cliprange_low clip_ratio clip_ratio_low clip_eps "
                    "clip_eps_low eps_low",
     "epsilon_high": "cliprange_high clip_ratio_high clip_eps_high eps_high",
@@ -88,6 +91,22 @@ def bind(function, inputs, numbers, has_rest=False):
     unknown = [name for name in named if name not in names
                and parameters[name].default is inspect.Parameter.empty]
     return Binding(function, parameters, names, unknown)
+
+
+@contextlib.contextmanager
+def restored():
+    """Undo what the import or a call of a user's code changes for all other code: whether torch
+    computes gradients, its default dtype, and the current folder."""
+    torch, home = sys.modules.get("torch"), os.getcwd()
+    before = (torch.is_grad_enabled(), torch.get_default_dtype()) if torch else None
+    try:
+        yield
+    finally:
+        os.chdir(home)
+        if torch := sys.modules.get("torch"):
+            has_gradient, dtype = before or (True, torch.float32)       # the code has loaded torch
+            torch.set_grad_enabled(has_gradient)
+            torch.set_default_dtype(dtype)
 
 
 def is_adapter(function):

@@ -94,8 +94,8 @@ def script(name, setting=""):
 
 def real_script(name):
     """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
-    are taken back to reach the rungs before that one. Two calls differ: for AdamW, a GPU has a
-    fused kernel, and torch.randperm has a generator of its own. -> str"""
+    are taken back to reach the rungs before that one. Three calls differ: for AdamW, a GPU has a
+    fused kernel, torch.randperm has a generator of its own, and judge calls verify. -> str"""
     before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
     while CHAPTERS[before[-1]].on != BASE:
         before.append(CHAPTERS[before[-1]].on)
@@ -105,7 +105,7 @@ def real_script(name):
     patched = before[before.index(name) - 1] if is_before else name
     hunks = re.sub(r"^(..)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
                    CHAPTERS[patched].fields["patch"], flags=re.M)
-    hunks = re.sub(OWN, r"\1, generator=DRAWS\2", hunks)
+    hunks = re.sub(OWN, r"\1, generator=DRAWS\2", hunks).replace("map(verify, ", "map(judge, ")
     if is_before:
         taken_back = re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+", hunks, flags=re.M)
         source = patch(real_script(patched), taken_back)
