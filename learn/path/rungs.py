@@ -8,9 +8,9 @@ which nano.py and real.py differ.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. A hunk of it that is the word `points` stands for the field
 @points of the base: the patch that rewards outputs with a judge's points. @docstring is the
-docstring of the script. The last chapter is about real.py. It has no patch, and its field @rungs
-names the rungs whose patches fit real.py. It and the first chapter, the base, are no rungs: @help
-says what you can run instead.
+docstring of the script. The last chapter but one is about real.py. It has no patch, and its field
+@rungs names the rungs whose patches fit real.py. The last chapter patches real.py. These two and
+the first chapter, the base, are no rungs of nano.py: @help says what you can run instead.
 """
 import difflib
 import functools
@@ -75,8 +75,8 @@ def read(text):
 
 
 CHAPTERS = read(Path(__file__).with_name("chapters.txt").read_text(encoding="utf-8"))
-BASE, *RUNGS, LAST = CHAPTERS
-REAL_RUNGS = CHAPTERS[LAST].fields["rungs"].split()
+BASE, *RUNGS, LAST, AGENT = CHAPTERS
+REAL_RUNGS = [*CHAPTERS[LAST].fields["rungs"].split(), AGENT]
 
 
 @functools.cache        # the page asks for each script thousands of times
@@ -99,8 +99,8 @@ def real_script(name):
     before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
     while CHAPTERS[before[-1]].on != BASE:
         before.append(CHAPTERS[before[-1]].on)
-    if name in before[:2]:
-        return REAL
+    if name in (*before[:2], AGENT):
+        return script(name if name == AGENT else LAST)
     is_before = name in before
     patched = before[before.index(name) - 1] if is_before else name
     hunks = re.sub(r"^(..)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
