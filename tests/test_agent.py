@@ -16,6 +16,7 @@ from small_runs import SMALL, arguments, at_work
 from torch.testing import assert_close as same
 
 import grpo
+from examples import turns
 from learn.path import rungs
 from report import ask
 from tasks import calls
@@ -25,7 +26,6 @@ pytest.importorskip("transformers", reason=NEEDS)
 import real
 from engines import export
 
-SOURCE = rungs.real_script(rungs.AGENT)
 SIZES = {"P": 4, "G": 4, "W": 24, "T": 24, "N": 7, "M": 3, "HELD_OUT": 3, "K": 4,
          "CALL": tuple(map(chr, range(33, 127))), "FRAME": ("<search>", "<|eos|>")}
 QUESTIONS = ["(3+4)=", "3>", "((((3+4)-5)*4)-2)="] * 8
@@ -37,11 +37,11 @@ def from_dict(question, text):
     return DICT[ord(text[-1]) % 5]
 
 
-def agent(*edits, **values):
+def agent(*edits, more="", **values):
     """The script, with edits of its text and values for its globals. -> module"""
     script = types.ModuleType("agent")
     script.__file__ = real.__file__
-    source = SOURCE
+    source = rungs.real_script(rungs.AGENT, more)
     for old, new in edits:
         source = replace_once(source, old, new)
     exec(source, vars(script))
@@ -253,6 +253,32 @@ def test_a_run_with_a_tool_that_reads_a_dict_learns_and_logs_its_calls(capsys):
     assert lines[1]["tools/call_frequency"] > 0.3 and lines[1]["tools/failure_frequency"] == 0
     assert lines[1]["completions/mean_length"] < 24 and "failed 0" in capsys.readouterr().out
     assert any(0 < line["reward"] < 1 for line in lines[1:])
+
+
+def test_a_turn_gets_its_discounted_return_compared_with_the_same_turn_in_its_group():
+    """As examples/turns.py computes it, for rewards that depend on the text so far."""
+    script = agent(more="turns")
+    tokens = script.sample(script.load(random_model()), QUESTIONS)
+    script.reward_turns = lambda answer, texts: [float(len(text) % 7) for text in texts]
+    A, sums = script.turn_advantages(tokens, [None] * 24)
+    own = (tokens[:, script.W:] > script.PAD).float()
+    numbers = turns.turn_numbers(own)
+    rewards, labels = torch.zeros(24, script.K), torch.full((24, script.K), -1)
+    for row, number in enumerate(numbers):
+        for k in range(number[-1] + 1):
+            end = ((number == k) & (own[row] > 0)).nonzero().max()
+            before = tokens[row:row + 1, :script.W + end + 1]
+            text = script.decode(torch.nn.functional.pad(before, (0, 24), value=script.PAD))[0]
+            rewards[row, k] = len(text) % 7
+            labels[row, k] = 10 * (row // script.G) + k
+    R = turns.returns(rewards, script.GAMMA)
+    expected = turns.compared(R, labels, "group").gather(1, numbers.clamp(min=0))
+    same(A * own, expected * own, atol=1e-5, rtol=0)
+    same(sums, rewards.sum(1))
+    assert (labels[:, -1] >= 0).sum() > 2 and A.std() > 0.3
+    script.reward_turns = lambda answer, texts: [1.0] * 9
+    with pytest.raises(SystemExit, match=r"reward_turns returned \[1.0.* for [1-4] turns"):
+        script.turn_advantages(tokens, [None] * 24)
 
 
 # ---- mistakes --------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_nano_real_and_each_rung_of_the_path_are_short():
     sources = {"nano.py": [rungs.NANO], "a rung of nano.py": map(rungs.script, rungs.RUNGS),
                "real.py": [rungs.REAL],
                "a rung of real.py": map(rungs.real_script, rungs.REAL_RUNGS[:-1]),
-               "the agent": [rungs.real_script(rungs.AGENT)]}
+               "the agent": [rungs.real_script(rungs.AGENT, more) for more in ("", "turns")]}
     assert sources.keys() == MOST_LINES.keys()
     for name, scripts in sources.items():
         for source in scripts:

@@ -256,6 +256,8 @@ def chapter(name):
         head, *rows = (line.split(" | ") for line in field["gaps"].split("\n"))
         offer = ["## The rungs on a real model", say("offer")] if name == LAST else []
         patch = [*(does if name == LAST else patch), grid(head, rows), *offer]
+        if "turns" in field:
+            patch += ["## A reward for each turn", say("each"), f"```diff\n{field['turns']}\n```"]
     else:
         shown = [f"![chart]({file})\n\n*{title}*" for file, (_, title) in picture(name).items()]
         patch[-1:] = [*shown, patch[-1], rates(name)]

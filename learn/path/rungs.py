@@ -92,15 +92,17 @@ def script(name, setting=""):
     return patch(source, CHAPTERS[setting].setting) if setting else source
 
 
-def real_script(name):
+def real_script(name, more=""):
     """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
     are taken back to reach the rungs before that one. Three calls differ: for AdamW, a GPU has a
-    fused kernel, torch.randperm has a generator of its own, and judge calls verify. -> str"""
+    fused kernel, torch.randperm has a generator of its own, and judge calls verify. more: the field
+    with a second patch, which only the agent has. -> str"""
     before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
     while CHAPTERS[before[-1]].on != BASE:
         before.append(CHAPTERS[before[-1]].on)
     if name in (*before[:2], AGENT):
-        return script(name if name == AGENT else LAST)
+        source = script(name if name == AGENT else LAST)
+        return patch(source, CHAPTERS[name].fields.get(more, ""))
     is_before = name in before
     patched = before[before.index(name) - 1] if is_before else name
     hunks = re.sub(r"^(..)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
