@@ -40,8 +40,8 @@ G = 8               # outputs to each question; an update uses half of the P * G
 W = 512             # tokens in a question, at most
 T = 256             # tokens in an output, at most
 K = 4               # turns in an output, at most: the tool answers K - 1 times
-CALL = ("</calc>",)                     # a text that ends with one of these calls the tool
-FRAME = ("<result>", "</result>")       # around an answer; they may contain control tokens
+CALL = "</calc>"                    # the end of a call, or several ends in a tuple
+FRAME = ("<result>", "</result>")   # around an answer; they may contain control tokens
 PATIENCE = 60       # seconds for the calls that end at the same time
 M = max(1, int(torch.cuda.mem_get_info()[0] / 5e9)) if DEVICE == "cuda" else 4
 N = None            # outputs to sample at a time, None: 16 * M; M are scored at a time
@@ -167,9 +167,8 @@ def answer_calls(tokens, column, questions, may_end):
     for row, token in enumerate(tokens[:, column].tolist()):
         if token > PAD and may_end(token):
             turn = 1 + (tokens[row] < PAD).diff().sum() // 2    # each answer begins and ends once
-            output = ids(tokens[row, W:column + 1]).tolist()
-            before, text = TOKENIZER.batch_decode([output[:-1], output])
-            if turn < K and any(text.count(word) > before.count(word) for word in CALL):
+            before, text = (TOKENIZER.decode(ids(tokens[row, W:column + i])) for i in (0, 1))
+            if turn < K and any(text.count(word) > before.count(word) for word in may_end(token)):
                 calls.append((row, text, POOL.apply_async(respond, (questions[row], text))))
     for row, text, call in calls:
         try:
@@ -250,8 +249,9 @@ def sample_few(policy, questions, uniforms, greedy, texts):
     is_fixed = all(type(layer) in kinds for layer in layers)
     cache = Cache(layers=[StaticLayer(W + T - first) for _ in layers] if is_fixed else layers)
     at = torch.arange(W - first, device=DEVICE)     # columns to read after `first`: the questions
-    ending = {end[-1] for end in CALL} | {"\ufffd"}             # or a part of such a character
-    may_end = functools.cache(lambda token: not ending.isdisjoint(TOKENIZER.decode([token])))
+    words = [CALL] if isinstance(CALL, str) else CALL
+    may_end = functools.cache(lambda token: [       # \ufffd is a part of a letter
+        word for word in words if {word[-1], "\ufffd"} & {*TOKENIZER.decode([token])}])
 
     def write():                                # reads the columns `at`, and writes the next one
         seen = tokens[:, first:] if is_fixed else tokens[:, first:first + at[-1] + 1]
