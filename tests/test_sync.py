@@ -20,7 +20,8 @@ SOURCES = {name: (ROOT / name).read_text("utf-8") for name in sync.SCRIPTS}
 # What does not fit needs a simpler idea or another file. Few files have a budget of lines, because
 # budgets that are met exactly fold statements into expressions.
 MOST_STATEMENTS = 25                    # in a function of a lesson
-MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 420, "a rung of real.py": 430}
+MOST_LINES = {"nano.py": 215, "a rung of nano.py": 230, "real.py": 420, "a rung of real.py": 430,
+              "the agent": 490}
 MOST_SHARED = 880                       # in common.py and plumbing.py, which every copier carries
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
@@ -75,7 +76,8 @@ def test_a_function_of_a_lesson_or_an_example_has_few_statements():
 def test_nano_real_and_each_rung_of_the_path_are_short():
     sources = {"nano.py": [rungs.NANO], "a rung of nano.py": map(rungs.script, rungs.RUNGS),
                "real.py": [rungs.REAL],
-               "a rung of real.py": map(rungs.real_script, rungs.REAL_RUNGS)}
+               "a rung of real.py": map(rungs.real_script, rungs.REAL_RUNGS[:-1]),
+               "the agent": [rungs.real_script(rungs.AGENT, more) for more in ("", "turns")]}
     assert sources.keys() == MOST_LINES.keys()
     for name, scripts in sources.items():
         for source in scripts:

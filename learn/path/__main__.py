@@ -121,7 +121,9 @@ def main():
                 print(f"{number:2}  {one.stem + '.py':17} {size:8} {text}")
         case ["write", *keys] if args.real:
             for name in rungs(keys, REAL_RUNGS):
-                print(write(args.to / f"{CHAPTERS[name].stem}_real.py", real_script(name)))
+                for more in ["", "turns"] if "turns" in CHAPTERS[name].fields else [""]:
+                    stem = CHAPTERS[name].stem + "_" * bool(more) + more
+                    print(write(args.to / f"{stem}_real.py", real_script(name, more)))
         case ["write"]:
             for name, one in CHAPTERS.items():
                 print(write(args.to / f"{one.stem}.py", script(name)))

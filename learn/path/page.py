@@ -11,7 +11,7 @@ from learn import look
 from learn.path import lines, measure, sketches, worked
 from learn.path.latex import latex
 from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
-from learn.path.rungs import BASE, CHAPTERS, LAST, ROOT, RUNGS, counts, diff, script, sides
+from learn.path.rungs import AGENT, BASE, CHAPTERS, LAST, ROOT, RUNGS, counts, diff, script, sides
 
 FOLDER = ROOT / "docs" / "path"
 PIECES = "mean"             # the chapter after which the path sums up what each piece is for
@@ -252,18 +252,22 @@ def chapter(name):
     one = CHAPTERS[name]
     field = one.fields
     say = lambda key: prose(field[key], name) or PENDING
-    known = numbered(name) if name in RUNGS else {}
+    known = numbered(name) if name != LAST else {}
     equations = [equation(text, known.get(text.split(" = ")[0], ""))
                  for text in field["equation"].split("\n")]
-    if name == LAST:
+    does = ["## What it does", say("relief")]
+    size = script(name).count("\n")
+    patch = ["## The patch", f"[{one.stem}.py]({one.stem}.py), {size} lines, {counts(name)}",
+             patch_block(name), *does]
+    if "gaps" in field:
         head, *rows = (line.split(" | ") for line in field["gaps"].split("\n"))
-        patch = ["## What it does", say("relief"), grid(head, rows), "## The rungs on a real model",
-                 say("offer")]
+        offer = ["## The rungs on a real model", say("offer")] if name == LAST else []
+        patch = [*(does if name == LAST else patch), grid(head, rows), *offer]
+        if "turns" in field:
+            patch += ["## A reward for each turn", say("each"), f"```diff\n{field['turns']}\n```"]
     else:
-        size = script(name).count("\n")
         shown = [f"![chart]({file})\n\n*{title}*" for file, (_, title) in picture(name).items()]
-        patch = ["## The patch", f"[{one.stem}.py]({one.stem}.py), {size} lines, {counts(name)}",
-                 patch_block(name), "## What it does", *shown, say("relief"), rates(name)]
+        patch[-1:] = [*shown, patch[-1], rates(name)]
     asked, _, answer = field["question"].partition("\n\n")
     return "\n\n".join(filter(None, [
         f"# {one.number}. {fill(field['title'], name)}", say("pain"), setting(name),
@@ -319,7 +323,7 @@ def order():
     """List all pages of the path in their order. -> {name: link}"""
     found = {}
     top = CHAPTERS[BASE].fields
-    for name in (*RUNGS, LAST):
+    for name in (*RUNGS, LAST, AGENT):
         found[name] = link(name)
         if name == RUNGS[0]:
             found[BASE] = f"[{top['first']}](gradient.md)"
@@ -359,8 +363,8 @@ def index():
 def made():
     """Make all files of docs/path/. -> {name: text}"""
     files = {"README.md": index(), "gradient.md": mathematics(), "pieces.md": pieces()}
-    files |= {CHAPTERS[name].page: chapter(name) for name in (*RUNGS, LAST)}
-    files |= {f"{CHAPTERS[name].stem}.py": script(name) for name in RUNGS}
+    files |= {CHAPTERS[name].page: chapter(name) for name in (*RUNGS, LAST, AGENT)}
+    files |= {f"{CHAPTERS[name].stem}.py": script(name) for name in (*RUNGS, AGENT)}
     files |= sketches.made()
     return files | {file: svg for name in RUNGS for file, (svg, _) in picture(name).items()}
 

@@ -9,9 +9,10 @@ which nano.py and real.py differ.
 the problem shows; @note explains it. A hunk that is one of the words `points`, `passes`, `imitate`
 and `raw` stands for this field of the base: a judge's points as rewards, eight passes over a batch,
 the function `imitate`, or rewards as advantages. @docstring is the docstring of the script, in
-which `(2 3)` stands for equations of nano.py. The last chapter is about real.py. It has no patch,
-and its field @rungs names the rungs whose patches fit real.py. It and the first chapter, the base,
-are no rungs: @help says what you can run instead.
+which `(2 3)` stands for equations of nano.py. The last chapter but one is about real.py. It has no
+patch, and its field @rungs names the rungs whose patches fit real.py. The last chapter patches
+real.py. These two and the first chapter, the base, are no rungs of nano.py: @help says what you can
+run instead.
 """
 import difflib
 import functools
@@ -77,8 +78,8 @@ def read(text):
 
 
 CHAPTERS = read(SOURCE)
-BASE, *RUNGS, LAST = CHAPTERS
-REAL_RUNGS = CHAPTERS[LAST].fields["rungs"].split()
+BASE, *RUNGS, LAST, AGENT = CHAPTERS
+REAL_RUNGS = [*CHAPTERS[LAST].fields["rungs"].split(), AGENT]
 
 
 @functools.cache        # the page asks for each script thousands of times
@@ -94,15 +95,17 @@ def script(name, setting=""):
     return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
 
 
-def real_script(name):
+def real_script(name, more=""):
     """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
     are taken back to reach the rungs before that one. Three calls differ: for AdamW, a GPU has a
-    fused kernel, torch.randperm has a generator of its own, and judge calls verify. -> str"""
+    fused kernel, torch.randperm has a generator of its own, and judge calls verify. more: the field
+    with a second patch, which only the agent has. -> str"""
     before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
     while CHAPTERS[before[-1]].on != BASE:
         before.append(CHAPTERS[before[-1]].on)
-    if name in before[:2]:
-        return REAL
+    if name in (*before[:2], AGENT):
+        source = script(name if name == AGENT else LAST)
+        return patch(source, CHAPTERS[name].fields.get(more, ""))
     is_before = name in before
     patched = before[before.index(name) - 1] if is_before else name
     hunks = re.sub(r"^(..)(    optimizer = .*)\)$", r"\1\2,\n\1" + FUSED,
