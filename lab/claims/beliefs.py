@@ -12,9 +12,7 @@ from report import chart
 from tasks.scores import RESULTS, count_steps
 
 SEEDS = range(12)
-CASES = ("arithmetic", "exact verifier", "points")
-REWARDS = {"exact verifier": "", "points": "--reward points"}
-FEWER = dict.fromkeys(REWARDS, SEEDS[:6])
+CASES = ("arithmetic",)
 EARLY, LATE = STEPS = (20, 60)          # steps of training after which we look at the sums
 K = 256                                 # outputs to each of PROBLEMS
 PROBLEMS = 64
@@ -32,10 +30,7 @@ def wrong_sums(task):
 def measure(case, seed):
     """Train grpo.py, and look at the policy before, and after EARLY and LATE steps. `right` has the
     share of right results of each wrong sum, `written` how often a batch contained the sum."""
-    flags = f"--seed {seed} --base_seed {seed}"
-    if case in REWARDS:
-        return turned(f"{flags} {REWARDS[case]}")
-    cfg, task, policy = load_base(grpo, flags)
+    cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
     sums = wrong_sums(task)
     solved = solved_by(policy, task, cfg, K)
     columns = {"unsolved": (solved == 0).float().mean().item(),
@@ -55,18 +50,6 @@ def measure(case, seed):
         "new": ((solved == 0) & (after > K / 2)).float().mean().item(),
         "lost": ((after == 0) & (solved > 0)).float().mean().item(),
         "pass@1": solved.mean().item() / K, "pass@1 after": after.mean().item() / K}
-
-
-def turned(flags):
-    """Train grpo.py, and count the sums of all kinds that it mends and breaks: their results are
-    wrong more often than right before and the other way round after RL, or the reverse."""
-    cfg, task, policy = load_base(grpo, flags)
-    before = sums_of(policy, task, cfg, RESULTS)
-    for _ in itertools.islice(training(cfg, task, policy), LATE):
-        pass
-    pairs = [pair for pair in zip(before, sums_of(policy, task, cfg, RESULTS)) if None not in pair]
-    return {"sums": len(pairs), "mended": sum(one < 0.5 < other for one, other in pairs),
-            "broken": sum(other < 0.5 < one for one, other in pairs)}
 
 
 def solved_by(policy, task, cfg, n):
@@ -117,7 +100,6 @@ def known(x):
 
 
 def page(x):
-    rewards = {reward: x[reward] for reward in REWARDS}
     x = x["arithmetic"]
     seeds = known(x)
     rarely = [late[before < 0.5] for before, _, late, _ in seeds]
@@ -161,5 +143,3 @@ def page(x):
                                 f"solved by none of {K}": x["unsolved after"],
                                 "results of wrong sums": means[2]}},
                   "arithmetic", ".3f")
-    yield numbers({f"sums after RL, {reward}": columns for reward, columns in rewards.items()},
-                  "all sums", ".1f")
