@@ -69,6 +69,7 @@ SIDES = {f"{reward}: {way}": (None, rates[place])
          for way, (_, *rates) in WAYS.items() if rates[place]}
 DRAWN = (ROUND, THREE, TEN, NONE, BATCH, GRPO, COLD, WARM)
 COMPARED = [(side, PASS) for side in SIDES]
+FEWER = {f"{POINTS}: {COLD_LESS}": SEEDS[:4]}
 CHECK = f"{imitation(3, 3)} --reward points"
 
 
@@ -174,7 +175,8 @@ def page(x):
     best = {side: columns for (side, _), columns in at_best("imitation", x).items()}
     for reward, *ways, gain, text, finding in JUDGED:
         pair = [best[f"{reward}: {way}"] for way in ways]
-        values = tuple(columns[PASS] for columns in pair)
+        number = min(len(columns[PASS]) for columns in pair)
+        values = tuple(columns[PASS][:number] for columns in pair)
         shown = finding.format(*(value.mean() for value in values))
         yield Claim(f"{TITLES[reward]}, {text}", OURS, values, at_least=gain, finding=shown,
                     rates=tuple(columns["rate"] for columns in pair))
