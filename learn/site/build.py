@@ -21,7 +21,7 @@ SITE = Path("site").resolve()
 WORDS = Path("docs/words.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
 # pages that would hide, in the search, those that explain: source files and the list of changes
-UNSEARCHED = re.compile(r"(\.py|\.txt|LICENSE|CHANGELOG)\.html")
+UNSEARCHED = re.compile(r"(\.py|\.txt|\.json|LICENSE|CHANGELOG)\.html")
 TERM = re.compile(r"(?m)^\| (\w.*?) \| (.*) \|$")         # a row of the glossary
 # the top of a page, which has no name, or a section
 SECTION = re.compile(r'(?:(?=<h1)|<section[^>]*\sid="?([\w-]+)"?>)(.*?)(?=<section|</main>)', re.S)
@@ -51,7 +51,7 @@ def stage(page, text):
     """Write a page into .site/, and with it a page for each file that it links."""
     def moved(link):
         target = Path(os.path.normpath(page.parent / link[2]))
-        becomes_page = target.is_file() and target.suffix in {".py", ".txt", ".ipynb", ""}
+        becomes_page = target.is_file() and target.suffix in {".py", ".txt", ".json", ".ipynb", ""}
         if becomes_page:
             stage(target.with_name(f"{target.name}.md"), as_page(target))
         address = f"{link[2]}.md" if becomes_page else link[2]
