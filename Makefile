@@ -26,7 +26,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 run: $(READY)            ## train the base, then train it with GRPO on arithmetic; writes to runs/
 	$(PY) grpo.py --task arithmetic
 
-path: $(READY)           ## from REINFORCE to GRPO: list the rungs; make path A=6 runs rung 6
+path: $(READY)           ## from REINFORCE to GRPO: list the rungs; make path A=5 runs rung 5
 	$(PY) -m learn.path $(A)
 
 nano: $(READY)           ## run nano.py, GRPO on the same questions in 215 lines

@@ -137,7 +137,7 @@ def call(monkeypatch, tmp_path, capsys):
 def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeypatch):
     assert call("imitation").splitlines()[-1].startswith("  imitation ")     # without the base
     said = call("dpo")
-    assert "DPO, r/w (orange on the page): path/21_dpo_orange.py" in said
+    assert "DPO, r/w (orange on the page): path/15_dpo_orange.py" in said
     assert f"imitate, r/w: seed {measure.default_seed('dpo')}\n" in said
     shares = measure.ends("dpo")["with"]
     low, mean, high = min(shares), fmean(shares), max(shares)

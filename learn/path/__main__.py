@@ -1,12 +1,12 @@
 """Follow the path from a base that guesses to nano.py and beyond, in patches of a few lines.
 
   python -m learn.path               lists the rungs
-  python -m learn.path 6             prints the patch of rung 6; runs the scripts of its chapter
-  python -m learn.path 6 --seed 1    uses seed 1; by default, a chapter has that one of the page's
+  python -m learn.path 5             prints the patch of rung 5; runs the scripts of its chapter
+  python -m learn.path 5 --seed 1    uses seed 1; by default, a chapter has that one of the page's
                                      five seeds whose runs end nearest to the means of the page
   python -m learn.path write         writes all rungs to path/, to read and compare
-  python -m learn.path write 6       writes the scripts that chapter 6 compares, to change them
-  python -m learn.path write 6 --to original    writes them to the folder original/
+  python -m learn.path write 5       writes the scripts that chapter 5 compares, to change them
+  python -m learn.path write 5 --to original    writes them to the folder original/
   python -m learn.path run FILE      runs a script that you have edited, from the same base; by
                                      default with seed 0, as in the answers to the exercises
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py

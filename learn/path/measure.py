@@ -15,7 +15,8 @@ CHOICE = (5, 6, 7)                  # seeds by which the best rate of each scrip
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE, in a picture of all rates
 BEHIND = 0.15                       # of right outputs
 EVERY_FACTOR = [2.0**power for power in range(-5, 6)]               # to which a search can get
-FINAL = ("last", "mean", "last_cut", "last_tokens", "samples")  # what is stored at another rate
+# what is stored at another rate
+FINAL = ("last", "mean", "last_cut", "last_tokens", "last_made_up", "samples")
 
 
 STORE = measuring.Store(FILE, {})                      # its cases are what `digest` returns

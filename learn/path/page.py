@@ -334,22 +334,29 @@ def order():
 
 def results(name):
     """Write the share of right outputs without and with the patch, at nano.py's rate and at the
-    best rate of each side, with a verdict unless the patch is ahead on all seeds. -> two cells"""
-    if not measure.is_measured(name):
+    best rate of each side, with a verdict unless the patch is ahead on all seeds. If the next rung
+    repairs what this one breaks, it follows in the same row. -> two cells"""
+    repair = CHAPTERS[name].fields.get("repair", name)
+    if not measure.is_measured(name) or not measure.is_measured(repair):
         return ["not measured yet", ""]
     if "without" not in measure.trained(name):              # which is the base
         return [fill("{with %first} → {with %last}", name), fill("→ {with best %last}", name)]
     verdict = {n: f" (ahead on {n} of {len(SEEDS)})" for n in range(len(SEEDS))}
-    return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name)
-            + verdict.get(wins(name, at), "") for at in ("", " best")]
+    then = [fill(f" → {{with{at} %last}}", repair) * (repair != name) for at in ("", " best")]
+    return [fill(f"{{without{at} %last}} → {{with{at} %last}}", name) + end
+            + verdict.get(wins(repair, at), "") for at, end in zip(("", " best"), then)]
 
 
 def index():
     """Write the index of all pages. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = []
+    repairs = {CHAPTERS[name].fields.get("repair") for name in RUNGS}
     for name, linked in order().items():
         field = CHAPTERS[name].fields if name in CHAPTERS else {"hook": top["sum_up_hook"]}
+        if name in repairs:
+            continue
+        linked += f", {link(field['repair'])}" if "repair" in field else ""
         if "branch" in field:
             rows.append([f"**{field['branch']}**", "", "", ""])
         cells = results(name) if name in RUNGS else ["", ""]

@@ -6,9 +6,10 @@ contains a diff of whole lines in the format of vectors/edits.py. @nano and @rea
 which nano.py and real.py differ.
 @picture names the sides that a chapter compares, as in `without=GRPO | with=CISPO`.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
-the problem shows; @note explains it. A hunk that is one of the words `points`, `passes`, `imitate`
-and `raw` stands for this field of the base: a judge's points as rewards, eight passes over a batch,
-the function `imitate`, or rewards as advantages. @docstring is the docstring of the script, in
+the problem shows; @note explains it. A hunk that is one of the words of STANDS stands for this
+field of the base: the points of an evenly strict judge as rewards, or those of one who likes some
+questions more; the best of each group to imitate; eight passes over a batch; the function `imitate`;
+rewards as advantages. @docstring is the docstring of the script, in
 which `(2 3)` stands for equations of nano.py. The last chapter but one is about real.py. It has no
 patch, and its field @rungs names the rungs whose patches fit real.py. The last chapter patches
 real.py. These two and the first chapter, the base, are no rungs of nano.py: @help says what you can
@@ -59,13 +60,14 @@ class Chapter(NamedTuple):
 
 
 SOURCE = Path(__file__).with_name("chapters.txt").read_text(encoding="utf-8")
-SHARED = dict(re.findall(r"^@(points|passes|imitate|raw)\n([\s\S]*?)(?=\n@[a-z])", SOURCE, re.M))
+STANDS = "(points|judge|best|passes|imitate|raw)"            # for a field of the base
+SHARED = dict(re.findall(rf"^@{STANDS}\n([\s\S]*?)(?=\n@[a-z])", SOURCE, re.M))
 SHARED |= {number: line for line, number in re.findall(r"^(  \w.* \((\d)\))$", NANO, re.M)}
 
 
 def read(text):
     """Read a text in the format of chapters.txt. -> dict from name to Chapter"""
-    text = re.sub(r"^(?:(points|passes|imitate|raw)|  \(([\d ]+)\))$", lambda match: "\n".join(
+    text = re.sub(rf"^(?:{STANDS}|  \(([\d ]+)\))$", lambda match: "\n".join(
         SHARED[key] for key in (match[1] or match[2]).split()), text, flags=re.M)
     chapters = {}
     for part in re.split(r"^== ", text, flags=re.M)[1:]:

@@ -103,6 +103,10 @@ class Watch:
                      for row in tokens.tolist()]
         right = torch.tensor([self.real["verify"](self.answers[question], text)
                               for question, text in zip(questions, texts)])
+        hides = torch.tensor(["x" in question for question in questions])      # a number
+        admits = torch.tensor([text.endswith("<answer>?</answer>") for text in texts])
+        made_up = (hides & ~admits & (right == 0)).sum() / hides.sum().clamp(1)
+        right = right.where(~hides, admits.to(right))       # what nobody can know is right by luck
         wrong = [question + text for question, text, x in zip(questions, texts, right) if not x]
         lengths = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1
         silent = torch.isin(right.view(-1, G).mean(1), torch.tensor([0.0, 1.0]))
@@ -112,6 +116,7 @@ class Watch:
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
             cut=(lengths > self.module.T).float().mean().item(),        # outputs without END
+            **{"made_up": made_up.item()} if hides.any() else {},
             **self.kls() if self.has_kl else {})
 
     def kls(self):

@@ -70,9 +70,10 @@ SAMPLE = sample(random.Random(SEED))
 
 
 def weights(batch):
-    """Compute the rewards, a fair judge's points, and these minus their mean. -> three lists"""
-    points = [5 + 2 * o.reward for o in batch]
-    return [o.reward for o in batch], points, [one - fmean(points) for one in points]
+    """Compute the rewards, a fair judge's points, and both minus their means. -> four lists"""
+    rewards = [o.reward for o in batch]
+    points = [5 + 2 * reward for reward in rewards]
+    return rewards, points, *([one - fmean(x) for one in x] for x in (points, rewards))
 
 
 def sampled_gradient(batch, A):

@@ -5,7 +5,7 @@
 // after(of): the text at the end of a run, where of(name) gives one number of each measured run;
 // method: a second method with which the experiment is measured, too.
 const EXPERIMENTS = [
-  { name: "Reward long answers", rung: "09-kl", set: { reward: "length" },
+  { name: "Reward long answers", rung: "08-kl", set: { reward: "length" },
     watch: "It learns to think, as before. Watch the curve after its peak, and what it writes.",
     after: (of) => `A thought is long, so right answers rose with the length, to at ` +
       `most ${of("best")} in three runs. But the longest answer gets the most reward, and ` +
@@ -14,7 +14,7 @@ const EXPERIMENTS = [
     watch: "What is the surest way to be wrong? Watch what remains of the thoughts.",
     after: (of) => "Thinking disappears, because it is right too often, and a wrong guess is " +
       `enough. At the end of three runs, ${of("right")} of the answers were right.` },
-  { name: "Give the verifier a bug", rung: "10-rewardmodel", set: { reward: "bug" },
+  { name: "Give the verifier a bug", rung: "09-rewardmodel", set: { reward: "bug" },
     watch: "The verifier now also accepts any answer that begins with 1. Watch how the reward " +
       "and the share of right answers move apart.",
     after: (of) => `In three runs the reward ended at ${of("reward")}, where 1 is the most. If ` +
@@ -56,7 +56,7 @@ const EXPERIMENTS = [
       "both answers happen to get the same reward, so these groups give no gradient.",
     after: () => "It takes longer by the clock, because the model has to read four times as many " +
       "problems." },
-  { name: "Dr. GRPO", rung: "13-drgrpo", set: { method: "Dr. GRPO" },
+  { name: "Dr. GRPO", rung: "12-drgrpo", set: { method: "Dr. GRPO" },
     watch: "Dr. GRPO divides neither by the standard deviation nor by the length of an answer.",
     after: () => "Within a group it differs from GRPO in two ways: the advantages have a " +
       "different factor, and a token of a long answer weighs no less than one of a short answer." },
@@ -69,27 +69,27 @@ const EXPERIMENTS = [
       "weight 1.",
     after: () => "Its gradient is several times as long as GRPO’s, but gradient clipping and " +
       "AdamW divide that out." },
-  { name: "Four updates a batch", rung: "06-clip", set: { updates: "4" },
+  { name: "Four updates a batch", rung: "05-clip", set: { updates: "4" },
     watch: "Each batch is used four times. From the second time on, the model is no longer the " +
       "one that sampled: ratios differ from 1, and GRPO clips, as PPO does.",
     after: (of) => `In three runs half of the answers were right at step ${of("half")}. ` +
       `${of("clipped")} of the tokens had left the range, so they were not pushed any further.` },
-  { name: "Four updates, no clip", rung: "06-clip", set: { updates: "free" },
+  { name: "Four updates, no clip", rung: "05-clip", set: { updates: "free" },
     watch: "No token loses its gradient, however far its ratio has moved. Watch whether the " +
       "curve gets rough.",
     after: () => "The ratio corrects for what has changed since the batch was sampled, but no " +
       "gradient is removed." },
-  { name: "Four updates, no ratio", rung: "05-ratio", set: { updates: "4", method: "REINFORCE" },
+  { name: "Four updates, no ratio", rung: "05-clip", set: { updates: "4", method: "REINFORCE" },
     watch: "REINFORCE treats each batch as if the current model had sampled it, although three " +
       "of the four updates come after the model has moved on. Watch the curve after its peak.",
     after: (of) => `In three runs up to ${of("best")} of the answers were right. Then the model ` +
       "goes too far, because it is still pushed for answers that it no longer writes." },
-  { name: "GSPO, four updates", rung: "15-gspo", set: { updates: "4", method: "GSPO" },
+  { name: "GSPO, four updates", rung: "13-gspo", set: { updates: "4", method: "GSPO" },
     watch: "GSPO gives a whole answer one ratio, and the range is narrow. With one update per " +
       "batch, it would be the same as GRPO.",
     after: (of) => `In three runs ${of("clipped")} of the tokens were clipped, whole answers at ` +
       "a time." },
-  { name: "CISPO, four updates", rung: "14-cispo", set: { updates: "4", method: "CISPO" },
+  { name: "CISPO, four updates", rung: "20-cispo", set: { updates: "4", method: "CISPO" },
     watch: "CISPO caps the ratio but not the gradient, so every token continues to learn. Watch " +
       "whether the curve stays up at this learning rate.",
     after: (of) => `In three runs up to ${of("best")} of the answers were right, fewer than ` +

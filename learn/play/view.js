@@ -45,7 +45,7 @@ const LINKS = {
   "Dr. GRPO": paper("2503.20783"), "GRPO": "read/grpo.html", "PPO": "read/ppo.html",
   "GSPO": "read/gspo.html", "REINFORCE": "read/reinforce.html", "MaxRL": paper("2602.02710"),
   "DAPO": paper("2503.14476"), "CISPO": paper("2506.13585"), "AdamW": paper("1711.05101"),
-  "rejection fine-tuning": paper("2308.01825"), "KL penalty": "path/09-kl.md",
+  "rejection fine-tuning": paper("2308.01825"), "KL penalty": "path/08-kl.md",
 };
 
 // Put these links into a text. -> nodes
