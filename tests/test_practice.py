@@ -98,9 +98,11 @@ def test_a_number_in_the_place_of_a_parameter_is_wrong(name):
 @pytest.mark.parametrize("line, known", [
     ("old_logps - logps", "pi_old / pi instead of pi / pi_old"),
     ("logps / old_logps", "a quotient of logarithms")])
-def test_a_wrong_ratio_is_named(name, line, known):
+def test_a_wrong_ratio_is_named_also_with_a_second_mistake(name, line, known):
     text = replace_once(EXERCISES[name].source, "logps - old_logps.detach()", line)
-    assert known in " ".join(" ".join(said) for *_, said, _ in grades.grades(EXERCISES[name], text))
+    for text in (text, text.replace("-torch.min(ratio", "-torch.max(ratio")):
+        graded = grades.grades(EXERCISES[name], text)
+        assert known in " ".join(" ".join(said) for *_, said, _ in graded)
 
 
 FROM_MEMORY = re.sub(r"^  \S.*\n", "", EXERCISES["nano"].source, flags=re.M)

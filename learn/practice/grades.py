@@ -343,10 +343,16 @@ def grade(exercise, mine, function, left=()):
     equations = {blank.number for blank in blanks}
     if isinstance(wrong, Wrong) or len(equations) == 1:     # an error may come from any of them
         marks |= dict.fromkeys(equations, "is wrong")
-    known = (f"a known mistake gives the same numbers: {mistake.name}"
-             for mistake, its in planted(exercise, exercise.functions[function])
-             if difference(ask(its), ask(mine), bool(left)) is None)
-    return "WRONG", [*explain(blanks, wrong), *[*dict.fromkeys(known)][:2]], marks
+    same, first = [], []                # mistakes that explain all numbers, or the first wrong one
+    for mistake, its in planted(exercise, exercise.functions[function]):
+        known = difference(ask(right), ask(its))
+        if difference(ask(its), ask(mine), bool(left)) is None:
+            same.append(f"a known mistake gives the same numbers: {mistake.name}")
+        elif (isinstance(known, Wrong) and isinstance(wrong, Wrong) and known.what == wrong.what
+              and torch.equal(known.found, wrong.found)):
+            first.append(f"a known mistake gives this number: {mistake.name}")
+    said = dict.fromkeys(same or first)
+    return "WRONG", [*explain(blanks, wrong), *[*said][:2]], marks
 
 
 def concerned(blanks, wrong):
