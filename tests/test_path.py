@@ -60,6 +60,22 @@ def test_a_step_is_summed_up_by_what_it_says():
     assert found["kl"] == pytest.approx(kl.item())
 
 
+def test_where_a_number_is_hidden_a_question_mark_is_right_and_a_wrong_number_made_up():
+    watch = runs.Watch(script("reinforce", "reinforce"), seed=0, has_kl=False)
+    rung, rng = watch.module, random.Random(0)
+    problems = [rung.sample_problem(rng) for _ in range(99)]
+    hides, shows = (next(one for one in problems if ("x" in one[0]) == hidden)
+                    for hidden in (True, False))
+    said = [(hides, "?"), (hides, hides[1]), (hides, hides[1] + 1), (shows, shows[1]), (shows, "?")]
+    texts = [f"<answer>{answer}</answer>" for _, answer in said]
+    rows = [question + text for ((question, *_), _), text in zip(said, texts)]
+    watch.batches = [(None, rung.encode(rows, rung.W + rung.T))]
+    found = watch.summary()
+    assert (found["right"], found["made_up"]) == pytest.approx((2 / 5, 1 / 3))
+    marks = [rung.marks(problem[1], text) for (problem, _), text in zip(said, texts)]
+    assert marks == [0, 1, -1, 1, 0]
+
+
 @functools.cache                # two chapters may compare the same script
 def run_a_little(source, steps):
     """Run a script with few questions from a base that has learned little. -> number of steps that

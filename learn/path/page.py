@@ -22,7 +22,7 @@ STYLE = look.small(look.COLOURS + look.CHART
                    + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
 EXPERIMENTS = (ROOT / "learn" / "play" / "experiments.js").read_text(encoding="utf-8")
 PENDING = "This is not measured yet."
-NUMBER = re.compile(r"\{(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
+NUMBER = re.compile(r"\{(?:(?P<of>[a-z]+)\.)?(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
                     r"(?P<percent>%?)(?P<name>[a-z_]+)(?: as (?P<form>\S+?))?\}")
 GREEK = "pi|rho|beta|gamma|delta|theta"
 # a formula: `$...$`, or a symbol with an index or a call; code and the targets of links stay
@@ -34,18 +34,20 @@ FORMULA = re.compile(rf"""`[^`]*`|\]\([^)]*\)|\$(?P<given>[^$]+)\$
 # ---- numbers -----------------------------------------------------------------------------------
 def fill(text, here):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
-    {with best %last} is at the best rate of the side, and {with seed 0 %last} is of one seed.
+    {with best %last} is at the best rate of the side, {with seed 0 %last} is of one seed, and
+    {group.with %last} is of another chapter.
     {=EXPRESSION} is evaluated in worked.py. -> str"""
     def number(match):
         side = match["side"]
+        of = match["of"] or here
         seeds = [int(match["seed"])] if match["seed"] else SEEDS
-        factor = best(here)[side] if match["best"] else 1
-        runs = runs_at(here, side, seeds, factor)
+        factor = best(of)[side] if match["best"] else 1
+        runs = runs_at(of, side, seeds, factor)
         if match["name"] == "text":                     # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, match["name"]) for one in runs)
         if not math.isfinite(x):
-            raise ValueError(f"chapter {here}: {match[0]} is {x}")
+            raise ValueError(f"chapter {of}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if match["percent"] else f"{x:{match['form'] or '.2f'}}"
     text = re.sub(r"\{wins( best)?\}", lambda match: str(wins(here, match[1])), text)
     names = vars(worked) | {"grid": grid, "stdev": stdev}
@@ -303,7 +305,7 @@ def table_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (len(lines.predicted(name)) - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells))])
-    ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under a judge's points"]
+    ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under an evenly strict judge"]
     return fold("All differences, and what we predicted, in points", grid(["change", *ats], found))
 
 
