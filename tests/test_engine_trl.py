@@ -385,13 +385,6 @@ def test_a_row_is_what_the_json_file_says_whatever_the_other_rows_are(name, valu
     assert found["answer"] == wanted == [row["answer"] for row in found]
 
 
-def test_other_files_are_read_as_datasets_reads_them(folder):
-    datasets.Dataset.from_list(ROWS).to_csv("c.csv")
-    datasets.Dataset.from_list(ROWS).to_parquet("c.parquet")
-    Path("c.csv.gz").write_bytes(gzip.compress(Path("c.csv").read_bytes()))
-    assert {data.load(str(path))["train"].num_rows for path in Path().glob("c.*")} == {len(ROWS)}
-
-
 @pytest.mark.parametrize("text, message", [
     ("", "a.jsonl: has no problems"), ("[]", "a.jsonl: has no problems"),
     ('\n\n{"prompt": "a"}\n\n\n[1', "a.jsonl: Expecting ',' delimiter: line 4"),

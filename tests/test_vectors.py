@@ -11,7 +11,6 @@ from conftest import ROOT
 from small_vectors import OURS
 
 import vectors
-from lab.conform import copied
 from vectors import __main__ as command
 from vectors import adapter, contract
 from vectors.edits import replace_once
@@ -176,14 +175,6 @@ MISTAKES = [            # a mistake of the reference, a right loss, a part of it
     ("min_for_max", "value", "torch.max", "torch.min")]
 
 
-@pytest.mark.parametrize("name", BASES)
-def test_a_right_loss_with_known_names_passes(name, answer):
-    words, source = BASES[name]
-    code, text = answer(source, *words.split())
-    assert code == 0 and text.startswith("PASSED: ") and ", none wrong" in text, text
-    assert "likely: " not in text
-
-
 @pytest.mark.parametrize("mistake, name, old, new", MISTAKES)
 def test_a_mistake_of_the_reference_is_named(mistake, name, old, new, answer):
     words, source = BASES[name]
@@ -292,19 +283,6 @@ def test_the_page_shows_what_the_command_prints_and_its_adapter_passes(answer):
     gaps, filled = (part.partition("my_loss")[2] for part in (gaps, filled))
     code, text = answer(my_loss, "--recipe", "dapo", function="my_loss", edits=[(gaps, filled)])
     assert code == 0 and text.startswith("PASSED: 4 of 15 "), text
-
-
-def test_lines_of_a_file_run_with_the_names_that_a_row_gives_them(tmp_path, monkeypatch):
-    (tmp_path / "a/b/commit/folder").mkdir(parents=True)
-    (tmp_path / "a/b/commit/folder/x.py").write_text(
-        "import absent\n    y: Absent = theirs.x\n    loss = y + 1\n    raise ValueError\n")
-    monkeypatch.setattr(copied, "CACHE", tmp_path)
-    monkeypatch.setitem(copied.COMMITS, "a/b", ("commit", "a date"))
-    row = {"repository": "a/b", "path": "folder/x.py", "lines": [2, 3], "takes": "logps mask",
-           "given": "theirs=Bag(x=2 * logps)", "call": "loss * mask"}
-    loss = copied.function(row)
-    assert loss(logps=3, mask=10) == 70
-    assert [*inspect.signature(loss).parameters] == ["logps", "mask"]
 
 
 # ---- the contract ----------------------------------------------------------------------------
