@@ -64,7 +64,6 @@ REFUSED = """
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | File exists
-    grpo --output_dir run                               | File exists
     grpo --output_dir weights                           | File exists
     grpo --output_dir file/run                          | cannot be made
     grpo --init_from nowhere                            | nowhere
@@ -83,7 +82,6 @@ REFUSED = """
     grpo --loss_type sapo --epsilon_high 0.1            | --epsilon_high: has no effect
     gspo --loss_type cispo --importance_sampling_level sequence_token | --loss_type cispo
     ppo --trust_region penalty --epsilon 0.1            | --epsilon: has no effect
-    ppo --trust_region penalty --epsilon_high 0.28      | --epsilon_high: has no effect
     ppo --target_kl 0.1 --num_mini_batches 1            | --num_iterations
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     dpo --label_smoothing 0.5                           | below 0.5
