@@ -204,7 +204,7 @@ def one_trainer(small_llama):
     return made(small_llama, "grpo")
 
 
-@pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*filter(losses_of, CONTENT["cases"])], ids=lambda case: case["id"])
 def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
     """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
     def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
@@ -291,13 +291,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
     Path("bad.jsonl").write_text(
         '{"prompt": "a", "answer": "4"}\n{"prompt": "b", "answer": "12 km"}')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
     Path("mine.py").write_text(MINE)
     Path("bound.py").write_text("FACTOR = 1.0\n")
-    Path("bad.py").write_text("import bound\nbound.none")
     Path("runs").mkdir()
     Path("runs/trainer_state.json").write_text("{}")    # of a run that has ended
     for step in (900, 1000):
@@ -331,8 +329,6 @@ def failed(capsys, *words):
     ("grpo", "--config default.yaml", "--loss_type: belongs to TRL's own loss"),
     ("grpo", "--use-liger-kernel", "--use_liger_kernel: belongs to TRL's own loss"),
     ("grpo eps=3", "", "eps: is not a setting of grpo"),
-    ("bad.py:my_loss", "", "bad.py: cannot be imported: bad.py:2: AttributeError: module 'bound'"),
-    ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
     ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judges",
      f"row 2: the reward judged fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
     ("grpo", "--per_device_train_batch_size 100", "nothing was trained: a step needs 50 prompts, "
