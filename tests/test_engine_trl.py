@@ -204,7 +204,7 @@ def one_trainer(small_llama):
     return made(small_llama, "grpo")
 
 
-@pytest.mark.parametrize("case", [*filter(losses_of, CONTENT["cases"])], ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*filter(losses_of, CONTENT["cases"])], ids=lambda one: one["id"])
 def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
     """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
     def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):

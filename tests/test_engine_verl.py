@@ -29,7 +29,7 @@ from lab.conform import compare, theirs
 CONTENT = vectors.read("policy_loss")
 
 
-@pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*filter(losses_of, CONTENT["cases"])], ids=lambda one: one["id"])
 def test_the_vectors_are_right_inside_verl(case, monkeypatch):
     """Also in parts of one output each, unless a loss compares the outputs of a part."""
     def inside(mask, advantages, logps, old_logps, how, max_length=None, **_):
