@@ -292,7 +292,7 @@ def one_step(trainer, folder, outputs):
         vars(real).update(P=outputs // 8, G=8, W=PROMPT, T=OUTPUT, HELD_OUT=8)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             real.main(folder, data, steps=3)
-        gap, length = re.findall("gap ([^,]+), step .* tokens (.+)", printed.getvalue())[-1]
+        gap, length = re.findall("gap (.+)\nstep .* tokens (.+)", printed.getvalue())[-1]
     else:
         import datasets
         import trl
