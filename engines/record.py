@@ -107,7 +107,7 @@ def refuse_other(folder, record):
     path = Path(folder, FILE)
     before = json.loads(path.read_text("utf-8")) if path.is_file() else record
     both = before["files"].keys() & record["files"].keys()
-    if any(before[key] != record[key] for key in record.keys() - {"files"}) or any(
+    if any(before.get(key) != x for key, x in record.items() if key != "files") or any(
             before["files"][name] != record["files"][name] for name in both):
         raise ValueError(f"--resume_from_checkpoint {folder}: was trained on {line(before)}, but "
                          f"now you ask for {line(record)}; the folder source of the run has copies "
