@@ -11,7 +11,7 @@ import common
 import grpo
 import plumbing
 from lab import bench
-from lab.claims import bugs, hints, imitation, kl, tools
+from lab.claims import bugs, hints, imitation, kl
 from tasks import preferences
 
 TRAINED = {                             # outputs in a step, and steps, of all cases and sides
@@ -150,16 +150,9 @@ def test_seeds_that_judge_are_not_those_that_choose_or_of_the_controls(monkeypat
     assert {*bugs.OTHER_SEEDS} == {seed + 100 for seed in bugs.SEEDS}
 
 
-def test_each_reward_judges_the_same_outputs_of_the_base_and_each_hint_has_its_own(monkeypatch):
-    batches = []
-    spy = Spy(monkeypatch, tools)
-    monkeypatch.setattr(grpo, "sample_batch", lambda policy, task, cfg, step: batches.append(
-        (cfg.seed, cfg.base_seed, cfg.num_prompts, step)) or types.SimpleNamespace(
-            rewards=torch.rand(32, 8)))
-    tools.measure("the base", 3)
-    assert {*batches} == {(3, 3, 32, 0)} and [cfg.reward for cfg in spy.bases] == [*tools.SIDES]
+def test_each_hint_has_outputs_of_its_own(monkeypatch):
+    Spy(monkeypatch, hints)
     drawn = []
-    monkeypatch.setattr(hints, "load_base", spy.load_base)
     monkeypatch.setattr(hints, "continued", lambda _, policy, cfg, problems, *tensors: (
         drawn.append((len({one.prompt for one in problems}), tensors[-1])), [""] * len(problems)))
     hints.share_with_hint("--task key:half")

@@ -243,7 +243,7 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     assert "report.ask" in printed and "\nloss mine.py:my_loss how=sequence_sum; files " in printed
     found = json.loads(Path("sums/loss.json").read_text())
     assert found["loss"] == "mine.py:my_loss how=sequence_sum" and found["rewards"] == []
-    assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
+    assert Path("sums/source/mine.py").read_text() == MINE
     Path("mine.py").write_text(MINE + "\n# changed\n")
     refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
             "on loss mine.py:my_loss how=sequence_sum; files", here.main,
