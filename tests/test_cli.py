@@ -71,7 +71,9 @@ REFUSED = """
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
     ppo --trust_region penalty --penalty_coef 0         | must be above 0
-    grpo --reward points+model                          | choose model or points
+    grpo --reward points+model                          | choose one of model, points, majority
+    grpo --reward majority --task arithmetic,gridworld  | completions of gridworld have no <answer>
+    grpo --reward majority --task number                | completions of number have no <answer>
     grpo --reward points --task gridworld               | rewards each move
     grpo --reward accuracy+points --task arithmetic,gridworld | rewards each move
     reinforce --method rejection --baseline rloo        | --baseline rloo

@@ -1,4 +1,5 @@
 """Beliefs: does RL only bring out what the base already does?"""
+import functools
 import itertools
 
 import numpy
@@ -8,10 +9,19 @@ import common
 import grpo
 from lab.bench import OURS, Claim, numbers
 from lab.training import load_base, training
-from report import chart
-from tasks.scores import RESULTS, count_steps
+from report import chart, replaced
+from tasks.scores import RESULTS, count_steps, mean
 
-SEEDS = range(12)
+SEEDS, TUNING = range(12), (229, 230, 231)
+TUNED = "the learning rate of each reward, on three other seeds; with 256 outputs it is 5e-4"
+# A reward: its flags, what it replaces in the script, and the learning rate to begin with
+VERIFIER, POINTS, MAJORITY, THINK = "verifier", "points", "majority", "think"
+REWARDS = {VERIFIER: ("", {}, 5e-4), POINTS: ("--reward points", {}, 1e-3),
+           MAJORITY: ("--reward majority", {}, 5e-4),
+           THINK: ("", {"reward": lambda problem, text, _: float(text[:7] == "<think>")}, 5e-4)}
+SIDES = {reward: (None, rate) for reward, (*_, rate) in REWARDS.items()}
+SCORED = "--num_eval_samples 4"
+COMPARED = [(reward, "pass@1") for reward in REWARDS]
 CASES = ("arithmetic",)
 EARLY, LATE = STEPS = (20, 60)          # steps of training after which we look at the sums
 K = 256                                 # outputs to each of PROBLEMS
@@ -30,6 +40,8 @@ def wrong_sums(task):
 def measure(case, seed):
     """Train grpo.py, and look at the policy before, and after EARLY and LATE steps. `right` has the
     share of right results of each wrong sum, `written` how often a batch contained the sum."""
+    if case not in CASES:
+        return turned(*case.split(", "), seed)
     cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
     sums = wrong_sums(task)
     solved = solved_by(policy, task, cfg, K)
@@ -50,6 +62,39 @@ def measure(case, seed):
         "new": ((solved == 0) & (after > K / 2)).float().mean().item(),
         "lost": ((after == 0) & (solved > 0)).float().mean().item(),
         "pass@1": solved.mean().item() / K, "pass@1 after": after.mean().item() / K}
+
+
+def turned(reward, rate, seed):
+    """Train grpo.py with a reward, and count the sums of all kinds that it mends and breaks: their
+    results are wrong more often than right before, and the other way round after RL, or the
+    reverse. -> {column: a number}"""
+    flags, changes, _ = REWARDS[reward]
+    cfg, task, policy = load_base(
+        grpo, f"{flags} {SCORED} --learning_rate {rate} --seed {seed} --base_seed {seed}")
+    with replaced(grpo, **changes):
+        for _ in itertools.islice(training(cfg, task, policy), LATE):
+            pass
+    base, scores = dict(look_at_base(seed)), look(cfg, task, policy)
+    pairs = [pair for pair in zip(base.pop("sums"), scores.pop("sums")) if None not in pair]
+    wrong = [after for before, after in pairs if before < 0.5]
+    right = [after for before, after in pairs if before > 0.5]
+    return scores | {f"base {name}": score for name, score in base.items()} | {
+        "wrong": len(wrong), "mended": sum(after > 0.5 for after in wrong), "results": mean(wrong),
+        "right": len(right), "broken": sum(after < 0.5 for after in right)}
+
+
+def look(cfg, task, policy):
+    """Evaluate a policy. -> the shares of right outputs: sampled, greedy, and greedy after a forced
+    <think>; the share of right results of each sum"""
+    return {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"],
+            "greedy": grpo.evaluate(policy, task, cfg, True)["greedy"],
+            "forced": grpo.evaluate(policy, task, cfg, True, "<think>")["greedy"],
+            "sums": sums_of(policy, task, cfg, RESULTS)}
+
+
+@functools.cache
+def look_at_base(seed):
+    return look(*load_base(grpo, f"{SCORED} --seed {seed} --base_seed {seed}"))
 
 
 def solved_by(policy, task, cfg, n):
