@@ -9,20 +9,14 @@ import common
 import grpo
 from lab.bench import OURS, Claim, numbers
 from lab.training import load_base, training
-from report import chart, replaced
+from report import chart
 from tasks.scores import RESULTS, count_steps, mean
 
 SEEDS, TUNING = range(12), (229, 230, 231)
 TUNED = "the learning rate of each reward, on three other seeds; with 256 outputs it is 5e-4"
-# A reward: its flags, what it replaces in the script, and the learning rate to begin with
-VERIFIER, POINTS, MAJORITY, THINK = "verifier", "points", "majority", "think"
-REWARDS = {VERIFIER: ("", {}, 5e-4), POINTS: ("--reward points", {}, 1e-3),
-           MAJORITY: ("--reward majority", {}, 5e-4),
-           THINK: ("", {"reward": lambda problem, text, _: float(text[:7] == "<think>")}, 5e-4)}
-SIDES = {reward: (None, rate) for reward, (*_, rate) in REWARDS.items()}
-SCORED = "--num_eval_samples 4"
-COMPARED = [(reward, "pass@1") for reward in REWARDS]
-CASES = ("arithmetic",)
+CASES = ("base", "arithmetic")
+SIDES = dict.fromkeys(("accuracy", "points", "majority", "format"), (None, 5e-4))
+COMPARED = [(reward, "pass@1") for reward in SIDES]
 EARLY, LATE = STEPS = (20, 60)          # steps of training after which we look at the sums
 K = 256                                 # outputs to each of PROBLEMS
 PROBLEMS = 64
@@ -40,8 +34,8 @@ def wrong_sums(task):
 def measure(case, seed):
     """Train grpo.py, and look at the policy before, and after EARLY and LATE steps. `right` has the
     share of right results of each wrong sum, `written` how often a batch contained the sum."""
-    if case not in CASES:
-        return turned(*case.split(", "), seed)
+    if case != "arithmetic":
+        return turned(case, f"--num_eval_samples 4 --seed {seed} --base_seed {seed}")
     cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
     sums = wrong_sums(task)
     solved = solved_by(policy, task, cfg, K)
@@ -59,42 +53,39 @@ def measure(case, seed):
     return columns | {
         "written": [count / EARLY for count in written.values()],
         "unsolved after": (after == 0).float().mean().item(),
-        "new": ((solved == 0) & (after > K / 2)).float().mean().item(),
         "lost": ((after == 0) & (solved > 0)).float().mean().item(),
         "pass@1": solved.mean().item() / K, "pass@1 after": after.mean().item() / K}
 
 
-def turned(reward, rate, seed):
-    """Train grpo.py with a reward, and count the sums of all kinds that it mends and breaks: their
-    results are wrong more often than right before, and the other way round after RL, or the
-    reverse. -> {column: a number}"""
-    flags, changes, _ = REWARDS[reward]
-    cfg, task, policy = load_base(
-        grpo, f"{flags} {SCORED} --learning_rate {rate} --seed {seed} --base_seed {seed}")
-    with replaced(grpo, **changes):
-        for _ in itertools.islice(training(cfg, task, policy), LATE):
-            pass
-    base, scores = dict(look_at_base(seed)), look(cfg, task, policy)
-    pairs = [pair for pair in zip(base.pop("sums"), scores.pop("sums")) if None not in pair]
-    wrong = [after for before, after in pairs if before < 0.5]
-    right = [after for before, after in pairs if before > 0.5]
-    return scores | {f"base {name}": score for name, score in base.items()} | {
-        "wrong": len(wrong), "mended": sum(after > 0.5 for after in wrong), "results": mean(wrong),
-        "right": len(right), "broken": sum(after < 0.5 for after in right)}
-
-
-def look(cfg, task, policy):
-    """Evaluate a policy. -> the shares of right outputs: sampled, greedy, and greedy after a forced
-    <think>; the share of right results of each sum"""
-    return {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"],
-            "greedy": grpo.evaluate(policy, task, cfg, True)["greedy"],
-            "forced": grpo.evaluate(policy, task, cfg, True, "<think>")["greedy"],
-            "sums": sums_of(policy, task, cfg, RESULTS)}
+def turned(case, own):
+    """Train grpo.py with a reward and a rate, or not at all. A sum of any kind is mended if it is
+    wrong more often than right before RL, and right more often than wrong after it, and broken if
+    the reverse. -> {column: a number}"""
+    reward, _, rate = case.partition(", ")
+    scores, before = after_training(f"{own} --max_steps 0")
+    after = before
+    if rate:
+        scores, after = after_training(f"{own} --reward {reward} --learning_rate {rate}")
+    pairs = [pair for pair in zip(before, after) if None not in pair]
+    wrong, right = ([late for early, late in pairs if (early - 0.5) * sign > 0]
+                    for sign in (-1, 1))
+    return scores | {
+        "wrong sums": len(wrong), "mended": sum(late > 0.5 for late in wrong),
+        "right results of wrong sums": mean(wrong),
+        "right sums": len(right), "broken": sum(late < 0.5 for late in right)}
 
 
 @functools.cache
-def look_at_base(seed):
-    return look(*load_base(grpo, f"{SCORED} --seed {seed} --base_seed {seed}"))
+def after_training(flags):
+    """Train grpo.py, and evaluate. -> {score: a share of right outputs}, for each sum the share of
+    right results"""
+    cfg, task, policy = load_base(grpo, flags)
+    for _ in itertools.islice(training(cfg, task, policy), cfg.max_steps):
+        pass
+    scores = {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"]}
+    for name, opening in (("greedy", ""), ("greedy, thought forced", "<think>")):
+        scores[name] = grpo.evaluate(policy, task, cfg, True, opening)["greedy"]
+    return scores, sums_of(policy, task, cfg, RESULTS)
 
 
 def solved_by(policy, task, cfg, n):
