@@ -107,14 +107,11 @@ class Rewards(Wrapper):
                 if not any(extract(example.completion) for example in examples):
                     common.fail(f"--reward majority: completions of {part.name} have no <answer> "
                                 "block, so there are no votes")
-        if "points" in self.names and not task.is_judged:
-            common.fail(f"--reward points: nothing is right or wrong in {task.name}, so a judge "
-                        "has nothing to rate")
+        if {"points", "model"} & {*self.names} and not task.is_judged:
+            common.fail(f"--reward {cfg.reward}: nothing is right or wrong in {task.name}, so "
+                        "there is nothing to rate")
         if "model" in self.names and not common.optional("report"):
             common.fail("--reward model: needs report/, which trains the model when a run begins")
-        if "model" in self.names and not task.is_judged:
-            common.fail(f"--reward model: nothing is right or wrong in {task.name}, so there is "
-                        "nothing to learn from")
 
     def rate(self, batch, purpose):
         """Fill batch.ratings, and add them to the rewards of the rows. The mistakes of a judge are
@@ -133,13 +130,12 @@ class Rewards(Wrapper):
         elif "majority" in self.names:
             G = batch.is_correct.shape[1]
             answers = votes(self.task, batch.problems, batch.texts, G)
-            winners = [majority(answers[row - row % G:][:G]) for row in range(len(answers))]
-            batch.ratings = [float(answer is not None and answer == winner)
-                             for answer, winner in zip(answers, winners)]
-        elif self.model is not None:
-            batch.ratings = self.model.rewards(batch).tolist()
+            groups = [answers[first:first + G] for first in range(0, len(answers), G)]
+            batch.ratings = [float(bool(answer) and answer == majority(group))
+                             for group in groups for answer in group]
         elif "model" in self.names:
-            batch.ratings = [0.0] * len(batch.texts)
+            batch.ratings = ([0.0] * len(batch.texts) if self.model is None
+                             else self.model.rewards(batch).tolist())
         rewards = Task.rate(self, batch, purpose)
         ratings = batch.ratings or [0.0] * len(rewards)
         return [reward + rating for reward, rating in zip(rewards, ratings)]

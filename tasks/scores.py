@@ -145,9 +145,8 @@ def votes(task, problems, texts, n):
 
 
 def majority(answers):
-    """Find the most frequent answer, in a tie the first one; None is not an answer. -> str, or None
-    if there is no answer"""
-    cast = [answer for answer in answers if answer is not None]
+    """Find the most frequent answer, in a tie the first one. -> str, or None if all are empty"""
+    cast = [answer for answer in answers if answer]         # neither None nor ""
     return max(cast, key=collections.Counter(cast).get, default=None)
 
 

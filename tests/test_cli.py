@@ -118,6 +118,7 @@ REFUSED = """
     examples.zoo --epsilon 0.1                          | works with --loss_type grpo, not
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
+    examples.zoo --advantage remax --reward majority    | its one greedy output
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
     engines.here --loss_type dapo                       | --loss_type: belongs to grpo.py's own
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0

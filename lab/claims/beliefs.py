@@ -7,7 +7,7 @@ import torch
 
 import common
 import grpo
-from lab.bench import OURS, Claim, numbers
+from lab.bench import OURS, Claim, at_best, numbers
 from lab.training import load_base, training
 from report import chart
 from tasks.scores import RESULTS, count_steps, mean
@@ -62,10 +62,9 @@ def turned(case, own):
     wrong more often than right before RL, and right more often than wrong after it, and broken if
     the reverse. -> {column: a number}"""
     reward, _, rate = case.partition(", ")
-    scores, before = after_training(f"{own} --max_steps 0")
-    after = before
-    if rate:
-        scores, after = after_training(f"{own} --reward {reward} --learning_rate {rate}")
+    learning = f"--reward {reward} --learning_rate {rate}" if rate else "--max_steps 0"
+    _, before = after_training(f"{own} --max_steps 0")
+    scores, after = after_training(f"{own} {learning}")
     pairs = [pair for pair in zip(before, after) if None not in pair]
     wrong, right = ([late for early, late in pairs if (early - 0.5) * sign > 0]
                     for sign in (-1, 1))
@@ -77,8 +76,7 @@ def turned(case, own):
 
 @functools.cache
 def after_training(flags):
-    """Train grpo.py, and evaluate. -> {score: a share of right outputs}, for each sum the share of
-    right results"""
+    """Train grpo.py, and evaluate. -> {score: share of right outputs}, shares as in sums_of"""
     cfg, task, policy = load_base(grpo, flags)
     for _ in itertools.islice(training(cfg, task, policy), cfg.max_steps):
         pass
@@ -120,23 +118,33 @@ def ranks(values):
     return smaller + (equal - 1) / 2
 
 
-def spearman(first, second):
-    """Compute the correlation of the ranks of two lists."""
-    return numpy.corrcoef(ranks(first), ranks(second))[0, 1]
-
-
 def known(x):
     """Leave out the sums that hardly occur, for each seed. -> [(before, early, late, written)]"""
-    found = []
-    for rows in zip(*(x[name] for name in ("right 0", f"right {EARLY}", f"right {LATE}",
-                                           "written"))):
-        rows = numpy.array(rows)
-        found.append(rows[:, numpy.isfinite(rows).all(axis=0)])
-    return found
+    names = ["right 0", f"right {EARLY}", f"right {LATE}", "written"]
+    return [rows[:, numpy.isfinite(rows).all(axis=0)]
+            for rows in numpy.stack([x[name] for name in names], axis=1)]
 
 
 def page(x):
-    x = x["arithmetic"]
+    best = {reward: columns for (reward, _), columns in at_best("beliefs", x).items()}
+    base, x = x["base"], x["arithmetic"]
+    label, vote, control = best["accuracy"], best["majority"], best["format"]
+    could = base["greedy, thought forced"]
+    yield Claim("with the majority as the reward, RL brings out what the base can do: the share of "
+                "right greedy outputs is within 0.1 of the base's after a forced `<think>`", OURS,
+                (vote["greedy"], could), at_least=-0.1, at_most=0.1, finding="With the "
+                f"majority as the reward, {vote['greedy'].mean():.0%} of greedy outputs are right; "
+                f"the base has {could.mean():.0%} after a forced `<think>`, and RL with a verifier "
+                f"{label['greedy'].mean():.0%}")
+    yield Claim("of the sums that the base gets wrong more often than right, RL with the verifier "
+                "mends at least 0.5 more than with the majority", OURS,
+                tuple(one["mended"] / one["wrong sums"] for one in (label, vote)), at_least=0.5)
+    yield Claim("the majority makes mistakes firmer: the share of right results of these sums ends "
+                "at least 0.05 lower than with the format as the reward", OURS,
+                tuple(one["right results of wrong sums"] for one in (control, vote)), at_least=0.05)
+    yield Claim("with points, RL breaks at least one sum more than with the verifier", OURS,
+                best["points"]["broken"] - label["broken"], at_least=1)
+    yield numbers({"base": {"rate": "–"} | base} | best, "reward", ".3g")
     seeds = known(x)
     rarely = [late[before < 0.5] for before, _, late, _ in seeds]
     mended = numpy.array([(late > 0.5).mean() for late in rarely])
@@ -151,7 +159,8 @@ def page(x):
                 x["unsolved"] == 0, at_least=0.5, share=True)
     yield Claim("the more often the base has the right result of a sum, the more often it is "
                 f"right after {EARLY} steps: the correlation of the ranks is at least 0.3", OURS,
-                [spearman(before, early) for before, early, *_ in seeds], at_least=0.3)
+                [numpy.corrcoef(ranks(before), ranks(early))[0, 1] for before, early, *_ in seeds],
+                at_least=0.3)
     gains = []
     for before, early, _, written in seeds:
         is_often = written > numpy.median(written)
