@@ -15,7 +15,8 @@ from tasks.scores import RESULTS, count_steps, mean
 SEEDS, TUNING = range(12), (229, 230, 231)
 TUNED = "the learning rate of each reward, on three other seeds; with 256 outputs it is 5e-4"
 CASES = ("base", "arithmetic")
-SIDES = dict.fromkeys(("accuracy", "points", "majority", "format"), (None, 5e-4))
+SIDES = dict.fromkeys(("accuracy", "majority", "points", "format"), (None, 5e-4))
+FEWER = dict.fromkeys(("points", "format"), SEEDS[:6])
 COMPARED = [(reward, "pass@1") for reward in SIDES]
 EARLY, LATE = STEPS = (20, 60)          # steps of training after which we look at the sums
 K = 256                                 # outputs to each of PROBLEMS
@@ -141,9 +142,10 @@ def page(x):
                 tuple(one["mended"] / one["wrong sums"] for one in (label, vote)), at_least=0.5)
     yield Claim("the majority makes mistakes firmer: the share of right results of these sums ends "
                 "at least 0.05 lower than with the format as the reward", OURS,
-                tuple(one["right results of wrong sums"] for one in (control, vote)), at_least=0.05)
+                tuple(one["right results of wrong sums"][:6] for one in (control, vote)),
+                at_least=0.05)
     yield Claim("with points, RL breaks at least one sum more than with the verifier", OURS,
-                best["points"]["broken"] - label["broken"], at_least=1)
+                best["points"]["broken"] - label["broken"][:6], at_least=1)
     yield numbers({"base": {"rate": "–"} | base} | best, "reward", ".3g")
     seeds = known(x)
     rarely = [late[before < 0.5] for before, _, late, _ in seeds]
