@@ -116,8 +116,7 @@ class Rewards(Wrapper):
     def rate(self, batch, purpose):
         """Fill batch.ratings, and add them to the rewards of the rows. The mistakes of a judge are
         normal, of one point; they depend on the seed, the step and the row alone. Its points are
-        integers from 1 to 10. A majority of the G answers to a question counts as right (TTRL,
-        2504.16084): it needs no verifier. -> list of B floats"""
+        integers from 1 to 10. A group's majority is right (TTRL, 2504.16084). -> B floats"""
         if "points" in self.names:
             if any(isinstance(verified, list) for verified in batch.verified):
                 common.fail(f"--reward points: {self.task.name} rewards each move, and a judge "
