@@ -70,7 +70,9 @@ REFUSED = """
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
     ppo --trust_region penalty --penalty_coef 0         | must be above 0
-    grpo --reward points+model                          | choose model or points
+    grpo --reward points+model                          | choose one of model, points, majority
+    grpo --reward majority --task arithmetic,gridworld  | completions of gridworld have no <answer>
+    grpo --reward majority --task number                | completions of number have no <answer>
     grpo --reward points --task gridworld               | rewards each move
     grpo --reward accuracy+points --task arithmetic,gridworld | rewards each move
     reinforce --method rejection --baseline rloo        | --baseline rloo
@@ -114,6 +116,7 @@ REFUSED = """
     examples.zoo --epsilon 0.1                          | works with --loss_type grpo, not
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
+    examples.zoo --advantage remax --reward majority    | its one greedy output
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
     engines.here --loss_type dapo                       | --loss_type: belongs to grpo.py's own
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0

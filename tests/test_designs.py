@@ -23,7 +23,7 @@ def cases_of(name):
     """List what an experiment measures itself: its cases, and its sides at a rate. -> list"""
     one = bench.module(name)
     return [case if ", 0." in case else f"{case}, 0.001" for case, (command, _) in one.SIDES.items()
-            if not command] + [case for case in one.CASES if case not in one.SIDES]
+            if not command] + [case for case in one.CASES if case not in ("base", *one.SIDES)]
 
 
 class Spy:
@@ -36,7 +36,7 @@ class Spy:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(self, name))
         monkeypatch.setattr(grpo, "complete", self.complete)
-        monkeypatch.setattr(grpo, "evaluate", lambda *_: {"pass@1": 0.5})
+        monkeypatch.setattr(grpo, "evaluate", lambda *_: {"pass@1": 0.5, "greedy": 0.5})
 
     def load_base(self, script, flags=""):
         self.cfg = plumbing.parse_flags(script.Config, ["--device", "cpu", *shlex.split(flags)])
@@ -78,6 +78,8 @@ def test_all_sides_train_on_equally_many_outputs_from_bases_of_their_seed(name, 
         assert (cfg.seed, cfg.base_seed) == (3, base_seed)
         if one.SIDES and case not in one.CASES:
             assert cfg.learning_rate == float(case.rpartition(", ")[2])
+        if name == "beliefs":
+            assert cfg.reward == (case.rpartition(", ")[0] or "accuracy")
         assert len({*map(str, spy.streams)}) == len(spy.streams)        # no pair is labelled twice
         flags[case] = spy.streams
     if name == "hacking":
