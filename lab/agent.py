@@ -1,9 +1,8 @@
 """Train the agent of the path, real.py with a tool.
 
-python -m lab.agent lookup MODEL 5e-4 0: trains a base of --task lookup, which engines.export has
-written, with this learning rate and seed. With --unmasked, the tool's tokens are in the loss.
-python -m lab.agent sums MODEL 3e-6 0: trains a model that calls a calculator, such as
-runs/gemma/base, which lab.gemma writes.
+python -m lab.agent lookup MODEL RATE SEED: a base of --task lookup that engines.export has written.
+python -m lab.agent sums MODEL RATE SEED: a model that can call a calculator, such as Gemma 3 270M,
+runs/gemma/base, which `make gemma` writes.
 """
 import engines.import_path  # noqa: F401, I001  (before all others)
 import re
@@ -46,14 +45,12 @@ def main(argv=None):
     args = flags.parse_args(argv)
     script = load(rungs.real_script(rungs.AGENT), "agent", ROOT / "real.py")
     vars(script).update(CASES[args.case], RATE=args.rate)
-    sample, log, rewards = script.sample, script.log, []
-    script.log = lambda *place, **metrics: (
-        rewards.append(metrics.get("reward")), log(*place, **metrics))
+    sample, advantages, rewards = script.sample, script.advantages, []
+    script.advantages = lambda x: rewards.append(x.mean().item()) or advantages(x)
     if args.unmasked:                   # then all tokens count as the policy's
         script.sample = lambda *inputs, **options: script.ids(sample(*inputs, **options))
     script.main(args.model, seed=args.seed)
-    # the log begins and ends with an evaluation
-    print(f"mean reward of the last 10 steps: {statistics.mean(rewards[-11:-1]):.3f}")
+    print(f"mean reward of the last 10 steps: {statistics.mean(rewards[-10:]):.3f}")
 
 
 if __name__ == "__main__":
