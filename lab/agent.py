@@ -5,7 +5,6 @@ python -m lab.agent sums MODEL RATE SEED: a model that can call a calculator, su
 runs/gemma/base, which `make gemma` writes.
 """
 import engines.import_path  # noqa: F401, I001  (before all others)
-import re
 import statistics
 
 import common
@@ -22,7 +21,7 @@ TABLES = {one.prompt: one for one in common.sample_problems(LOOKUP, 2000, 0)}
 
 def make_up_sum(rng):
     a, b, c = (rng.randint(11, 99) for _ in range(3))
-    return f"{EXAMPLE}{a} * {b} + {c} =", a * b + c
+    return f"{EXAMPLE}{a} * {b} + {c} =", f"Answer: {a * b + c}"
 
 
 CASES = {                               # values for the script's globals
@@ -30,8 +29,8 @@ CASES = {                               # values for the script's globals
                "CALL": LOOKUP.call_tokens, "FRAME": ("", ""), "verify": LOOKUP.verify,
                "respond": lambda question, text: LOOKUP.respond(TABLES[question], text),
                "make_up_problem": lambda rng: rng.choice([*TABLES.items()])},
-    "sums": {"STEPS": 12, "P": 4, "T": 48, "HELD_OUT": 32, "FRAME": (" ", ""),
-             "verify": lambda answer, text: bool(re.search(rf"Answer: {answer}\s*$", text)),
+    "sums": {"STEPS": 12, "P": 2, "T": 48, "HELD_OUT": 16, "FRAME": (" ", ""),
+             "verify": lambda answer, text: float(text.rstrip().endswith(answer)),
              "make_up_problem": make_up_sum}}
 
 
