@@ -5,8 +5,6 @@ python -m lab.agent sums MODEL RATE SEED: a model that can call a calculator, su
 runs/gemma/base, which `make gemma` writes.
 """
 import engines.import_path  # noqa: F401, I001  (before all others)
-import statistics
-
 import common
 import grpo
 from lab.docs import ROOT
@@ -49,7 +47,8 @@ def main(argv=None):
     if args.unmasked:                   # then all tokens count as the policy's
         script.sample = lambda *inputs, **options: script.ids(sample(*inputs, **options))
     script.main(args.model, seed=args.seed)
-    print(f"mean reward of the last 10 steps: {statistics.mean(rewards[-10:]):.3f}")
+    late = rewards[-10:]
+    print(f"mean reward of the last {len(late)} steps: {sum(late) / len(late):.3f}")
 
 
 if __name__ == "__main__":
