@@ -13,10 +13,8 @@ the average over the tokens of an optimizer step: sequence_mean (the default), t
 sequence_sum or constant, as in `aggregate` of the scripts.
 """
 import vectors  # noqa: F401, I001  (before all others: it puts your folder behind Python's)
-import functools
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
@@ -30,7 +28,7 @@ from vectors.contract import bind, is_adapter, restored, setting
 
 HERE = Path(__file__).resolve().parent.parent
 OURS = ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "nano", "real", "tasks",
-        "kernels", "examples", "vectors", "report", "engines", "learn", "lab")
+        "kernels", "examples", "vectors", "report", "engines", "learn", "lab", "tests")
 SCRIPTS = ("grpo", "gspo", "ppo")
 INPUTS = ("logps", "old_logps", "advantages", "mask")
 
@@ -195,15 +193,6 @@ def read_file(path):
             sys.modules.pop(name, None)
             sys.modules.update({name: one} if one else {})
     return module
-
-
-def code_of(one):
-    """Find the function, or else the class, that a reward runs: of a function that others wrap, a
-    partial, a method or an object with __call__."""
-    while isinstance(one, functools.partial):
-        one = one.func
-    one = getattr(inspect.unwrap(one), "__func__", inspect.unwrap(one))
-    return one if inspect.isroutine(one) or inspect.isclass(one) else type(one)
 
 
 def place_of(error):

@@ -1,17 +1,14 @@
 """The record of a run in another trainer: which loss and which rewards it trains on.
 
-loss.json contains the text of the loss and the names of the rewards, with the SHA-256 of their
-files and of the user's files that these import. It is in the output folder and in each checkpoint,
-and the folder `source` next to it has a copy of each file. A run that resumes has to have an equal
-record.
+loss.json contains the text of the loss and the names of the rewards, with the SHA-256 of the user's
+files that are loaded: those of the loss and the rewards, and all that they import. It is in the
+output folder and in each checkpoint, and the folder `source` next to it has a copy of each file. A
+run that resumes has to have an equal record.
 """
-import ast
-import contextlib
 import functools
 import hashlib
-import importlib.util
-import inspect
 import json
+import os
 import re
 import shutil
 import sys
@@ -29,48 +26,28 @@ def checksum(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def imported_by(name, package, file):
-    """List the modules that a file imports, also inside functions, or that variables of its module
-    are, after their packages. -> names, some of which are of functions instead"""
-    own = vars(sys.modules[name]) if name in sys.modules else {}
-    names = {one.__name__ for one in own.values() if inspect.ismodule(one)}
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            names |= {f"{base}.{one.name}" for one in node.names}
-    return sorted({name.rsplit(".", n)[0] for name in names for n in range(name.count(".") + 1)})
+def code_of(reward):
+    """Find the function that a reward runs, or the class of an object."""
+    code = reward.func if isinstance(reward, functools.partial) else reward
+    return code if hasattr(code, "__qualname__") else type(code)
 
 
-def file_of(name):
-    """Find the file of a module, or the folder of a package that has no file. -> Path, or None"""
-    with contextlib.suppress(ImportError, ValueError, AttributeError):      # of a function, say
-        spec = importlib.util.find_spec(name)
-        return Path(spec.origin or spec.submodule_search_locations[0])
-
-
-def files_of(modules):
-    """Find the files of modules, and of all that these import from the user's own files.
+def files_of(loss, rewards):
+    """Find the files of a loss and of rewards, and all files of the user that are loaded.
     -> {place in a folder: Path}"""
-    found, seen = {}, {""}
-    left = [(module.__name__, Path(module.__file__), 1) for module in modules
-            if getattr(module, "__file__", None)]               # a notebook has none
-    while left:
-        name, file, depth = left.pop()
-        is_package = file.stem == "__init__"
-        place = Path(*file.parts[-depth - is_package:])
-        if file.is_file():
+    first = [loss.module.__name__, *(code_of(one).__module__ for one in rewards)]
+    modules = {loss.module.__name__: loss.module} | sys.modules
+    found = {}
+    for name in dict.fromkeys([*first, *modules]):
+        file = Path(getattr(modules.get(name), "__file__", None) or "")     # a notebook has none
+        if file.is_file() and (name == first[0] or engines.is_users(file)):
+            depth = 1 + (file.stem == "__init__")
+            if os.sep not in name:                              # not read by its path
+                depth += name.count(".")
+            place = Path(*file.parts[-depth:])
             if found.get(str(place), file) != file:             # two files of one name
                 place = place.with_name(f"{checksum(file)[:8]}-{file.name}")
             found[str(place)] = file
-        package = name if is_package else name.rpartition(".")[0]
-        for one in imported_by(name, package, file) if file.suffix == ".py" else ():
-            is_new = one not in seen and one.rpartition(".")[0] in seen     # else not the user's
-            its_file = file_of(one) if is_new else None
-            if its_file and engines.is_users(its_file):
-                seen.add(one)
-                left.append((one, its_file, one.count(".") + 1))
     return found
 
 
@@ -80,31 +57,20 @@ def name_of(reward):
     config = getattr(reward, "config", None)
     if not callable(reward) or hasattr(config, "_name_or_path"):
         return str(getattr(config, "_name_or_path", reward))
-    code = engines.code_of(reward)
+    words = ""
+    if isinstance(reward, functools.partial):
+        given = [*map(repr, reward.args), *(f"{key}={x!r}" for key, x in reward.keywords.items())]
+        words = re.sub(" at 0x[0-9a-f]+", "", f"({', '.join(given)})")
+    code = code_of(reward)
     file = getattr(sys.modules.get(code.__module__), "__file__", None) or ""
-    given = [*map(repr, getattr(reward, "args", ())), *(
-        f"{name}={x!r}" for name, x in getattr(reward, "keywords", {}).items())]
-    words = f"({', '.join(given)})" if isinstance(reward, functools.partial) else ""
-    return f"{Path(file).name}:{code.__qualname__}" + re.sub(" at 0x[0-9a-f]+", "", words)
-
-
-def modules_of(reward):
-    """List the modules that a reward is in: that of its code and, of a partial or an object, those
-    of the user's that have it as a variable."""
-    module = sys.modules.get(engines.code_of(reward).__module__)
-    if inspect.isfunction(reward) or not callable(reward):
-        return [module] if callable(reward) else []
-    holders = [one for one in [*sys.modules.values()]
-               if any(x is reward for x in [*getattr(one, "__dict__", {}).values()])]
-    return [one for one in (module, *holders)
-            if engines.is_users(getattr(one, "__file__", None) or "")]
+    return f"{Path(file).name}:{code.__qualname__}{words}"
 
 
 def of_run(text, loss, how, rewards=()):
     """Describe a loss that `engines.load` has read from a text, and rewards. Files have no folder,
     because a copy may run instead. -> record, files as from `files_of`"""
     name, function, settings = engines.parts_of(text)
-    files = files_of([loss.module, *(one for reward in rewards for one in modules_of(reward))])
+    files = files_of(loss, rewards)
     words = [f"{key}={x}" for key, x in (settings | {"how": how}).items()]
     return {"loss": " ".join([f"{Path(name).name}:{function}", *words]),
             "rewards": [*map(name_of, rewards)],
@@ -114,6 +80,7 @@ def of_run(text, loss, how, rewards=()):
 def line(record):
     """Write a record on one line. -> str"""
     parts = {"loss": [record["loss"]], "rewards": record["rewards"],
+             "optimizer": record.get("optimizer", []),
              "files": [f"{name} ({sha[:8]})" for name, sha in record.get("files", {}).items()]}
     return "; ".join(f"{name} {', '.join(words)}" for name, words in parts.items() if words)
 
@@ -135,10 +102,13 @@ def write(folder, record, files=()):
 
 def refuse_other(folder, record):
     """Raise a ValueError, with one line, if a checkpoint or a run was trained on something else. A
-    folder of another program has no record, and is taken."""
+    folder of another program has no record, and is taken. Of the files, those count that both have:
+    a notebook may have loaded others."""
     path = Path(folder, FILE)
     before = json.loads(path.read_text("utf-8")) if path.is_file() else record
-    if before != record:
+    both = before["files"].keys() & record["files"].keys()
+    if any(before.get(key) != x for key, x in record.items() if key != "files") or any(
+            before["files"][name] != record["files"][name] for name in both):
         raise ValueError(f"--resume_from_checkpoint {folder}: was trained on {line(before)}, but "
                          f"now you ask for {line(record)}; the folder source of the run has copies "
                          "of the files")

@@ -12,22 +12,17 @@ loss.json in the output folder, each checkpoint and the trackers' config, under 
 """
 import engines.import_path  # isort: split
 
-import contextlib
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import math
 import os
-import shlex
-import signal
 import sys
 from pathlib import Path
 
 import datasets
 import torch
-import transformers
 import trl
 from trl.scripts import grpo as script
 
@@ -46,7 +41,8 @@ REPLACED = ("loss_type", "epsilon", "epsilon_high", "delta", "importance_samplin
             "vespo_lambda_pos", "vespo_lambda_neg", "off_policy_mask_threshold",
             "top_entropy_quantile", "use_liger_kernel")
 PLACES = "output_dir", "logging_dir", "run_name"        # flags that change no computation
-ROUNDING = 0.1          # nats per token; a sampler in bfloat16 differs from the trainer by less
+# Flags that a checkpoint would replace by its own values
+OPTIMIZER = "learning_rate", "weight_decay", "adam_beta1", "adam_beta2"
 
 
 # ---- 1. the trainer --------------------------------------------------------------------------
@@ -61,10 +57,10 @@ class Trainer(trl.GRPOTrainer):
         self.token_loss, self.how = engines.load(loss)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self.record, self.files = record.of_run(loss, self.token_loss, self.how, rewards)
+        self.record["optimizer"] = [f"{name} {getattr(args, name)}" for name in OPTIMIZER]
         args = copy.copy(args)
         args.output_dir = os.path.abspath(args.output_dir)      # a user's code may leave the folder
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
-        self.is_checked = False
         self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
         self.token_counts = torch.zeros(2, device=self.accelerator.device)      # see log_tokens
@@ -85,6 +81,7 @@ class Trainer(trl.GRPOTrainer):
             Path(folder, "flags.json").write_text(json.dumps(changed, indent=1), "utf-8")
             print(record.line(self.record), flush=True)
         found = super().train(checkpoint, **named)
+        self.save_state()                           # the log, for report.check and report.page
         if self._step == 0 and self.state.global_step < self.state.max_steps:
             n = self.args.generation_batch_size // self.num_generations
             raise ValueError(
@@ -92,19 +89,6 @@ class Trainer(trl.GRPOTrainer):
                 f"{getattr(self.train_dataset, 'num_rows', 'fewer')}; lower "
                 f"--generation_batch_size {self.args.generation_batch_size}")
         return found
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        """Load them as TRL does. Exits with one line if the checkpoint has another learning rate or
-        weight decay, which would replace those of the user."""
-        def numbers():          # the current rate follows from the initial one and the schedule
-            return [{name: group.get(name) for name in ("initial_lr", "weight_decay", "betas")}
-                    for group in self.optimizer.param_groups]
-        asked = numbers()
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint and numbers() != asked:
-            common.fail(f"--resume_from_checkpoint {checkpoint}: has {numbers()[0]}, but now you "
-                        f"ask for {asked[0]}; give the same numbers, or start a new run with "
-                        "--model_name_or_path and this checkpoint")
 
     def _get_per_token_logps_and_entropies(self, *args, **named):
         """Keep the log-probabilities that TRL's loss is computed from. TRL averages its entropies
@@ -138,7 +122,6 @@ class Trainer(trl.GRPOTrainer):
         old_logps = inputs.get("old_per_token_logps")
         if old_logps is None:               # then there is one update, and pi_old is pi
             old_logps = logps.detach()
-        self.check_sampler(inputs, old_logps, mask)
         token_loss = self.token_loss(logps, old_logps, A, mask)                 # (b, T)
         self.log_tokens(token_loss, logps, old_logps, A, mask)
         if "importance_sampling_ratio" in inputs and self.vllm_importance_sampling_correction:
@@ -171,20 +154,6 @@ class Trainer(trl.GRPOTrainer):
             metrics["no_gradient"] = [without / total]
         self.token_counts = torch.zeros(2, device=self.accelerator.device)
         super().log(logs, start_time)
-
-    def check_sampler(self, inputs, old_logps, mask):
-        """After the first samples, compare vLLM's log-probabilities with the trainer's. Exits with
-        one line if vLLM samples from other weights."""
-        sampler_logps = None if self.is_checked else inputs.get("sampling_per_token_logps")
-        if sampler_logps is not None:
-            self.is_checked = True
-            difference = grpo.log_ratio(old_logps, sampler_logps, mask).abs().sum()
-            total, count = self.accelerator.reduce(
-                torch.stack([difference, mask.sum()]), reduction="sum").tolist()
-            if not total <= ROUNDING * count:                               # True for nan
-                common.fail("vLLM does not sample from the trainer's weights: log-probabilities "
-                            f"differ by {total / count:.2g} nats per token, rounding by less than "
-                            f"{ROUNDING}; try --use_vllm False", code=1)
 
     # ---- what ends a run ----
 
@@ -222,79 +191,7 @@ def refuse_replaced(args, values):
                              "it as a setting of your loss, if it has one of this kind")
 
 
-# ---- 2. signals ------------------------------------------------------------------------------
-
-# Ctrl-C, kill, a closed terminal, and what a scheduler sends before a job reaches its limit
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-
-
-def handle(handlers):
-    """Set the handlers of signals; a training that is not in the main thread cannot."""
-    with contextlib.suppress(ValueError):
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-class Stop(transformers.TrainerCallback):
-    """After one of SIGNALS in any process, ends the training of all processes when the
-    current step is done, with a checkpoint. TRL's own --enable_jit_checkpoint hears only SIGTERM,
-    and each process decides alone at which step."""
-
-    def __init__(self, trainer, words):
-        self.trainer, self.words = trainer, words
-        self.heard = 0                                  # number of a signal that came here
-        self.number = 0                                 # number on which all processes agree
-        self.handlers = {}
-
-    def on_train_begin(self, *_, **__):
-        numbers = {getattr(signal, name, signal.SIGINT) for name in SIGNALS}
-        ignored = (signal.SIG_IGN, None)                # by nohup; None: C code handles it
-        before = {number: signal.getsignal(number) for number in numbers}
-        self.handlers = {number: one for number, one in before.items() if one not in ignored}
-        handle(dict.fromkeys(self.handlers, self.hear))
-        if hasattr(os, "register_at_fork"):             # not on Windows
-            # Signals wait while a reward forks a process. Python would drop one that comes before
-            # the child has its own handlers, and then `terminate(); join()` would hang.
-            mask = functools.partial(functools.partial, signal.pthread_sigmask)
-            os.register_at_fork(before=mask(signal.SIG_BLOCK, self.handlers),
-                                after_in_parent=mask(signal.SIG_UNBLOCK, self.handlers),
-                                after_in_child=self.give_back)
-
-    def give_back(self):
-        handle(self.handlers)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.handlers)
-        self.handlers.clear()
-
-    def hear(self, number, _):
-        self.heard = number
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step < state.max_steps:
-            accelerator = self.trainer.accelerator
-            heard = torch.tensor([self.heard], device=accelerator.device)
-            self.number = accelerator.gather(heard).max().item()
-            control.should_save |= self.number > 0
-            control.should_training_stop |= self.number > 0
-
-    def on_train_end(self, args, state, control, **_):
-        """Print the command that continues a run that a signal has stopped, and exit with 128 + n.
-        """
-        self.give_back()
-        if not self.number:
-            self.trainer.save_state()       # the log, for report.check and report.page
-            return
-        accelerator = self.trainer.accelerator
-        n = accelerator.num_processes
-        start = f"accelerate launch --num_processes {n} -m" if n > 1 else "python -m"
-        words = shlex.join(["engines.trl", *self.words, "--resume_from_checkpoint",
-                            f"{args.output_dir}/checkpoint-{state.global_step}"])
-        accelerator.print(f"stopped by {signal.Signals(self.number).name}; to continue: "
-                          f"{start} {words}")                       # the last flag counts
-        accelerator.end_training()
-        raise SystemExit(128 + self.number)
-
-
-# ---- 3. the command --------------------------------------------------------------------------
+# ---- 2. the command --------------------------------------------------------------------------
 
 @dataclasses.dataclass
 class Flags(script.GRPOScriptArguments):
@@ -322,8 +219,8 @@ def parsed(text, words):
 
 
 def main(argv=None):
-    """Let TRL's script train, with our trainer and data. Exits with 128 + n after a signal, and
-    with one line if the user's input or code fails. -> trainer"""
+    """Let TRL's script train, with our trainer and data. Exits with one line if the user's input or
+    code fails. -> trainer"""
     words = sys.argv[1:] if argv is None else list(argv)
     text = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if not text:
@@ -335,7 +232,6 @@ def main(argv=None):
         if flags[0].try_rewards:
             data.try_rewards(named["reward_funcs"], named["train_dataset"])
         made.append(Trainer(*given, loss=text, **named))
-        made[0].add_callback(Stop(made[0], words))
         return made[0]
     try:
         flags = parsed(text, words[len(text.split()):])

@@ -401,6 +401,8 @@ class Config(grpo.Config):
         yield is_group, "--scale_rewards: only works with --advantage group"
         has_terms = self.advantage != "gdpo" or "+" in self.reward
         yield has_terms, "--advantage gdpo: needs several rewards: --reward accuracy+format"
+        has_group = self.advantage != "remax" or "majority" not in self.reward
+        yield has_group, "--advantage remax: its one greedy output is always the --reward majority"
         has_all = self.advantage in WITHIN_GROUPS or self.dynamic_sampling == 0
         yield has_all, f"--dynamic_sampling: drops groups that --advantage {self.advantage} may use"
         is_whole = self.advantage not in ("gdpo", "remax") or self.overlong_buffer == 0

@@ -48,7 +48,7 @@ from lab.docs import put, run_once, table
 from report import chart, replaced
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
-QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards", "tools"),
+QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards"),
              "KL and learning rates": ("kl", "rates"),
              "Samples and credit": ("credit", "signal", "masking", "hints"),
              "What RL adds": ("abstain", "imitation", "sharpen", "beliefs", "rare"),
@@ -80,7 +80,6 @@ SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NOT_FOUND = "not found here"    # instead of contradicted, because papers speak of large models
 SAME = "the same"               # instead of contradicted, if fractions differ by less than matters
 NO_VERDICT = "no verdict"
-DIFFERING = 0.1                 # of the outputs must be judged differently by two rewards
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 # What an experiment has unless its module says something else
 DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
@@ -269,8 +268,6 @@ class Claim:
     comparisons: int = 1            # number of effects that were compared; this is the largest
     finding: str = ""               # the result, as a sentence
     rates: tuple = ()               # the learning rates of the two sides, if its page shows them
-    differing: float = 1.0          # the share of the base's outputs for which two sides differ, if
-                                    # the claim compares rewards
 
     def __post_init__(self):
         values = self.effect
@@ -303,8 +300,6 @@ class Claim:
             return f"with {never} of {len(self.values)} seeds, a run never reached the level"
         if math.isclose(*self.interval, abs_tol=1e-9) and not self.exact:
             return "all seeds have the same effect"
-        if self.differing < DIFFERING:
-            return f"both rewards judge {1 - self.differing:.1%} of the base's outputs alike"
         if self.fractions:
             first, second = self.fractions
             is_decided = self.judge(-second, 1 - second) != UNDECIDED   # whatever the first one is

@@ -3,7 +3,6 @@ docs/NAME.json, and write tables between their marks into README.md or a page in
 
 An experiment has a function measure, which is called for each job, and a function page, which
 writes its part of a page from the stored numbers."""
-import ast
 import hashlib
 import importlib
 import json
@@ -66,22 +65,6 @@ def describe(processes):
     """Describe a measurement that begins now. -> dict"""
     return {"processes": processes, "machine": MACHINE, "torch": torch.__version__,
             "commit": commit()}
-
-
-def syntax(texts):
-    """Hash the syntax of Python texts. Comments, docstrings and the layout do not count. -> str"""
-    trees = [ast.parse(text) for text in texts]
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if getattr(node, "body", None) and isinstance(node.body, list) and isinstance(
-                node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
-            del node.body[0]
-    return hashlib.sha256("".join(map(ast.dump, trees)).encode()).hexdigest()[:16]
-
-
-def gpu_code(read=lambda file: (ROOT / file).read_text("utf-8")):
-    """Hash the code that runs differently on a GPU, kernels/ and real.py. -> str"""
-    files = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("kernels/*.py"))
-    return syntax(map(read, [*files, "real.py"]))
 
 
 def begin(name, about):

@@ -2,7 +2,6 @@
 
   python -m lab.error_rates            makes 30 correct and 30 broken runs, counts what is found in
                                        them, and writes tests/logs/README.md (make error-rates)
-  python -m lab.error_rates --seed 7   with other seeds, and writes nothing; the page's begin at 100
 
 Each correct run has a seed of its own, which also makes its base, and so has each broken one; a
 broken run may share its base with a correct one. What counts as a right answer, CAUSES, was
@@ -21,7 +20,7 @@ from report.check import check, parts
 from report.formats import read
 from vectors import edits
 
-PUBLISHED = 100         # the first seed of the page
+FIRST = 100             # seed; the others follow
 COMMON = "--max_steps 25 --num_eval_problems 64 --num_eval_samples 2 --eval_steps 5 --device cpu"
 SMALL = "--num_prompts 4 --num_generations 4"
 CORRECT = {                                     # name: command, number of seeds
@@ -171,44 +170,33 @@ def of_broken(results):
     return table(["broken runs", "runs", *OF_BROKEN], rows)
 
 
-def numbered(numbers, first):
+def numbered(numbers):
     """Number runs of each case, so that all cases come once before one comes twice. -> jobs"""
     cases = [case for i in range(max(numbers.values())) for case in numbers if numbers[case] > i]
-    return [(case, first + i) for i, case in enumerate(cases)]
+    return [(case, FIRST + i) for i, case in enumerate(cases)]
 
 
-def jobs_from(first):
-    """List a broken run and a correct one in turn, with seeds from the first on. -> jobs"""
-    correct = numbered({case: number for case, (_, number) in CORRECT.items()}, first)
-    broken = numbered(dict.fromkeys(BROKEN, 3), first)
-    return [job for pair in zip(broken, correct) for job in pair]
+def jobs():
+    """List a broken run and a correct one in turn. -> jobs"""
+    correct = numbered({case: number for case, (_, number) in CORRECT.items()})
+    return [job for pair in zip(numbered(dict.fromkeys(BROKEN, 3)), correct) for job in pair]
 
 
 def page():
     """Write the tables of tests/logs/README.md from the stored numbers."""
     results, about = load("check", "run: make error-rates")
-    number = len(jobs_from(PUBLISHED))
-    share = ""
-    if len(results) < number:
-        share = f"{len(results)} of {number} runs are counted so far; the intervals are wide. "
-    tables = [of_correct(results), of_broken(results), f"{share}{about['machine']}.\n"]
+    tables = [of_correct(results), of_broken(results), f"{about['machine']}.\n"]
     put("check", "\n".join(tables), "error-rates")
 
 
 def main(argv=None):
     words = parser(__doc__)
-    words.add_argument("--seed", type=int, metavar="S", default=PUBLISHED)
     words.add_argument("--processes", type=int, metavar="N", default=os.cpu_count())
-    args = words.parse_args(argv)
-    jobs = jobs_from(args.seed)
-    about = describe(args.processes) | {"seed": args.seed}
-    store = measured("check", lambda _: jobs, measure, about, args.processes)
-    print(of_correct(store.results), of_broken(store.results), sep="\n")
-    if args.seed == PUBLISHED:
-        store.move(DOCS / "check.json")
-        page()
-    else:
-        store.path.unlink()
+    processes = words.parse_args(argv).processes
+    about = describe(processes) | {"seed": FIRST}
+    store = measured("check", lambda _: jobs(), measure, about, processes)
+    store.move(DOCS / "check.json")
+    page()
 
 
 if __name__ == "__main__":

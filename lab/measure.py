@@ -7,7 +7,6 @@
 
 The numbers go to docs/NAME.json, and from there between their marks into README.md or a page.
 """
-import collections
 import contextlib
 import functools
 import html
@@ -27,10 +26,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import common
 from kernels.logprob import logprob, logprob_torch
@@ -278,114 +274,25 @@ def write_model(folder):
         "def odd(completions, **_):\n    return [len(text) % 2.0 for text in completions]\n")
 
 
-class Parts:
-    """Measure the seconds and the peak memory of each part of a step, without those of the parts
-    within it."""
-
-    def __init__(self):
-        self.names = ["the rest"]
-        self.peak = 0.0                         # of all parts, in GiB
-        self.clear()
-
-    def clear(self):
-        self.seconds, self.gib = collections.Counter(), collections.Counter()
-        self.since = time.perf_counter()
-
-    def count(self):
-        """Add what was used since the last call to the part that runs."""
-        if NAME != "cpu":
-            torch.cuda.synchronize()
-            gib = torch.cuda.max_memory_allocated() / 2**30
-            self.gib[self.names[-1]] = max(self.gib[self.names[-1]], gib)
-            self.peak = max(self.peak, gib)
-            torch.cuda.reset_peak_memory_stats()
-        now = time.perf_counter()
-        self.seconds[self.names[-1]] += now - self.since
-        self.since = now
-
-    def begin(self, name):
-        self.count()
-        self.names.append(name)
-
-    def end(self):
-        self.count()
-        self.names.pop()
-
-    def of(self, function, name):
-        """Let the calls of a function count as a part. -> function"""
-        def counted(*args, **kwargs):
-            self.begin(name)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.end()
-        return counted
-
-
-def peaks():
-    """Measure what this device reaches. -> FLOP/s of products, bytes/s of a copy"""
-    size, dtype = (8192, torch.bfloat16) if NAME != "cpu" else (1024, torch.float32)
-    x = torch.randn(size, size, device="cuda" if NAME != "cpu" else "cpu", dtype=dtype)
-    found = []
-    for work, run in ((2 * size**3, lambda: x @ x), (2 * x.nbytes, x.clone)):
-        clock = Parts()
-        clock.of(run, "first")()
-        for _ in range(10):
-            clock.of(run, "next")()
-        found.append(10 * work / clock.seconds["next"])
-    return found
-
-
-def limits(outputs, tokens):
-    """Compute how long the parts of a step of real.py take at least, if products run at full speed,
-    and what has to be read and written moves at full speed. tokens: of all outputs. -> {part:
-    seconds}"""
-    hidden, layers, heads, groups, width, inner, vocabulary = SIZES
-    body = layers * hidden * (2 * width * (heads + groups) + 3 * inner)
-    head = hidden * vocabulary                  # read by the last layer; the first one looks it up
-    flops, speed = peaks()
-    size = 4 if NAME == "cpu" else 2            # bytes of a weight that samples, or of a key
-    forward = 2 * (body * (outputs * PROMPT + tokens) + head * tokens)
-    seen = PROMPT + tokens / outputs / 2        # tokens that a row attends to, on average
-    read = size * tokens / outputs * (body + head + outputs * seen * layers * 2 * groups * width)
-    return {"sampling": max(forward / flops, read / speed), "old log-probs": forward / flops,
-            "updates": 3 * forward / flops,     # a backward pass takes twice as many as a forward
-            "optimizer": 2 * 7 * 4 * (body + head) / speed}     # two times w, g, m, v -> w, m, v
-
-
 def one_step(trainer, folder, outputs):
     """Let a trainer do three steps, and print as the last line the seconds, tokens and gap of the
-    last one, the peak memory in GiB, and of real.py its parts: seconds, their limit, and GiB."""
+    last one, and the peak memory in GiB."""
     import engines.import_path  # noqa: F401  (before transformers)
     outputs, data, updates = int(outputs), f"{folder}/data.jsonl", []
-    parts, last, rows = Parts(), {}, []
 
     def count(*_):
-        parts.end()
+        if NAME != "cpu":
+            torch.cuda.synchronize()
         updates.append(time.perf_counter())
-        last.update(parts.seconds)
-        if len(updates) == 4:                   # of real.py, whose third step has two more
-            parts.clear()
-    register_optimizer_step_pre_hook(lambda *_: parts.begin("optimizer"))
     register_optimizer_step_post_hook(count)
     os.chdir(folder)
     gap = None
     if trainer == "real.py":
         import real
         vars(real).update(P=outputs // 8, G=8, W=PROMPT, T=OUTPUT, HELD_OUT=8)
-        logprobs = real.logprobs
-
-        def counted(*args):
-            name = ("updates" if torch.is_grad_enabled() else
-                    "gap" if "sampling" in parts.names else "old log-probs")
-            return parts.of(logprobs, name)(*args)
-        vars(real).update(logprobs=counted, sample=parts.of(real.sample, "sampling"),
-                          descend=parts.of(real.descend, "updates"))
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             real.main(folder, data, steps=3)
-        gap, length = re.findall("gap ([^,]+), step .* tokens (.+)", printed.getvalue())[-1]
-        least = limits(outputs, outputs * float(length))
-        rows = [[name, seconds, least.get(name), parts.gib[name]] for name, seconds in last.items()]
+        gap, length = re.findall("gap (.+)\nstep .* tokens (.+)", printed.getvalue())[-1]
     else:
         import datasets
         import trl
@@ -403,26 +310,23 @@ def one_step(trainer, folder, outputs):
         job.train()
         length = [line["completions/mean_length"] for line in job.state.log_history[:-1]][-1]
     seconds = updates[-1] - updates[-1 - len(updates) // 3]
-    print(json.dumps([seconds, outputs * float(length), gap and float(gap), parts.peak, rows]))
+    peak = torch.cuda.max_memory_allocated() / 2**30 if NAME != "cpu" else 0.0
+    print(json.dumps([seconds, outputs * float(length), gap and float(gap), peak]))
 
 
 def steps(*all_outputs):
     """Time a step of each trainer, in turns, each time in a process of its own. all_outputs: the
     outputs of a step, 8 to a prompt, for each turn"""
-    rows, parts = [], []
+    rows = []
     for outputs, trainer in product(all_outputs or OUTPUTS, TRAINERS):
         with tempfile.TemporaryDirectory() as folder:
             write_model(folder)
             printed = printed_by(ROOT, "-m", "lab.measure", "one-step", trainer, folder, outputs)
-        seconds, tokens, gap, peak, found = json.loads(printed.splitlines()[-1])
+        seconds, tokens, gap, peak = json.loads(printed.splitlines()[-1])
         rows.append([trainer, outputs, f"{seconds:.2f}", f"{tokens / seconds:,.0f}",
                      f"{peak:.1f}" if peak else "", "" if gap is None else f"{gap:.0e}"])
         print(*rows[-1], flush=True)
-        for name, seconds, least, gib in found:
-            parts.append([outputs, name, f"{seconds:.3f}", f"{least:.3f}" if least else "",
-                          f"{gib:.1f}" if gib else ""])
-            print("", *parts[-1], flush=True)
-        record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows, parts=parts)   # if later ones fail
+        record(f"step-{SLUG}", machine=ON_DEVICE, rows=rows)                # if later ones fail
     put("step", tables("step"), "gpu")
 
 
@@ -430,11 +334,6 @@ def step_table(rows):
     """Write the table of a device. -> str"""
     return table(["trainer", "outputs", "seconds a step", "tokens/s", "peak memory, GiB",
                   "gap, nats"], rows)
-
-
-def part_table(parts):
-    """Write the table of the parts of a step of real.py. -> str"""
-    return table(["outputs", "part", "seconds", "limit, s", "peak memory, GiB"], parts)
 
 
 # ---- 4. the tables of docs/speed.md ----------------------------------------------------------
@@ -459,7 +358,6 @@ def tables(name):
     stored = [json.loads(path.read_text("utf-8")) for path in sorted(DOCS.glob(f"{name}-*.json"))]
     return "\n".join(f"{one['machine']}, commit {one['commit'] or 'unknown'}:\n\n"
                      f"{write(one.get('rows') or [*filter(is_shown, one['logits'])])}"
-                     + (f"\n{part_table(one['parts'])}" if one.get("parts") else "")
                      for one in stored)
 
 

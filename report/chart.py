@@ -71,11 +71,10 @@ def mean(rows, scale):
 
 def curves(axis, lines, x=None, **settings):
     """Draw {name: a row for each seed (S, T)}: the mean of the seeds, and each seed as a faint
-    line. x: (T,), or {name: (T,)}; by default the steps 1, 2 ..."""
+    line. x: (T,), by default the steps 1, 2 ..."""
     for name, rows in lines.items():
         rows = numpy.asarray(rows, dtype=float)
-        place = x[name] if isinstance(x, dict) else x
-        place = range(1, 1 + rows.shape[1]) if place is None else place
+        place = range(1, 1 + rows.shape[1]) if x is None else x
         marker = "o" if rows.shape[1] < 9 else ""
         [line] = axis.plot(place, mean(rows, settings.get("yscale")), marker=marker, linewidth=2,
                            label=name)

@@ -2,8 +2,8 @@
 
 Each of these names is a row of the table REWARDS: a function of (task, problem, completion text,
 verified, purpose) that returns a float. `verified` is what the task's verify returned, a float or a
-list of floats. Two rows rate whole batches: "points", whose judge makes mistakes, and "model", a
-reward model, which is not a function.
+list of floats. Three rows rate whole batches: "points", whose judge makes mistakes, "model", a
+reward model, and "majority", the answer of most outputs of a group, which are not functions.
 """
 import re
 from collections import Counter
@@ -11,8 +11,8 @@ from collections import Counter
 import torch
 
 import common
-from tasks import Task, Wrapper, block
-from tasks.scores import abstains, part_of
+from tasks import Task, Wrapper, block, extract
+from tasks.scores import abstains, majority, part_of, votes
 
 
 def accuracy(task, problem, text, verified, purpose):
@@ -74,7 +74,7 @@ def points(task, problem, text, verified, purpose):
 REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
            "growing_length": growing_length, "fine": fine, "coarse": coarse, "language": language,
            "points": points}
-RATED = "model", "points"
+RATED = "model", "points", "majority"
 # The task that a row needs, and a method that only this task has
 NEEDS = {"fine": ("lookup", "predicted_calls"), "coarse": ("lookup", "predicted_calls"),
          "language": ("notation", "share_in_words")}
@@ -98,22 +98,25 @@ class Rewards(Wrapper):
             if not hasattr(task, method):
                 common.fail(f"--reward {cfg.reward}: {name} needs --task {needed}; {task.name} has "
                             "nothing that it could rate")
-        if {*RATED} <= {*self.names}:
-            common.fail(f"--reward {cfg.reward}: choose model or points, because each of them "
-                        "rates the whole answer")
-        if "points" in self.names and not task.is_judged:
-            common.fail(f"--reward points: nothing is right or wrong in {task.name}, so a judge "
-                        "has nothing to rate")
+        if len({*RATED} & {*self.names}) > 1:
+            common.fail(f"--reward {cfg.reward}: choose one of {', '.join(RATED)}, because each of "
+                        "them rates the whole answer")
+        if "majority" in self.names:
+            for part in getattr(task, "parts", {"": task}).values():
+                examples = common.sample_problems(part, 16, "votes", phase="textbook")
+                if not any(extract(example.completion) for example in examples):
+                    common.fail(f"--reward majority: completions of {part.name} have no <answer> "
+                                "block, so there are no votes")
+        if {"points", "model"} & {*self.names} and not task.is_judged:
+            common.fail(f"--reward {cfg.reward}: nothing is right or wrong in {task.name}, so "
+                        "there is nothing to rate")
         if "model" in self.names and not common.optional("report"):
             common.fail("--reward model: needs report/, which trains the model when a run begins")
-        if "model" in self.names and not task.is_judged:
-            common.fail(f"--reward model: nothing is right or wrong in {task.name}, so there is "
-                        "nothing to learn from")
 
     def rate(self, batch, purpose):
         """Fill batch.ratings, and add them to the rewards of the rows. The mistakes of a judge are
         normal, of one point; they depend on the seed, the step and the row alone. Its points are
-        integers from 1 to 10. -> list of B floats"""
+        integers from 1 to 10. A group's majority is right (TTRL, 2504.16084). -> B floats"""
         if "points" in self.names:
             if any(isinstance(verified, list) for verified in batch.verified):
                 common.fail(f"--reward points: {self.task.name} rewards each move, and a judge "
@@ -123,10 +126,15 @@ class Rewards(Wrapper):
             draws = common.generator("points", self.seed, purpose)
             mistakes = torch.randn(len(fair), generator=draws, dtype=torch.double)
             batch.ratings = (fair + mistakes).round().clamp(1, 10).tolist()
-        elif self.model is not None:
-            batch.ratings = self.model.rewards(batch).tolist()
+        elif "majority" in self.names:
+            G = batch.is_correct.shape[1]
+            answers = votes(self.task, batch.problems, batch.texts, G)
+            groups = [answers[first:first + G] for first in range(0, len(answers), G)]
+            batch.ratings = [float(bool(answer) and answer == majority(group))
+                             for group in groups for answer in group]
         elif "model" in self.names:
-            batch.ratings = [0.0] * len(batch.texts)
+            batch.ratings = ([0.0] * len(batch.texts) if self.model is None
+                             else self.model.rewards(batch).tolist())
         rewards = Task.rate(self, batch, purpose)
         ratings = batch.ratings or [0.0] * len(rewards)
         return [reward + rating for reward, rating in zip(rewards, ratings)]

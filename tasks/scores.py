@@ -125,8 +125,7 @@ def maj_at_k(task, problems, answers, n, k):
         if not problems[first].answer:
             continue
         for start in range(first, first + n - k + 1, k):
-            cast = [answer for answer in answers[start:start + k] if answer is not None]
-            vote = max(cast, key=collections.Counter(cast).get, default=None)   # the first in a tie
+            vote = majority(answers[start:start + k])
             are_correct.append(task.verify(problems[start], f"<answer>{vote}</answer>") == 1)
     return mean(are_correct)
 
@@ -143,6 +142,12 @@ def votes(task, problems, texts, n):
             answer = first_answers.setdefault(canonical(task, problem, answer), answer)
         answers.append(answer)
     return answers
+
+
+def majority(answers):
+    """Find the most frequent answer, in a tie the first one. -> str, or None if all are empty"""
+    cast = [answer for answer in answers if answer]         # neither None nor ""
+    return max(cast, key=collections.Counter(cast).get, default=None)
 
 
 def canonical(task, problem, answer):

@@ -263,11 +263,15 @@ def browser():
 
 @pytest.fixture(autouse=True, scope="session")
 def bases_made_once(tmp_path_factory):
-    """Let all runs, also those of other processes, share one folder of bases. A test that makes the
-    folder runs/base has its own. No base is made a second time in other processes."""
+    """Let all runs, also those of other processes, share one folder of bases, which begins with
+    those of the user. A test that makes the folder runs/base has its own. No base is made a second
+    time in other processes."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     (folder / "bases").mkdir(exist_ok=True)
+    for base in ROOT.glob("runs/base/*.pt"):                    # which `make run` has made
+        with contextlib.suppress(FileExistsError):
+            (folder / "bases" / base.name).symlink_to(base)
     load_base = plumbing.load_base
 
     def load_shared(*args):

@@ -22,7 +22,7 @@ import torch
 
 import common
 from engines import task
-from lab.docs import ROOT, gpu_code, put, record
+from lab.docs import ROOT, put, record
 from lab.measure import NAME, ON_DEVICE, SLUG, tables
 from learn.sync import SCRIPTS
 
@@ -108,8 +108,7 @@ def test_a_command_ends_well(name, command):
     *_, last = re.findall("^held out.*", text, re.MULTILINE) or text.split("\n")
     seconds = f"{time.monotonic() - began:.0f}"
     ROWS.append([name, outcome, seconds, last[:160]])
-    record(f"gpu-{SLUG}", machine=f"{ON_DEVICE}, CUDA {torch.version.cuda}", code=gpu_code(),
-           rows=ROWS)
+    record(f"gpu-{SLUG}", machine=f"{ON_DEVICE}, CUDA {torch.version.cuda}", rows=ROWS)
     put("report", tables("gpu"), "gpu")
     assert outcome == "ok", f"{outcome}:\n{text[-6000:]}"
     if name == "resumed":

@@ -151,6 +151,17 @@ def test_a_step_is_that_of_trl_with_its_tool_mask():
     same(ours, gradient(trainer.model, theirs), atol=1e-4, rtol=1e-3)
 
 
+def test_the_lab_counts_the_tools_tokens_as_the_policys_only_if_it_is_told_to(
+        lookup, monkeypatch, capsys):
+    from lab import agent as lab
+    monkeypatch.setitem(lab.CASES, "lookup", lab.CASES["lookup"] | {"STEPS": 1, "P": 2})
+    for flags in [], ["--unmasked"]:
+        lab.main(["lookup", str(lookup[1]), "1e-3", "0", *flags])
+    written, _, all_tokens, _ = map(float, re.findall(
+        r"(?:tokens|last 1 steps:) ([\d.]+)", capsys.readouterr().out))
+    assert all_tokens > written
+
+
 # ---- turns -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "lfm2"])

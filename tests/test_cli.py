@@ -64,14 +64,15 @@ REFUSED = """
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
     grpo --output_dir full                              | File exists
-    grpo --output_dir run                               | File exists
     grpo --output_dir weights                           | File exists
     grpo --output_dir file/run                          | cannot be made
     grpo --init_from nowhere                            | nowhere
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --cliprange_value 0                             | must be above 0
     ppo --trust_region penalty --penalty_coef 0         | must be above 0
-    grpo --reward points+model                          | choose model or points
+    grpo --reward points+model                          | choose one of model, points, majority
+    grpo --reward majority --task arithmetic,gridworld  | completions of gridworld have no <answer>
+    grpo --reward majority --task number                | completions of number have no <answer>
     grpo --reward points --task gridworld               | rewards each move
     grpo --reward accuracy+points --task arithmetic,gridworld | rewards each move
     reinforce --method rejection --baseline rloo        | --baseline rloo
@@ -83,7 +84,6 @@ REFUSED = """
     grpo --loss_type sapo --epsilon_high 0.1            | --epsilon_high: has no effect
     gspo --loss_type cispo --importance_sampling_level sequence_token | --loss_type cispo
     ppo --trust_region penalty --epsilon 0.1            | --epsilon: has no effect
-    ppo --trust_region penalty --epsilon_high 0.28      | --epsilon_high: has no effect
     ppo --target_kl 0.1 --num_mini_batches 1            | --num_iterations
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     dpo --label_smoothing 0.5                           | below 0.5
@@ -116,6 +116,7 @@ REFUSED = """
     examples.zoo --epsilon 0.1                          | works with --loss_type grpo, not
     examples.zoo --advantage passk --scale_rewards none | --advantage group
     examples.zoo --advantage gdpo                       | several rewards
+    examples.zoo --advantage remax --reward majority    | its one greedy output
     examples.zoo --advantage rpp --dynamic_sampling 1   | --dynamic_sampling
     engines.here --loss_type dapo                       | --loss_type: belongs to grpo.py's own
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0

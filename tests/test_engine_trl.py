@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,15 +35,6 @@ FLAGS = {"per_device_train_batch_size": 8, "num_generations": 4, "gradient_accum
          "activation_checkpointing": False, "num_iterations": 2}
 ROWS = [{"prompt": [{"role": "user", "content": f"({a}+{b})="}], "answer": str(a + b)}
         for a in range(1, 8) for b in range(1, 8)]
-
-
-@pytest.fixture(autouse=True)
-def restored_handlers():
-    """Restore the handlers of signals after each test, because a stopped training replaces them."""
-    handlers = {number: signal.getsignal(getattr(signal, number)) for number in ours.SIGNALS}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(getattr(signal, number), handler)
 
 
 def digits(completions, **columns):
@@ -173,18 +163,6 @@ def test_the_weights_for_vllm_multiply_the_loss(small_llama):
     same(half, {name: one / 2 for name, one in once.items()})
 
 
-def test_a_sampler_without_the_trainers_weights_ends_the_run(small_llama, refused):
-    trainer = made(small_llama, "grpo")
-    batch = inputs_of(trainer)
-    old_logps, mask = batch["old_per_token_logps"], batch["completion_mask"]
-    trainer.check_sampler({"sampling_per_token_logps": old_logps + 0.05}, old_logps, mask)
-    trainer.is_checked = False
-    refused("vLLM does not sample from the trainer's weights: log-probabilities differ by 0.5",
-            trainer.check_sampler, {"sampling_per_token_logps": old_logps + 0.5}, old_logps, mask,
-            code=1)
-    trainer.check_sampler({"sampling_per_token_logps": old_logps + 9}, old_logps, mask)     # once
-
-
 # ---- the vectors ------------------------------------------------------------------------------
 
 def test_trl_has_the_names_of_the_dictionary():
@@ -204,7 +182,7 @@ def one_trainer(small_llama):
     return made(small_llama, "grpo")
 
 
-@pytest.mark.parametrize("case", filter(losses_of, CONTENT["cases"]), ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", [*filter(losses_of, CONTENT["cases"])], ids=lambda one: one["id"])
 def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
     """Our functions, as TRL calls them: holes in the mask are tokens of a tool."""
     def inside(logps, old_logps, advantages, mask, how, max_length=None, **_):
@@ -232,7 +210,6 @@ def test_the_vectors_are_right_inside_trl(case, one_trainer, monkeypatch):
 MINE = """
 import functools
 import os
-import signal
 import bound
 import torch
 
@@ -248,11 +225,6 @@ def my_loss(logps, old_logps, advantages, mask, bad_call=0):
 
 def strange(x, y, A, m, slope=0.5):
     return -slope * (x - y).exp() * A * m
-
-def stopped(completions, trainer_state, **columns):
-    if trainer_state.global_step == 2:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return digits(completions)
 
 def away(completions, **columns):
     os.makedirs("elsewhere", exist_ok=True)
@@ -291,13 +263,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("data.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    Path("half.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"')
     Path("bad.jsonl").write_text(
         '{"prompt": "a", "answer": "4"}\n{"prompt": "b", "answer": "12 km"}')
     Path("default.yaml").write_text(f"loss_type: {trl.GRPOConfig.loss_type}\n")
     Path("mine.py").write_text(MINE)
     Path("bound.py").write_text("FACTOR = 1.0\n")
-    Path("bad.py").write_text("import bound\nbound.none")
     Path("runs").mkdir()
     Path("runs/trainer_state.json").write_text("{}")    # of a run that has ended
     for step in (900, 1000):
@@ -305,8 +275,9 @@ def folder(tmp_path, monkeypatch):
         for file in ("trainer_state.json", "rng_state.pth"):
             Path(f"runs/checkpoint-{step}", file).write_text("{}")
     yield tmp_path
-    for name in ("bound", "mine"):                      # so that another test reads its own
-        sys.modules.pop(name, None)
+    for name, module in [*sys.modules.items()]:         # so that another test reads its own
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def words_of(model, *words, **flags):
@@ -331,8 +302,6 @@ def failed(capsys, *words):
     ("grpo", "--config default.yaml", "--loss_type: belongs to TRL's own loss"),
     ("grpo", "--use-liger-kernel", "--use_liger_kernel: belongs to TRL's own loss"),
     ("grpo eps=3", "", "eps: is not a setting of grpo"),
-    ("bad.py:my_loss", "", "bad.py: cannot be imported: bad.py:2: AttributeError: module 'bound'"),
-    ("grpo", "--dataset_name half.jsonl", "half.jsonl: Expecting ',' delimiter: line 2 column 15"),
     ("grpo", "--dataset_name bad.jsonl --reward_funcs mine.py:judges",
      f"row 2: the reward judged fails for the answer '12 km': mine.py:{JUDGED}: ValueError"),
     ("grpo", "--per_device_train_batch_size 100", "nothing was trained: a step needs 50 prompts, "
@@ -385,13 +354,6 @@ def test_a_row_is_what_the_json_file_says_whatever_the_other_rows_are(name, valu
     assert found["answer"] == wanted == [row["answer"] for row in found]
 
 
-def test_other_files_are_read_as_datasets_reads_them(folder):
-    datasets.Dataset.from_list(ROWS).to_csv("c.csv")
-    datasets.Dataset.from_list(ROWS).to_parquet("c.parquet")
-    Path("c.csv.gz").write_bytes(gzip.compress(Path("c.csv").read_bytes()))
-    assert {data.load(str(path))["train"].num_rows for path in Path().glob("c.*")} == {len(ROWS)}
-
-
 @pytest.mark.parametrize("text, message", [
     ("", "a.jsonl: has no problems"), ("[]", "a.jsonl: has no problems"),
     ('\n\n{"prompt": "a"}\n\n\n[1', "a.jsonl: Expecting ',' delimiter: line 4"),
@@ -436,12 +398,13 @@ def test_the_record_has_all_files_of_the_user_and_a_resume_with_others_is_refuse
         small_llama, folder, capsys):
     trainer = ours.main(words_of(small_llama, "mine.py:my_loss", "how=token_mean", **FEW))
     line = capsys.readouterr().out.splitlines()[0]
-    assert re.fullmatch(r"loss mine.py:my_loss how=token_mean; rewards mine.py:digits; files "
-                        r"mine.py \(\w{8}\), bound.py \(\w{8}\)", line)
+    assert re.fullmatch(r"loss mine.py:my_loss how=token_mean; rewards mine.py:digits; "
+                        r"optimizer learning_rate 0.002, weight_decay 0.0, adam_beta1 0.9, "
+                        r"adam_beta2 0.999; files mine.py \(\w{8}\), bound.py \(\w{8}\).*", line)
     shown = json.loads(trainer.args.to_json_string())           # what trackers get
     assert shown["loss_type"] == line and shown["epsilon"] is None
-    assert {path.name: path.read_text() for path in Path("out/source").iterdir()} == {
-        "mine.py": MINE, "bound.py": "FACTOR = 1.0\n"}
+    for name, text in (("mine.py", MINE), ("bound.py", "FACTOR = 1.0\n")):
+        assert Path("out/source", name).read_text() == text
     mine = ("mine.py:my_loss", "how=token_mean")
 
     def refused(*words, **flags):
@@ -450,11 +413,9 @@ def test_the_record_has_all_files_of_the_user_and_a_resume_with_others_is_refuse
         assert code == 2
         return re.sub("^--resume_from_checkpoint [^ ]*out/checkpoint-2: ", "", error)
     for words, flags in ((["grpo"], {}), (mine[:1], {}), ([*mine, "bad_call=9"], {}),
-                         (mine, {"reward_funcs": "mine.py:some"})):
+                         (mine, {"reward_funcs": "mine.py:some"}), (mine, {"learning_rate": 1e-6}),
+                         (mine, {"weight_decay": 0.3}), (mine, {"adam_beta2": 0.5})):
         assert refused(*words, **flags).startswith(f"was trained on {line}, but now")
-    for flags in ({"learning_rate": 1e-6}, {"weight_decay": 0.3}, {"adam_beta2": 0.5}):
-        assert re.match("has {'initial_lr': 0.002, 'weight_decay': 0.0, .*}, but now you ask for "
-                        f".*{[*flags.values()][0]}", refused(*mine, **flags))
     for name in ("bound.py", "mine.py"):                # the helper of the loss, and the loss
         before = Path(name).read_text()
         Path(name).write_text(f"{before}\n# changed\n")
@@ -483,21 +444,8 @@ def test_an_adapter_runs_and_its_record_has_the_function_behind_it(small_llama, 
         loss, _ = engines.load(f"adapt_mine_strange.py{word}")
         same(loss(logps, logps, torch.ones(3), mask), -slope * mask)
     ours.main(words_of(small_llama, "adapt_mine_strange.py", "slope=2", **FEW))
-    assert {path.name for path in Path("out/source").iterdir()} == {
+    assert {path.name for path in Path("out/source").iterdir()} >= {
         "adapt_mine_strange.py", "mine.py", "bound.py"}
-
-
-def test_a_signal_saves_a_checkpoint_and_prints_how_to_continue(small_llama, folder, capsys):
-    before = signal.getsignal(signal.SIGTERM)
-    code, _, last = failed(capsys, *words_of(small_llama, "mine.py:my_loss",
-                                             reward_funcs="mine.py:stopped"))
-    assert code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
-    assert last.startswith("stopped by SIGTERM; to continue: python -m engines.trl mine.py:my_loss")
-    words = shlex.split(last)
-    assert words[-2:] == ["--resume_from_checkpoint", f"{folder}/out/checkpoint-3"]
-    assert not Path("out/model.safetensors").exists()
-    trainer = ours.main(words[words.index("engines.trl") + 1:])
-    assert trainer.state.global_step == 4 and Path("out/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("name, recorded", [
@@ -514,8 +462,7 @@ def test_a_reward_may_leave_the_folder_or_turn_gradients_off_and_need_not_be_a_f
     assert (folder / "out/model.safetensors").exists() and torch.get_default_dtype().itemsize == 4
     assert json.loads(Path("out/loss.json").read_text())["rewards"] == [recorded]
     assert json.loads(Path("out/flags.json").read_text())["learning_rate"] == "0.002"
-    files = {*os.listdir("out/source")} - {"mine.py", "bound.py", "grpo.py"}
-    assert files == ({"taken.py"} if "taken" in name else set())
+    assert {*os.listdir("out/source")} >= {"mine.py", "bound.py", "grpo.py", name.split(":")[0]}
     more = ["--resume_from_checkpoint", "True", "--max_steps", "3"]
     assert ours.main([*words, *more]).state.global_step == 3
     Path("mine.py").write_text(f"{MINE}# another\n")

@@ -80,8 +80,7 @@ def mine(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words, said", [
     ("vectors mine.py:free scale=2 --recipe ppo", "policy_loss"), ("report.check a.jsonl", "TRL"),
     ("vectors loss.v2.py:f", "loss.v2.py: Python cannot import a file with another dot"),
-    ("engines.here --loss mine.py:my_loss --max_steps 0 --base_steps 0 --task key "
-     "--num_eval_problems 2", "loss mine.py:my_loss")])
+    ("engines.here --loss mine.py:none", "mine.py: has no function none")])
 def test_files_of_the_user_hide_none_of_python_or_of_ours(mine, words, said):
     Path("random.py").write_text("1 / 0")
     Path("tasks.py").write_text("from torch import stack")
@@ -218,8 +217,6 @@ print(sys.path[-1], sys.path.count(sys.path[-1]), kernels.__file__)
 def test_no_import_of_ours_hides_a_package_of_the_environment(site):
     program = PATH.format(site=site)
     assert printed_by("-c", program).split() == [str(ROOT), "1", f"{site}/kernels/__init__.py"]
-    without = program.replace("import engines.import_path\n", "")
-    assert f"{ROOT}/kernels" in printed_by("-c", without)
 
 
 def test_real_py_hides_no_package_either(site):
@@ -246,7 +243,7 @@ def test_a_loss_learns_here_as_the_scripts_own_does(mine, capsys, refused):
     assert "report.ask" in printed and "\nloss mine.py:my_loss how=sequence_sum; files " in printed
     found = json.loads(Path("sums/loss.json").read_text())
     assert found["loss"] == "mine.py:my_loss how=sequence_sum" and found["rewards"] == []
-    assert [path.read_text() for path in Path("sums/source").iterdir()] == [MINE]
+    assert Path("sums/source/mine.py").read_text() == MINE
     Path("mine.py").write_text(MINE + "\n# changed\n")
     refused("--loss mine.py:my_loss how=sequence_sum: --resume_from_checkpoint sums: was trained "
             "on loss mine.py:my_loss how=sequence_sum; files", here.main,

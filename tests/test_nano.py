@@ -1,5 +1,5 @@
 """Test that nano.py and the rungs of the path compute the same numbers as the scripts from the same
-inputs, and that nano.py learns."""
+inputs."""
 import itertools
 import math
 import random
@@ -157,16 +157,6 @@ def test_a_ratio_beyond_e_80_has_no_gradient_and_below_only_where_it_is_clipped(
         ratio = math.exp(min(log_ratio, 80))
         assert loss.item() == pytest.approx(2 * ratio if A < 0 else -1.28 * A)
         assert logps.grad.item() == pytest.approx(2 * ratio if A < 0 and log_ratio < 80 else 0)
-
-
-def test_a_tiny_run_learns(monkeypatch, capsys):
-    monkeypatch.setattr(nano, "P", 8)
-    monkeypatch.setattr(nano, "T", 12)
-    monkeypatch.setattr(nano, "HELD_OUT", 20)
-    monkeypatch.setattr(nano, "verify", lambda answer, text: "=" in text)         # a bool
-    nano.main(seed=2, base_steps=40, steps=8)
-    rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)
-    assert float(rewards[-1]) > float(rewards[0]) + 0.15        # 0.3 more with seeds 1, 2 and 3
 
 
 @pytest.mark.parametrize("name, script, loss_type, how", [

@@ -87,7 +87,8 @@ GOOD = {"frac_reward_zero_std": 0.5, "accuracy": 0.3, "completions/clipped_ratio
 @pytest.mark.parametrize("metrics, said", [
     ({}, ""), ({"frac_reward_zero_std": 1.0}, "--num_generations"),
     ({"frac_reward_zero_std": 1.0, "accuracy": 1.0}, ""),
-    ({"completions/clipped_ratio": 0.6}, "--max_completion_length")])
+    ({"completions/clipped_ratio": 0.6}, "--max_completion_length"),
+    ({"sampling/sampling_logp_difference/max": 0.5}, "#rounding")])
 def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsys):
     observer = observers.Warnings()
     for _ in range(2):

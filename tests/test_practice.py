@@ -25,15 +25,6 @@ BLANKS = {"nano": 4} | {name: int(number) for name, number in
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 # Solutions by learners, right or wrong, in the format of mistakes.txt.
 SOLUTIONS = parse((ROOT / "tests/solutions.txt").read_text("utf-8"))
-# Parts of the messages that some of the wrong solutions must get.
-SAID = {
-    "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
-    "the mean is over three outputs": ["every wrong number is 1.3333 times what it should be"],
-    "the log-ratio is cut to 2, under other names": ["A -3, logps -0.4, old_logps -5.4, mask 1:"],
-    "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
-    "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
-    "GSPO-token is GSPO": [
-        "the result with random weights with respect to logps at [0, 0] is 0.37125, should"]}
 every_name = pytest.mark.parametrize("name", BLANKS)
 
 
@@ -58,10 +49,9 @@ def test_the_script_itself_passes_and_its_blanks_are_blank(name):
 
 
 @every_name
-def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(name):
+def test_right_solutions_pass_and_wrong_ones_fail(name):
     exercise = EXERCISES[name]
     count = {"right": 0, "wrong": 0}
-    assert SAID.keys() <= {solution.name for solution in SOLUTIONS}
     for solution in [one for one in SOLUTIONS if one.file == exercise.file]:
         [(old, _)] = solution.hunks
         first = exercise.source.partition(old)[0].count("\n") + 1
@@ -70,7 +60,6 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
         module = load(solution.apply(exercise.source), "practised")
         state, said, _ = grades.grade(exercise, module, function)
         assert state.lower() == solution.words, (solution.name, said)
-        assert all(part in " ".join(said) for part in SAID.get(solution.name, ())), said
         assert "line 0" not in " ".join(said)
         count[solution.words] += 1
     assert all(count.values())
@@ -200,18 +189,15 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("    A = rew", "    A = = rew", "practice/nano.py, line 144: invalid syntax"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
      "line 145: the result has the shape (4,), but should have (3, 4)"),
-    ("(logps - old_logps).clamp", "(old_logps - logps).clamp",
-     " (2) is wrong, (3) is not graded yet, (5) is not graded yet"),
     ("-torch.min(ratio * A, clipped", "torch.min(ratio * A, clipped",
      " surrogate_loss: (2) is right so far, (3) is wrong, (5) is not graded yet"),
-    ("- rewards.mean(1", "- reward.mean(1", " WRONG  advantages: (1) is wrong\n"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
-    ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 2 seconds"),
+    ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 1 seconds"),
     ("    A = rew", "    raise KeyboardInterrupt; rew", "line 144: KeyboardInterrupt:   (shapes"),
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
-    monkeypatch.setattr(grades, "LIMIT", 2 if "while" in new else grades.LIMIT)
+    monkeypatch.setattr(grades, "LIMIT", 1 if "while" in new else grades.LIMIT)
     run("nano")
     text = replace_once((ROOT / "nano.py").read_text(), old, new)
     (tmp_path / "practice/nano.py").write_text(text)

@@ -218,17 +218,6 @@ def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(llama, chan
     assert 0 < sum(kept) < 10 * tokens.numel()                  # no activation of any layer
 
 
-def test_outputs_of_about_the_same_length_are_scored_together(llama, change, watch):
-    """Their rows come back in their order, which the test before this one compares."""
-    policy, _, _ = batch_of(llama)
-    lengths = [2, 24, 5, 23] * 5
-    rows = [[real.PAD] * (real.W - 1) + [9] * (n + 1) + [real.PAD] * (real.T - n) for n in lengths]
-    change(M=5)
-    read = watch(real, "logits_after", lambda policy, tokens, n: (*tokens.shape, n))
-    _, mask = real.logprobs(policy, torch.tensor(rows))
-    assert read == [(5, n, n) for n in (24, 23, 5, 2)] and mask.sum(1).tolist() == lengths
-
-
 def test_every_end_ends_an_output_whatever_the_folder_asks_for():
     folder = random_model()
     file = folder / "generation_config.json"

@@ -83,21 +83,12 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
 
 
-@pytest.mark.parametrize("before, after, change", [
-    ({"greedy": 0.5, "problems": 20, "think_share": 0.0}, {},
-     "greedy accuracy went from 0.500 to 0.500."),
-    ({"problems": 20}, {}, "the mean reward of a step went from 0.500 to 0.750."),
-    ({"greedy": 0.1, "think_share": 0.0, "accuracy_given_think": None},
-     {"greedy": 0.9, "think_share": 1.0, "accuracy_given_think": 0.95},
-     "greedy accuracy went from 0.100 to 0.900 and the share of samples that think went from 0.000 "
-     "to 1.000.")])
-def test_a_run_is_summed_up_by_its_scores_or_by_its_reward_if_it_has_none_of_twenty_problems(
-        run, before, after, change):
+def test_a_run_without_a_score_is_summed_up_by_its_reward(run):
     folder = run()
     (folder / "summary.json").write_text(json.dumps(SUMMARY | {
-        "base": before, "trained": before | after}))
+        "base": {"problems": 20}, "trained": {"problems": 20}}))
     [group] = shown_of(folder)["groups"]
-    assert group["sentence"] == f"In 2 steps (3 s in all), {change}"
+    assert "the mean reward of a step went from 0.500 to 0.750" in group["sentence"]
 
 
 @pytest.mark.parametrize("text", ["", '{"base": {"greedy": 0.1}, "tra', "[1, 2]", '{"base": {}}'])

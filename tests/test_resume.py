@@ -33,7 +33,7 @@ EVERYTHING = [
     ("dpo", STATEFUL | {"online": True}),
     ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.distill", STATEFUL | {"teacher": "self", "teacher_model_kind": "ema", "task": "key",
-                                     "beta": 1.0}),
+                                     "beta": 1.0, "base_steps": 20}),
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8, "base_steps": 10,
                        "beta": 0.05, "kl_target": 0.001}),
     ("examples.zoo", {"loss_type": "clip_cov", "advantage": "rpp", "num_iterations": 2,

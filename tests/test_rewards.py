@@ -162,6 +162,21 @@ def test_a_judge_gives_whole_points_with_a_normal_mistake_and_scores_stay_exact(
     assert batch.is_correct.all() if is_right else not batch.is_correct.any()
 
 
+@pytest.mark.parametrize("group, rewards", [        # the answers of a group; - has none
+    ("7,7,8,9", [1, 1, 0, 0]), ("8,8,8,7", [1, 1, 1, 0]),       # whatever is right
+    ("9,8,8,9", [1, 0, 0, 1]), ("07,8,8,7", [1, 0, 0, 1]),      # in a tie, the first one
+    ("7,-,-,-", [1, 0, 0, 0]), ("-,-,-,-", [0] * 4), (" ,7, , ", [0, 1, 0, 0])])
+def test_the_answer_of_most_outputs_of_a_group_is_right_and_other_groups_do_not_count(
+        group, rewards):
+    others = "8,8,8,-"                                          # the batch has most 8s
+    texts = ["<think>8" if one == "-" else f"<answer>{one}</answer>"
+             for one in f"{group},{others},{others}".split(",")]
+    task = load("arithmetic", reward="majority")
+    judged = task.judge(batch_of([[0] * 4] * 3, problems=[SEVEN] * 12, texts=texts), 4, 0)
+    assert judged.rewards.tolist() == [rewards, [1, 1, 1, 0], [1, 1, 1, 0]]
+    assert judged.is_correct[0].tolist() == [one in ("7", "07") for one in group.split(",")]
+
+
 # ---- the reward model ------------------------------------------------------------------------
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])

@@ -11,10 +11,7 @@ from conftest import ROOT, every_script
 from small_runs import (
     SMALL,
     arguments,
-    changed_weights,
     lines,
-    load,
-    policy_of,
     read_summary,
     steps,
 )
@@ -67,15 +64,6 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
         assert found.keys() >= {"eval/greedy", "eval/pass@1", "eval/greedy_length",
                                 "eval/mean_length"}
     assert lines(whole / "metrics.jsonl")[0].keys() == {"step", *found}
-
-
-def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
-    folder = new_run(max_steps=0)
-    out = capsys.readouterr().out
-    assert (out.count("base:"), out.count("held out:")) == (1, 0)
-    summary = read_summary(folder)
-    assert summary["trained"] == summary["base"] == read_summary(whole)["base"]
-    assert not changed_weights(policy_of(folder), load(folder / "base.pt")["policy"])
 
 
 # ---- learning --------------------------------------------------------------------------------

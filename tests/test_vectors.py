@@ -11,7 +11,6 @@ from conftest import ROOT
 from small_vectors import OURS
 
 import vectors
-from lab.conform import copied
 from vectors import __main__ as command
 from vectors import adapter, contract
 from vectors.edits import replace_once
@@ -72,7 +71,7 @@ def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(
         signs = [*map(vectors.weighted, case["right"].values()),
                  vectors.slope_sign(case.get("gradient", {}))]
         assert fill.signs(content, case, fill.reference) == pytest.approx(signs, 1e-9, 1e-12)
-        if len(content["cases"]) < 6:
+        if len(content["cases"]) < 10:
             assert all(case[key] == x for key, x in fill.filled(file, content, case).items())
     ids = [case["id"] for case in content["cases"]]
     assert len(set(ids)) == len(ids) and content["version"] in (1, 2, 3)
@@ -126,18 +125,6 @@ CLIP = """def loss(logps, old_logps, advantages, mask, epsilon_low, epsilon_high
 MEAN = "((x * mask).sum(1) / mask.sum(1)).mean()"
 POOLED = "(x * mask).sum() / mask.sum()"
 CLIPPED = "ratio.clamp(1 - epsilon_low, 1 + epsilon_high)"
-MARGIN = "(chosen - ref_chosen) - (rejected - ref_rejected)"
-GAE = """def loss(rewards, values, mask, gamma, lam):
-    A = torch.zeros_like(values)
-    after, next_value = 0.0, values[:, 0] * 0
-    for t in reversed(range(values.shape[1])):
-        m = mask[:, t]
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        after = torch.where(m > 0, delta + gamma * lam * after, after)
-        next_value = torch.where(m > 0, values[:, t], next_value)
-        A[:, t] = after * m
-    return A, (A + values) * mask
-"""
 VALUE = """def loss(values, old_values, returns, mask, cliprange):
     near = old_values + (values - old_values).clamp(-cliprange, cliprange)
     x = torch.max((values - returns) ** 2, (near - returns) ** 2) / 2
@@ -154,14 +141,10 @@ BASES = {
     "cispo": ("--recipe cispo", """def loss(logps, old_logps, advantages, mask, epsilon_high):
     weight = (logps - old_logps).exp().clamp(max=1 + epsilon_high).detach()
     return -(weight * advantages[:, None] * logps * mask).sum() / mask.sum()
-"""),
-    "dpo": ("--recipe dpo", "def loss(chosen, rejected, ref_chosen, ref_rejected, beta):\n"
-            f"    return -F.logsigmoid(beta * ({MARGIN}))\n"),
-    "gae": ("gae", GAE), "value": ("value_loss", VALUE)}
+""")}
 
 IN_MASK = "    ratio ="
 NO_EOS = "    mask = mask * (mask.cumsum(1) < mask.sum(1, True))\n    ratio ="
-LAST = "values.gather(1, (mask * torch.arange(1, 1 + mask.shape[1])).argmax(1)[:, None])[:, 0]"
 MISTAKES = [            # a mistake of the reference, a right loss, a part of it, what replaces it
     ("min_max", "grpo", "torch.min", "torch.max"), ("not_clipped", "grpo", CLIPPED, "ratio"),
     ("inverse", "grpo", "logps - old_logps", "old_logps - logps"),
@@ -170,18 +153,7 @@ MISTAKES = [            # a mistake of the reference, a right loss, a part of it
     ("no_eos", "grpo", IN_MASK, NO_EOS), ("sum", "dapo", " / mask.sum()", ""),
     ("one_epsilon", "dapo", "1 + epsilon_high", "1 + epsilon_low"),
     ("product", "gspo", " / mask.sum(1)", ""),
-    ("weight_grad", "cispo", ".detach()", ""), ("no_log", "cispo", " * logps * mask", " * mask"),
-    ("beta_outside", "dpo", "F.logsigmoid(beta * (", "beta * F.logsigmoid(("),
-    ("bootstrapped", "gae", "values[:, 0] * 0", LAST), ("no_lam", "gae", "gamma * lam", "gamma"),
-    ("min_for_max", "value", "torch.max", "torch.min")]
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_a_right_loss_with_known_names_passes(name, answer):
-    words, source = BASES[name]
-    code, text = answer(source, *words.split())
-    assert code == 0 and text.startswith("PASSED: ") and ", none wrong" in text, text
-    assert "likely: " not in text
+    ("weight_grad", "cispo", ".detach()", ""), ("no_log", "cispo", " * logps * mask", " * mask")]
 
 
 @pytest.mark.parametrize("mistake, name, old, new", MISTAKES)
@@ -270,7 +242,7 @@ def test_each_form_passes_if_it_is_right_and_does_not_with_a_mistake(name, sourc
                                                                      answer):
     if "import jax" in source:
         pytest.importorskip("jax", reason="jax is not installed")
-    has_file = "recipe" in words or words in ("gae", "value_loss")
+    has_file = words == "value_loss"
     words = words.split() + ["--recipe", "dapo"] * (not has_file)
     if edits:
         assert answer(source, *words)[0] != 0
@@ -292,19 +264,6 @@ def test_the_page_shows_what_the_command_prints_and_its_adapter_passes(answer):
     gaps, filled = (part.partition("my_loss")[2] for part in (gaps, filled))
     code, text = answer(my_loss, "--recipe", "dapo", function="my_loss", edits=[(gaps, filled)])
     assert code == 0 and text.startswith("PASSED: 4 of 15 "), text
-
-
-def test_lines_of_a_file_run_with_the_names_that_a_row_gives_them(tmp_path, monkeypatch):
-    (tmp_path / "a/b/commit/folder").mkdir(parents=True)
-    (tmp_path / "a/b/commit/folder/x.py").write_text(
-        "import absent\n    y: Absent = theirs.x\n    loss = y + 1\n    raise ValueError\n")
-    monkeypatch.setattr(copied, "CACHE", tmp_path)
-    monkeypatch.setitem(copied.COMMITS, "a/b", ("commit", "a date"))
-    row = {"repository": "a/b", "path": "folder/x.py", "lines": [2, 3], "takes": "logps mask",
-           "given": "theirs=Bag(x=2 * logps)", "call": "loss * mask"}
-    loss = copied.function(row)
-    assert loss(logps=3, mask=10) == 70
-    assert [*inspect.signature(loss).parameters] == ["logps", "mask"]
 
 
 # ---- the contract ----------------------------------------------------------------------------
@@ -534,14 +493,11 @@ def test_a_convention_of_others_is_right_and_a_mistake_is_not(gamma, is_right, a
     ("", [], "called like a file of vectors; it has loss"),
     ("loss", [], "there is no file loss"),
     ("loss", ["policy_loss", "method=group"], "it has method cispo, clip, clip_cov, dppo_kl"),
-    ("loss", ["policy_loss", "method=clip", "on=false"], "on=false: must be True or False"),
-    ("loss", ["policy_loss", "method=clip", "slope=high"], "slope=high: must be a number"),
     ("loss", ["policy_loss", "method=clip", "cap=off"], "cap=off: must be a number, True, False"),
     ("exits", ["policy_loss"], 'it exits (SystemExit: 0). Put what it runs under if __name__ == '),
     ("broken", ["policy_loss"], "ZeroDivisionError")])
 def test_what_cannot_be_called_is_told_in_a_line(function, words, reply, answer):
-    """Any text counts as true, so on=false would leave a switch on."""
-    source = RIGHT.replace("epsilon_high):", "epsilon_high, on=True, slope=0.0, cap=None):", 1)
+    source = RIGHT.replace("epsilon_high):", "epsilon_high, cap=None):", 1)
     end = {"broken": "1 / 0", "exits": "raise SystemExit(0)"}.get(function, "")
     code, text = answer(f"{source}\nEPS = 1\n{end}", *words, function=function)
     assert code == 2 and reply in text and text.startswith("error: ") and text.count("\n") == 1

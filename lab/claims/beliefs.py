@@ -1,4 +1,5 @@
 """Beliefs: does RL only bring out what the base already does?"""
+import functools
 import itertools
 
 import numpy
@@ -6,13 +7,18 @@ import torch
 
 import common
 import grpo
-from lab.bench import OURS, Claim, numbers
+from lab.bench import OURS, Claim, at_best, numbers
 from lab.training import load_base, training
 from report import chart
-from tasks.scores import RESULTS, count_steps
+from tasks.scores import RESULTS, count_steps, mean
 
-SEEDS = range(12)
-CASES = ("arithmetic",)
+SEEDS, TUNING = range(12), (229, 230, 231)
+TUNED = "the rate of accuracy and of majority, on three other seeds"
+CONTROLS = "points, 0.001", "format, 0.0005"
+CASES = ("base", "arithmetic", *CONTROLS)
+SIDES = dict.fromkeys(("accuracy", "majority"), (None, 5e-4))
+FEWER = dict(zip((*SIDES, *CONTROLS), (SEEDS[:8], SEEDS[:9], SEEDS[:6], SEEDS[:3])))
+COMPARED = [(reward, "pass@1") for reward in SIDES]
 EARLY, LATE = STEPS = (20, 60)          # steps of training after which we look at the sums
 K = 256                                 # outputs to each of PROBLEMS
 PROBLEMS = 64
@@ -30,6 +36,8 @@ def wrong_sums(task):
 def measure(case, seed):
     """Train grpo.py, and look at the policy before, and after EARLY and LATE steps. `right` has the
     share of right results of each wrong sum, `written` how often a batch contained the sum."""
+    if case != "arithmetic":
+        return turned(case, f"--num_eval_samples 4 --seed {seed} --base_seed {seed}")
     cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
     sums = wrong_sums(task)
     solved = solved_by(policy, task, cfg, K)
@@ -47,9 +55,37 @@ def measure(case, seed):
     return columns | {
         "written": [count / EARLY for count in written.values()],
         "unsolved after": (after == 0).float().mean().item(),
-        "new": ((solved == 0) & (after > K / 2)).float().mean().item(),
         "lost": ((after == 0) & (solved > 0)).float().mean().item(),
         "pass@1": solved.mean().item() / K, "pass@1 after": after.mean().item() / K}
+
+
+def turned(case, own):
+    """Train grpo.py with a reward and a rate, or not at all. A sum of any kind is mended if it is
+    wrong more often than right before RL, and right more often than wrong after it, and broken if
+    the reverse. -> {column: a number}"""
+    reward, _, rate = case.partition(", ")
+    learning = f"--reward {reward} --learning_rate {rate}" if rate else "--max_steps 0"
+    _, before = after_training(f"{own} --max_steps 0")
+    scores, after = after_training(f"{own} {learning}")
+    pairs = [pair for pair in zip(before, after) if None not in pair]
+    wrong, right = ([late for early, late in pairs if (early - 0.5) * sign > 0]
+                    for sign in (-1, 1))
+    return scores | {
+        "wrong sums": len(wrong), "mended": sum(late > 0.5 for late in wrong),
+        "right results of wrong sums": mean(wrong),
+        "right sums": len(right), "broken": sum(late < 0.5 for late in right)}
+
+
+@functools.cache
+def after_training(flags):
+    """Train grpo.py, and evaluate. -> {score: share of right outputs}, shares as in sums_of"""
+    cfg, task, policy = load_base(grpo, flags)
+    for _ in itertools.islice(training(cfg, task, policy), cfg.max_steps):
+        pass
+    scores = {"pass@1": grpo.evaluate(policy, task, cfg)["pass@1"]}
+    for name, opening in (("greedy", ""), ("greedy, thought forced", "<think>")):
+        scores[name] = grpo.evaluate(policy, task, cfg, True, opening)["greedy"]
+    return scores, sums_of(policy, task, cfg, RESULTS)
 
 
 def solved_by(policy, task, cfg, n):
@@ -84,23 +120,22 @@ def ranks(values):
     return smaller + (equal - 1) / 2
 
 
-def spearman(first, second):
-    """Compute the correlation of the ranks of two lists."""
-    return numpy.corrcoef(ranks(first), ranks(second))[0, 1]
-
-
 def known(x):
     """Leave out the sums that hardly occur, for each seed. -> [(before, early, late, written)]"""
-    found = []
-    for rows in zip(*(x[name] for name in ("right 0", f"right {EARLY}", f"right {LATE}",
-                                           "written"))):
-        rows = numpy.array(rows)
-        found.append(rows[:, numpy.isfinite(rows).all(axis=0)])
-    return found
+    names = ["right 0", f"right {EARLY}", f"right {LATE}", "written"]
+    return [rows[:, numpy.isfinite(rows).all(axis=0)]
+            for rows in numpy.stack([x[name] for name in names], axis=1)]
+
+
+def pair(first, second):
+    """Leave out the seeds that only one side has. -> two lists"""
+    return tuple(zip(*zip(first, second)))
 
 
 def page(x):
-    x = x["arithmetic"]
+    best = {reward: columns for (reward, _), columns in at_best("beliefs", x).items()}
+    best |= {(parts := case.split(", "))[0]: {"rate": parts[1]} | x[case] for case in CONTROLS}
+    base, x = x["base"], x["arithmetic"]
     seeds = known(x)
     rarely = [late[before < 0.5] for before, _, late, _ in seeds]
     mended = numpy.array([(late > 0.5).mean() for late in rarely])
@@ -115,17 +150,32 @@ def page(x):
                 x["unsolved"] == 0, at_least=0.5, share=True)
     yield Claim("the more often the base has the right result of a sum, the more often it is "
                 f"right after {EARLY} steps: the correlation of the ranks is at least 0.3", OURS,
-                [spearman(before, early) for before, early, *_ in seeds], at_least=0.3)
-    gains = []
-    for before, early, _, written in seeds:
-        is_often = written > numpy.median(written)
-        gain = early - before
-        gains.append(gain[is_often].mean() - gain[~is_often].mean())
+                [numpy.corrcoef(ranks(before), ranks(early))[0, 1] for before, early, *_ in seeds],
+                at_least=0.3)
+    gains = [(early - before, written > numpy.median(written))
+             for before, early, _, written in seeds]
     yield Claim(f"in {EARLY} steps, the sums that batches contain more often than the median gain "
-                "at least 0.05 more than the others", OURS, gains, at_least=0.05)
+                "at least 0.05 more than the others", OURS,
+                [gain[often].mean() - gain[~often].mean() for gain, often in gains], at_least=0.05)
     yield Claim(f"RL loses no problem: at most 2% of the problems that one of {K} outputs of the "
                 "base solves are solved by none after RL", "after Yue and others", x["lost"],
                 at_most=GAIN)
+
+    yield Claim("with the majority as the reward, RL brings out what the base can do: the share of "
+                "right greedy outputs is within 0.1 of the base's after a forced `<think>`", OURS,
+                pair(best["majority"]["greedy"], base["greedy, thought forced"]),
+                at_least=-0.1, at_most=0.1)
+    yield Claim("of the sums that the base gets wrong more often than right, RL with the verifier "
+                "mends at least 0.5 more than with the majority", OURS,
+                pair(*(best[one]["mended"] / best[one]["wrong sums"] for one in SIDES)),
+                at_least=0.5)
+    yield Claim("the majority makes mistakes firmer: the share of right results of these sums ends "
+                "at least 0.05 lower than with the format as the reward", OURS,
+                pair(*(best[one]["right results of wrong sums"] for one in ("format", "majority"))),
+                at_least=0.05)
+    yield Claim("with points, RL breaks at least one sum more than with the verifier", OURS,
+                numpy.subtract(*pair(*(best[one]["broken"] for one in ("points", "accuracy")))),
+                at_least=1)
 
     lines = {name: [] for name in ("base", f"after {EARLY} steps", f"after {LATE} steps")}
     for *shares, _ in seeds:
@@ -136,10 +186,9 @@ def page(x):
         axis, lines, ylim=(0, 1.03), ylabel="share of right results",
         xlabel="wrong sums in six groups, the rarest right first")
     means = numpy.array([row.mean(axis=1) for row in seeds]).T                  # (4, S)
-    yield numbers({"base": {"right of one output": x["pass@1"],
-                            f"solved by none of {K}": x["unsolved"],
-                            "results of wrong sums": means[0]},
-                   "after RL": {"right of one output": x["pass@1 after"],
-                                f"solved by none of {K}": x["unsolved after"],
-                                "results of wrong sums": means[2]}},
+    yield numbers({name: {"right of one output": x[f"pass@1{end}"],
+                          f"solved by none of {K}": x[f"unsolved{end}"],
+                          "results of wrong sums": means[row]}
+                   for row, name, end in ((0, "base", ""), (2, "after RL", " after"))},
                   "arithmetic", ".3f")
+    yield numbers({"base": {"rate": "–"} | base} | best, "reward", ".3g")
