@@ -61,7 +61,7 @@ def noise():
 
 def group():
     """Draw eight outputs as a tree of tokens, their points as bars, and what one step changes."""
-    _, points, A = worked.weights(worked.SAMPLE)
+    _, points, A, _ = worked.weights(worked.SAMPLE)
     d = Drawing(scale(0, 1, 4, 396), scale(0, 1, 16, 40))
     d.text(0, 0, worked.QUESTION, "code")
     d.text(1, 0, f"points: minus their mean of {fmean(points)}", "e dim")

@@ -1,4 +1,4 @@
-"""The clip of PPO (arXiv:1707.06347): moving a token far within one batch gains nothing.
+"""The ratio and the clip of PPO (arXiv:1707.06347): moving a token far in one batch gains nothing.
 
   A_i   = r_i - mean(r)                                                              (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
