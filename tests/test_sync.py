@@ -26,8 +26,8 @@ MOST_SHARED = 880                       # in common.py and plumbing.py, which ev
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
 # only a new capability raises them.
-MOST_OF_CODE = 28125                    # outside tests/
-MOST_OF_TESTS = 11898
+MOST_OF_CODE = 28175                    # outside tests/
+MOST_OF_TESTS = 11916
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
