@@ -89,8 +89,8 @@ def test_a_number_in_the_place_of_a_parameter_is_wrong(name):
     ("logps / old_logps", "a quotient of logarithms")])
 def test_a_wrong_ratio_is_named_also_with_a_second_mistake(name, line, known):
     text = replace_once(EXERCISES[name].source, "logps - old_logps.detach()", line)
-    for text in (text, text.replace("-torch.min(ratio", "-torch.max(ratio")):
-        graded = grades.grades(EXERCISES[name], text)
+    for both in (text, text.replace("-torch.min(ratio", "-torch.max(ratio")):
+        graded = grades.grades(EXERCISES[name], both)
         assert known in " ".join(" ".join(said) for *_, said, _ in graded)
 
 

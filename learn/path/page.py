@@ -22,7 +22,8 @@ STYLE = look.small(look.COLOURS + look.CHART
                    + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
 EXPERIMENTS = (ROOT / "learn" / "play" / "experiments.js").read_text(encoding="utf-8")
 PENDING = "This is not measured yet."
-NUMBER = re.compile(r"\{(?:(?P<of>[a-z]+)\.)?(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
+NUMBER = re.compile(r"\{(?:(?P<of>[a-z]+)\.)?"
+                    r"(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
                     r"(?P<percent>%?)(?P<name>[a-z_]+)(?: as (?P<form>\S+?))?\}")
 GREEK = "pi|rho|beta|gamma|delta|theta"
 # a formula: `$...$`, or a symbol with an index or a call; code and the targets of links stay

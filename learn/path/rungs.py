@@ -8,8 +8,8 @@ which nano.py and real.py differ.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
 the problem shows; @note explains it. A hunk that is one of the words of STANDS stands for this
 field of the base: the points of an evenly strict judge as rewards, or those of one who likes some
-questions more; the best of each group to imitate; eight passes over a batch; the function `imitate`;
-rewards as advantages. @docstring is the docstring of the script, in
+questions more; the best of each group to imitate; eight passes over a batch; the function
+`imitate`; rewards as advantages. @docstring is the docstring of the script, in
 which `(2 3)` stands for equations of nano.py. The last chapter but one is about real.py. It has no
 patch, and its field @rungs names the rungs whose patches fit real.py. The last chapter patches
 real.py. These two and the first chapter, the base, are no rungs of nano.py: @help says what you can
