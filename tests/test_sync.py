@@ -26,7 +26,7 @@ MOST_SHARED = 880                       # in common.py and plumbing.py, which ev
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
 # only a new capability raises them.
-MOST_OF_CODE = 28176                    # outside tests/
+MOST_OF_CODE = 28180                    # outside tests/
 MOST_OF_TESTS = 11916
 
 
