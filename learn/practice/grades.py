@@ -265,9 +265,11 @@ def grades_of(path, exercise):
                 yield graded
         except EOFError:
             child.join()
-            line = re.search(r'"practised.py", line (\d+)', stack.read_text("utf-8"))
-            raise ValueError(f"{path}, line {line[1]}: has not ended after {LIMIT} seconds" if line
-                             else f"{path}: ends the program before it is graded") from None
+            written = stack.read_text("utf-8")
+            line = re.search(r'"practised.py", line (\d+)|$', written)[1]
+            raise ValueError(f"{path}{f', line {line}' if line else ''}: " + (
+                f"has not ended after {LIMIT} seconds" if written
+                else "ends the program before it is graded")) from None
         finally:
             child.kill()
 
