@@ -25,7 +25,7 @@ def source(name, is_judged=False):
     on = source if row.on in ROWS else script
     text = NANO if row.on == name else patch(on(row.on), row.fields.get("patch", ""))
     if is_judged:
-        text = patch(text, CHAPTERS[BASE].fields["points"])
+        text = patch(text, CHAPTERS[BASE].fields["judge"])
         text = patch(text, row.fields.get("judged", ""))
     return text
 
