@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+import common
 from vectors.adapter import Bag
 
 CACHE = Path(__file__).parents[2] / ".cache" / "copied"
@@ -27,8 +28,11 @@ def code(repository, path, first, last):
     place = f"{repository}/{COMMITS[repository][0]}/{path}"
     file = CACHE / place
     if not file.exists():
-        with urllib.request.urlopen(f"https://raw.githubusercontent.com/{place}") as reply:
-            content = reply.read()
+        try:
+            with urllib.request.urlopen(f"https://raw.githubusercontent.com/{place}") as reply:
+                content = reply.read()
+        except OSError as error:
+            common.fail(f"cannot download {place}: {error}")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     lines = file.read_text("utf-8").split("\n")[first - 1:last]
@@ -38,14 +42,19 @@ def code(repository, path, first, last):
 
 def function(row):
     """Make a function with the arguments that a row takes, for the vectors. -> function"""
+    lines = code(row["repository"], row["path"], *row["lines"])
+
     def loss(**ours):
         names = {"torch": torch, "nn": torch.nn, "Bag": Bag} | ours
         names |= eval(f"dict({row['given']})", dict(names))
-        exec(code(row["repository"], row["path"], *row["lines"]), names)
+        exec(lines, names)
         return eval(row["call"], names)
     loss.__signature__ = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in row["takes"].split()])
     return loss
 
 
-globals().update({name: function(row) for name, row in ROWS.items()})
+def __getattr__(name):
+    if name in ROWS:
+        return function(ROWS[name])
+    raise AttributeError(name)
