@@ -11,7 +11,7 @@ import common
 import grpo
 import plumbing
 from lab import bench
-from lab.claims import bugs, hints, imitation, kl
+from lab.claims import beliefs, bugs, hints, imitation, kl
 from tasks import preferences
 
 TRAINED = {                             # outputs in a step, and steps, of all cases and sides
@@ -160,3 +160,13 @@ def test_each_hint_has_outputs_of_its_own(monkeypatch):
     hints.share_with_hint("--task key:half")
     [(problems, uniforms)] = drawn
     assert len(uniforms) == len(uniforms.unique(dim=0)) == 512 and problems > 400
+
+
+def test_a_sum_is_mended_or_broken_if_it_crosses_one_half(monkeypatch):
+    ends = {"--max_steps 0": [0.2, 0.4, 0.5, 0.9, 0.6, 0.7, None, 0.8],
+            "--reward majority --learning_rate 0.0005": [0.7, 0.1, 0.9, 0.3, 0.9, 0.8, 0.1, None]}
+    monkeypatch.setattr(beliefs, "after_training",
+                        lambda flags: ({}, ends[flags.removeprefix("--seed 3 ")]))
+    assert beliefs.turned("majority, 0.0005", "--seed 3") == {
+        "wrong sums": 2, "mended": 1, "right results of wrong sums": pytest.approx(0.4),
+        "right sums": 3, "broken": 1}
