@@ -22,8 +22,8 @@ STYLE = look.small(look.COLOURS + look.CHART
                    + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
 EXPERIMENTS = (ROOT / "learn" / "play" / "experiments.js").read_text(encoding="utf-8")
 PENDING = "This is not measured yet."
-NUMBER = re.compile(r"\{(?:(?P<of>[a-z]+)\.)?"
-                    r"(?P<side>without|with|also|fourth)(?: (?P<best>best)| seed (?P<seed>\d))? "
+NUMBER = re.compile(r"\{(?:(?P<of>[a-z]+)\.)?(?P<side>without|with|also|fourth)"
+                    r"(?: (?P<best>best))?(?: seed (?P<seed>\d))? "
                     r"(?P<percent>%?)(?P<name>[a-z_]+)(?: as (?P<form>\S+?))?\}")
 GREEK = "pi|rho|beta|gamma|delta|theta"
 # a formula: `$...$`, or a symbol with an index or a call; code and the targets of links stay
@@ -200,10 +200,10 @@ def link(name, before=""):
 # ---- a chapter ---------------------------------------------------------------------------------
 def turn(name):
     """Link to the pages before and after a page. -> Markdown"""
-    links = ["", *order().values(), ""]
-    at = [*order()].index(name) + 1
-    return " · ".join(filter(None, [links[at - 1] and f"← {links[at - 1]}", "[the path](README.md)",
-                                    links[at + 1] and f"{links[at + 1]} →"]))
+    at = [*order()].index(name)
+    before, _, after = ["", *order().values(), ""][at:at + 3]
+    return " · ".join(filter(None, [before and f"←\u00a0{before}", "[the path](README.md)",
+                                    after and f"{after}\u00a0→"]))
 
 
 def setting(name):

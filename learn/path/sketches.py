@@ -33,7 +33,7 @@ def tokens():
     x = y = 0
     for i, count in enumerate([""] * nano.W + mask[0].int().tolist()):
         word = nano.VOCABULARY[row[0, i]].replace("<end>", "⏎")
-        wide = 3.5 if len(word) > 1 else 1
+        wide = 3.65 if len(word) > 1 else 1
         if i == nano.W or x + wide > 20:
             x, y = 0, y + 1
         kind = "with" if count else "dim"
