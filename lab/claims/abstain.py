@@ -59,10 +59,7 @@ COMPARED = [(side, "marks") for side in SIDES]
 COSTS = (0.1, 0.25, 1, 3)
 AT_COSTS = {f"x up to {largest}": largest for largest in (2, 3, 9)}
 CASES = ("base", *AT_COSTS)
-ALL_SEEDS = [f"{MARKS}: {way}" for way in (TEN, EACH, NOT_WRONG, NONE, GRPO)]
-FEWER = ({side: SEEDS[:6] if side.startswith(LEVELS) else SEEDS[:4]
-          for side in SIDES if side not in ALL_SEEDS}
-         | dict.fromkeys(AT_COSTS, SEEDS[:3]))
+FEWER = dict.fromkeys(AT_COSTS, SEEDS[:3])
 STARTS = BASE, ABLE = "from the base", "from a policy that has learned without a cost"
 CHECK = "grpo.py --task abstain"
 

@@ -69,7 +69,6 @@ SIDES = {f"{reward}: {way}": (None, rates[place])
          for way, (_, *rates) in WAYS.items() if rates[place]}
 DRAWN = (ROUND, THREE, TEN, NONE, BATCH, GRPO, COLD, WARM)
 COMPARED = [(side, PASS) for side in SIDES]
-FEWER = {f"{POINTS}: {COLD_LESS}": SEEDS[:4]}
 CHECK = f"{imitation(3, 3)} --reward points"
 
 
