@@ -128,6 +128,13 @@ def script(request):
 
 
 @pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Run the test in an empty folder. -> the folder"""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def import_text(tmp_path, monkeypatch):
     """import_text(source): write a script, such as a rung of the path, and import it. -> module"""
     def imported(source):

@@ -65,6 +65,18 @@ def save_random(folder, family="llama", scale=1.0, **changes):
     return folder
 
 
+def random_model(family="llama", **changes):
+    """Write a model of a family into the current folder. -> folder"""
+    return save_random(Path(family).absolute(), family, **changes)
+
+
+def gradient(policy, loss):
+    """Compute the gradient of a loss in each weight. -> dict"""
+    policy.zero_grad()
+    loss.backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
+
+
 def sample_and_score(family, folder):
     """Let real.py sample from a tiny model of a family and score the samples, of which the second
     has padding. -> mean difference of the log-probabilities, in nats per token"""

@@ -1,7 +1,5 @@
 """Test the last rung of the path, real.py with a tool: it samples and learns what tasks/calls.py,
 grpo.py and TRL do, and no tool can break a run or write a control token."""
-import functools
-import inspect
 import json
 import re
 import time
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import load_named
-from small_models import NEEDS, save_random
+from small_models import NEEDS, gradient, random_model
 from small_runs import SMALL, arguments, at_work
 from torch.testing import assert_close as same
 
@@ -25,6 +23,8 @@ from vectors.edits import replace_once
 pytest.importorskip("transformers", reason=NEEDS)
 import real
 from engines import export
+
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 SIZES = {"P": 4, "G": 4, "W": 24, "T": 24, "N": 7, "M": 3, "HELD_OUT": 3, "K": 4,
          "CALL": tuple(map(chr, range(33, 127))), "FRAME": ("<search>", "<|eos|>")}
@@ -48,21 +48,6 @@ def agent(*edits, more="", **values):
     vars(script).update(SIZES | {"respond": from_dict} | values)
     script.DRAWS.manual_seed(0)
     return script
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
-def random_model(family="llama"):
-    return save_random(Path(family).absolute(), family)
-
-
-def gradient(policy, loss):
-    policy.zero_grad()
-    loss.backward()
-    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
 
 
 # ---- the toy, and TRL ------------------------------------------------------------------------
@@ -290,63 +275,3 @@ def test_a_turn_gets_its_discounted_return_compared_with_the_same_turn_in_its_gr
     script.reward_turns = lambda answer, texts: [1.0] * 9
     with pytest.raises(SystemExit, match=r"reward_turns returned \[1.0.* for [1-4] turns"):
         script.turn_advantages(tokens, [None] * 24)
-
-
-# ---- mistakes --------------------------------------------------------------------------------
-
-OUTPUTS = "    outputs = tokens[:, -n:].clamp(min=PAD).flatten()"
-MISTAKES = {
-    "none": [],
-    "the tool's tokens are in the loss": [
-        (OUTPUTS, "    outputs = ids(tokens[:, -n:]).flatten()"),
-        ("(tokens[:, W:] > PAD).float()\n", "(tokens[:, W:] != PAD).float()\n"),
-        ("        tokens[:, W + t] = torch.where(said < PAD, said, token",
-         "        logps[:, t] = pi.gather(1, torch.where(said < PAD, ids(said), token)).log()\n"
-         "        tokens[:, W + t] = torch.where(said < PAD, said, token")],
-    "the answer begins at position 0": [
-        ("    positions = (is_token.cumsum(1) - 1).clamp(min=0)                       # (B, L)\n",
-         "    positions = (is_token.cumsum(1) - 1).clamp(min=0)\n    if cache is None:\n"
-         "        is_new = F.pad((tokens[:, 1:] < PAD) & (tokens[:, :-1] > PAD), (1, 0))\n"
-         "        positions = positions - (positions * is_new).cummax(1).values\n")],
-    "the output is retokenized": [
-        ("    logps, mask = logprobs(policy, tokens[::8])", "    logps, mask = logprobs(policy, "
-         "retokenized(tokens[::8]))")]}
-
-
-@functools.cache
-def merging_tokenizer():
-    """A byte-level tokenizer that has learned some merges from a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator([inspect.getsource(real)] * 9, trainers.BpeTrainer(
-        vocab_size=318, special_tokens=["<|eos|>", "<|pad|>"], show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|eos|>",
-                                   pad_token="<|pad|>")
-
-
-def gap_of(mistake, family):
-    """The gap of a random model if the trainer makes a mistake that the sampler does not make."""
-    script = agent(*MISTAKES[mistake], G=1, GAP=9e9)
-    folder = save_random(Path(family).absolute(), family, vocab_size=320)
-    merging_tokenizer().save_pretrained(folder)
-    policy = script.load(folder)
-    policy.generation_config.eos_token_id = [0]
-
-    def retokenized(tokens):
-        texts = script.TOKENIZER.batch_decode(script.ids(tokens[:, script.W:]).clamp(min=0))
-        rows = script.TOKENIZER(texts, padding="max_length", max_length=script.T, truncation=True,
-                                padding_side="right", return_tensors="pt").input_ids
-        return torch.cat([tokens[:, :script.W], rows], 1)
-    script.retokenized = retokenized
-    script.sample(policy, ["1 + 2 =", "what?"] * 40)
-    return script.METRICS["sampling/sampling_logp_difference/mean"]
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_gap_shows_mistakes_but_not_that_the_tools_tokens_are_in_the_loss(mistake, family):
-    gap = gap_of(mistake, family)
-    assert gap < 1e-5 if mistake in [*MISTAKES][:2] else gap > real.GAP

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import NEEDS, save_random
+from small_models import NEEDS, gradient, random_model, save_random
 from torch.testing import assert_close as same
 
 from learn.path import rungs
@@ -41,11 +41,6 @@ def change(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     set_values(**SMALL)
     return set_values
-
-
-def random_model(family="llama", **changes):
-    """Write a model of a family. -> folder"""
-    return save_random(Path(family).absolute(), family, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +85,6 @@ def batch_of(folder, G=4):
     with torch.no_grad():
         uniforms = 1 - torch.rand(len(prompts), real.T)
         return policy, *real.sample_few(policy, prompts, uniforms, False)
-
-
-def gradient(policy, loss):
-    policy.zero_grad()
-    loss.backward()
-    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
 
 
 # ---- nano.py, and TRL with our loss ----------------------------------------------------------
