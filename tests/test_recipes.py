@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -120,24 +119,6 @@ def test_a_data_set_becomes_the_data_of_a_run(recipe):
     assert len(rows) == 25 and rows[1] == {"prompt": "(1+2)=", "answer": "3"}
     chats = [json.loads(line) for line in Path("chat.jsonl").read_text().splitlines()]
     assert chats[1] == {"prompt": [{"role": "user", "content": "(1+2)="}], "answer": "3"}
-
-
-def test_an_alarm_stops_a_reward(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "mine", raising=False)     # of the notebook's test
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text("""
-def slow(text, answer):
-    while text == "hang":
-        pass
-    return answer
-""")
-    Path("limited.py").write_text(FILES["limited.py"].replace(
-        "alarm(5)", "setitimer(0, 0.01 if arguments[0] == 'hang' else 60)"))
-    [reward] = rewards_of("limited.py")
-    assert reward(completions=["hang", "no"], answer=[2, 2]) == [0, 2]
-    assert signal.setitimer(signal.ITIMER_REAL, 0)[0] == 0      # no alarm would ring later
-    del sys.modules["mine"]                                     # for other tests
 
 
 def test_a_judge_grades_completions(recipe):
