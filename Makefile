@@ -130,7 +130,7 @@ learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: y
 	.venv-recipes/bin/python -m pytest tests/learns_in_trl.py
 
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
-	$(PY) -m pytest -rfP tests/families.py
+	$(PY) -m pytest -rfP tests/test_real.py -k family_works
 
 error-rates: $(READY)    ## count the errors of report.check on 60 runs: tests/logs/README.md (25 minutes)
 	$(PY) -m lab.error_rates

@@ -77,21 +77,6 @@ def gradient(policy, loss):
     return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
 
 
-def sample_and_score(family, folder):
-    """Let real.py sample from a tiny model of a family and score the samples, of which the second
-    has padding. -> mean difference of the log-probabilities, in nats per token"""
-    import real
-    policy = real.load(save_random(folder, family))
-    torch.manual_seed(0)
-    prompts = real.encode(["((((3+4)-5)*4)-2)=", "3>"] * 4, 32)
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(real, "W", 32)
-        patch.setattr(real, "T", 16)
-        tokens, sampled = real.sample_few(policy, prompts, 1 - torch.rand(8, 16), False)
-        logps, mask = real.logprobs(policy, tokens)
-    return (((logps - sampled) * mask).abs().sum() / mask.sum()).item()
-
-
 class Recording(TorchDispatchMode):
     """Simulates a CUDA graph: operations have no effect while they are recorded, may not wait for
     the GPU, and are repeated on the same tensors."""
