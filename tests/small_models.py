@@ -109,13 +109,21 @@ class Recording(TorchDispatchMode):
 
 
 @pytest.fixture
-def record_real(monkeypatch):
-    """record_real(): from then on, real.py records the kernels of a token on a CPU."""
+def recorded_graphs(monkeypatch):
+    """recorded_graphs(): from then on, a CUDA graph is a Recording."""
     def record():
-        import real
         monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
         monkeypatch.setattr(torch.cuda, "graph", lambda recording: recording)
+    return record
+
+
+@pytest.fixture
+def record_real(monkeypatch, recorded_graphs):
+    """record_real(): from then on, real.py records the kernels of a token on a CPU."""
+    def record():
+        import real
+        recorded_graphs()
         source = inspect.getsource(real.sample_few)
         assert (condition := ' and DEVICE == "cuda"') in source
         monkeypatch.setattr(real, "sample_few", None)           # so that it is restored

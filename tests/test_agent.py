@@ -1,5 +1,5 @@
-"""Test the last rung of the path, real.py with a tool: it samples and learns what tasks/calls.py,
-grpo.py and TRL do, and no tool can break a run or write a control token."""
+"""Test the last rung of the path, real.py with a tool: it samples and learns what tasks/calls.py
+and grpo.py do, and no tool can break a run or write a control token."""
 import json
 import re
 import time
@@ -50,7 +50,7 @@ def agent(*edits, more="", **values):
     return script
 
 
-# ---- the toy, and TRL ------------------------------------------------------------------------
+# ---- the toy -----------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def lookup(tmp_path_factory):
@@ -60,7 +60,8 @@ def lookup(tmp_path_factory):
     with at_work(folder):
         grpo.main(arguments(SMALL | {
             "task": "lookup", "base_steps": 30, "max_steps": 0, "output_dir": "run",
-            "num_eval_problems": 2, "max_completion_length": 40, "num_prompts": 16}))
+            "temperature": 0.8, "num_eval_problems": 2, "max_completion_length": 40,
+            "num_prompts": 16}))
     export.export(folder / "run", folder / "model", "base.pt")
     return folder / "run", folder / "model"
 
@@ -78,7 +79,7 @@ def test_it_samples_and_learns_what_the_toy_does_with_the_same_uniforms(lookup, 
         answer = task.respond(by_prompt[question], text)
         return re.sub("</?information>", "", answer)
     script = agent(W=task.prompt_width, T=40, K=40, CALL=task.call_tokens, respond=respond,
-                   FRAME=("<information>", "</information>"))
+                   FRAME=("<information>", "</information>"), TEMPERATURE=0.8)
     policy = script.load(model)
     questions = [problem.prompt for problem in batch.problems]
     prompts = script.encode(questions, script.W)
@@ -109,33 +110,6 @@ def test_it_samples_and_learns_what_the_toy_does_with_the_same_uniforms(lookup, 
     assert max(grad.abs().max() for grad in ours.values()) > 0.01
 
 
-def test_a_step_is_that_of_trl_with_its_tool_mask():
-    trl = pytest.importorskip("trl", reason=NEEDS)
-    from datasets import Dataset
-    script = agent(TEMPERATURE=0.8)
-    folder = random_model()
-    policy = script.load(folder)
-    tokens = script.sample(policy, QUESTIONS)
-    logps, mask = script.logprobs(policy, tokens)
-    old_logps = (logps + 0.3 * torch.randn_like(logps)).detach() * mask
-    A = torch.randn(24, 1)
-    loss = script.surrogate_loss(logps, old_logps, A, mask)
-    ours = gradient(policy, loss)
-    trainer = trl.GRPOTrainer(str(folder), lambda **_: None, trl.GRPOConfig(
-        "out", temperature=0.8, use_cpu=True, bf16=False, report_to="none", loss_type="grpo",
-        epsilon_high=0.28, beta=0.0, max_completion_length=24, per_device_train_batch_size=24,
-        num_generations=24, activation_checkpointing=False), Dataset.from_list([{"prompt": "a"}]))
-    trainer.current_gradient_accumulation_steps = 1
-    ids, slots, W = script.ids(tokens).clamp(min=0), (tokens != script.PAD).long(), script.W
-    theirs = trainer._compute_loss(trainer.model.train(), {
-        "prompt_ids": ids[:, :W], "prompt_mask": slots[:, :W], "completion_ids": ids[:, W:],
-        "completion_mask": slots[:, W:], "tool_mask": (tokens[:, W:] > script.PAD).long(),
-        "advantages": A[:, 0], "old_per_token_logps": old_logps, "num_items_in_batch": mask.sum()})
-    same(loss, theirs, atol=1e-5, rtol=0)
-    assert (tokens < script.PAD).sum() > 50
-    same(ours, gradient(trainer.model, theirs), atol=1e-4, rtol=1e-3)
-
-
 def test_the_lab_counts_the_tools_tokens_as_the_policys_only_if_it_is_told_to(
         lookup, monkeypatch, capsys):
     from lab import agent as lab
@@ -151,9 +125,8 @@ def test_the_lab_counts_the_tools_tokens_as_the_policys_only_if_it_is_told_to(
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "lfm2"])
 def test_an_answer_follows_its_call_as_text_in_a_frame_and_the_trainer_sees_what_the_sampler_saw(
-        family, monkeypatch):
+        family, recorded_graphs):
     """Whether or not the sampler is recorded; the last of K turns gets no answer."""
-    from small_models import Recording
     script = agent()
     policy = script.load(random_model(family))
     search, end = script.TOKENIZER("<search><|eos|>").input_ids
@@ -161,9 +134,7 @@ def test_an_answer_follows_its_call_as_text_in_a_frame_and_the_trainer_sees_what
     prompts, uniforms = script.encode(QUESTIONS, script.W), 1 - torch.rand(24, script.T)
     with torch.no_grad():
         tokens, sampled = script.sample_few(policy, prompts, uniforms, False, QUESTIONS)
-        monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
-        monkeypatch.setattr(torch.cuda, "graph", lambda recording: recording)
+        recorded_graphs()
         again = agent((' and DEVICE == "cuda":         # Python starts', ":  # Python starts"))
         again.TOKENIZER = script.TOKENIZER
         with torch.no_grad():
