@@ -153,10 +153,8 @@ def test_of_several_blanks_the_first_wrong_one_is_named_with_its_line():
 # ---- the commands ----------------------------------------------------------------------------
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(own_folder, monkeypatch, capsys):
     """run(*words): run a command in an empty folder. -> exit code, printed text"""
-    monkeypatch.chdir(tmp_path)
-
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["practice", *map(str, words)])
         code = 0
