@@ -2,7 +2,6 @@
 gives the reason, exit code 2, and no change to any file."""
 import dataclasses
 import importlib
-import importlib.util
 import os
 import re
 import shlex
