@@ -60,15 +60,11 @@ def recipe(tmp_path, small_llama, monkeypatch):
     return run
 
 
-def rewards_of(file):
-    """Read the rewards of a file, as the command does. -> list of functions"""
-    found = [name.rpartition(".") for name in data.rewards_of(file)]
-    return [getattr(sys.modules[module], name) for module, _, name in found]
-
-
 def rated(file, texts, **columns):
-    """Rate texts by the functions of a file, also as messages. -> list of lists"""
-    functions = rewards_of(file)
+    """Rate texts by the rewards of a file, as the command does, also as messages. -> list of lists
+    """
+    names = [name.rpartition(".") for name in data.rewards_of(file)]
+    functions = [getattr(sys.modules[module], name) for module, _, name in names]
     messages = [[{"role": "assistant", "content": text}] for text in texts]
     found = [[one(completions=completions, **columns) for one in functions]
              for completions in (texts, messages)]

@@ -135,13 +135,12 @@ class Parrot(Countdown):
 
 
 @pytest.fixture
-def put(tmp_path, monkeypatch):
+def put(own_folder, monkeypatch):
     """put(source): write tasks/parrot.py, as if next to the other tasks."""
-    monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(tasks, "__path__", [str(tmp_path), *tasks.__path__])
+    monkeypatch.setattr(tasks, "__file__", str(own_folder / "__init__.py"))
+    monkeypatch.setattr(tasks, "__path__", [str(own_folder), *tasks.__path__])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.chdir(tmp_path)
-    yield (tmp_path / "parrot.py").write_text
+    yield (own_folder / "parrot.py").write_text
     sys.modules.pop("tasks.parrot", None)
 
 
