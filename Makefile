@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds bases nano-seeds lines play-experiments \
-        zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes learns-in-trl families gpu conform site screenshot \
+        zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes families gpu conform site screenshot \
         screenshot-trl clean
 
 ##@ To start
@@ -123,14 +123,11 @@ gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py (50 minutes
 gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (4 hours on a CPU): docs/gemma.json
 	.venv-gemma/bin/python -m lab.gemma 1e-6,0 3e-6,0 1e-5,0 3e-5,0 3e-6,1 3e-6,2
 
-recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages
+recipes: .venv-recipes/installed    ## run docs/recipes.md with its packages, and the commands of docs/engines.md
 	.venv-recipes/bin/python -m pytest tests/test_recipes.py
 
-learns-in-trl: .venv-recipes/installed ## run the commands of docs/engines.md: your loss here and in TRL
-	.venv-recipes/bin/python -m pytest tests/learns_in_trl.py
-
 families: $(READY)       ## print the gap between real.py's sampler and its scores, for many families
-	$(PY) -m pytest -rfP tests/families.py
+	$(PY) -m pytest -rfP tests/test_real.py -k family_works
 
 error-rates: $(READY)    ## count the errors of report.check on 60 runs: tests/logs/README.md (25 minutes)
 	$(PY) -m lab.error_rates

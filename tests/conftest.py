@@ -58,6 +58,11 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the test that takes longest, so that no process waits for another at the end."""
+    items.sort(key=lambda one: not one.name.startswith("test_from_nothing"))
+
+
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 
 
@@ -125,6 +130,13 @@ def count_work(function, *args):
 def script(request):
     """The module of the script under test."""
     return importlib.import_module(getattr(request, "param", "grpo"))
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Run the test in an empty folder. -> the folder"""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
@@ -282,5 +294,6 @@ def bases_made_once(tmp_path_factory):
                 base.symlink_to(folder / "bases")
         load_base(*args)
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("current"))     # of tests that choose no folder
         patch.setattr(plumbing, "load_base", load_shared)
         yield

@@ -7,6 +7,7 @@ command, the report is written again to docs/gpu-DEVICE.json and docs/speed.md; 
 runs/gpu, which is emptied first. Without a GPU, tests/test_pretend.py runs the scripts on a
 simulated one.
 """
+import contextlib
 import os
 import re
 import shutil
@@ -15,12 +16,10 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 
-import common
 from engines import task
 from lab.docs import ROOT, put, record
 from lab.measure import NAME, ON_DEVICE, SLUG, tables
@@ -93,9 +92,9 @@ def folder():
                     "GPU. Check whether nvidia-smi lists one.", 2)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    problems = common.sample_problems(task.load("arithmetic:2"), 64, "gpu")
-    rows = [task.line(problem, "arithmetic:2") for problem in problems]
-    Path(FOLDER, "problems.jsonl").write_text("\n".join(rows), "utf-8")
+    with (open(FOLDER / "problems.jsonl", "w", encoding="utf-8") as file,
+          contextlib.redirect_stdout(file)):
+        task.main(["arithmetic:2", "64"])
 
 
 @pytest.mark.parametrize("name, command", commands().items(), ids=commands())

@@ -6,10 +6,8 @@
                            or its file: first those that name the function most often
 
 The tests have to pass before. No file changes: a process of Python gets the mistake when it imports
-the file, but not if it runs the file as a script. A mistake in what several scripts share is
-planted in all of them.
+the file, but not if it runs the file as a script.
 """
-import ast
 import contextlib
 import io
 import json
@@ -28,14 +26,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from learn.sync import SCRIPTS  # noqa: E402
 from vectors.edits import parse  # noqa: E402
 
 CHANGED, SECONDS = 180, 100         # of make changed; of the tests of a mistake
 SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
-         "*": "/", "/": "*", "//": "/", "&": "|", "|": "&", "and": "or", "or": "and", "not": "",
-         "True": "False", "False": "True", "min": "max", "max": "min", "0": "1", "1": "2",
-         "detach": "clone", "sorted": "list"}
+         "+=": "-=", "*": "/", "/": "*", "//": "/", "&": "|", "|": "&", "and": "or", "or": "and",
+         "not": "", "True": "False", "False": "True", "min": "max", "max": "min", "0": "1",
+         "1": "2", "detach": "clone", "sorted": "list", "raise": "lambda:",
+         "if": "if False and", "elif": "elif False and", "while": "while False and"}
 HOOK = """
 import importlib.machinery, json, linecache, os
 texts = json.load(open(os.environ["PLANTED"]))
@@ -70,43 +68,36 @@ def changed_lines(base):
 
 def edits_of(source, lines):
     """Make mistakes in some lines: another operator or number, a condition that never holds, a
-    statement that is left out. Yields the first and the last line, and the text instead"""
-    rows = source.split("\n")
+    statement that has no effect. Yields the number of a line, and the text instead"""
+    rows, before = source.split("\n"), tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         (row, start), (_, end) = token.start, token.end
-        if row in lines and token.type != tokenize.STRING and token.string in SWAPS:
-            yield row, row, rows[row - 1][:start] + SWAPS[token.string] + rows[row - 1][end:]
-    for node in ast.walk(ast.parse(source)):
-        test = getattr(node, "test", None)
-        row = test.lineno if test and test.lineno == test.end_lineno else None
-        if row in lines:
-            before, after = rows[row - 1][:test.col_offset], rows[row - 1][test.end_col_offset:]
-            yield row, row, f"{before}False{after}"
-        is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        if (is_call or isinstance(node, ast.AugAssign | ast.Raise)) and node.lineno in lines:
-            yield node.lineno, node.end_lineno, node.col_offset * " " + "pass"
+        words = [SWAPS[token.string]] if token.string in SWAPS else []
+        if before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            words.append(f"lambda: {token.string}")
+        if row in lines and token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER):
+            yield from ((row, rows[row - 1][:start] + word + rows[row - 1][end:]) for word in words)
+        before = before if token.type in (tokenize.NL, tokenize.COMMENT) else token.type
 
 
-def of_lines(file, lines):
-    """Plant the mistakes of some lines. Yields a name, {file: text}, and files of tests"""
-    source, words = read(file), {}
-    rows = source.split("\n")
-    for path in ROOT.glob("tests/test_*.py"):
-        words[path] = re.findall(r"\w+", path.read_text("utf-8"))
-    for first, last, new in edits_of(source, lines):
-        around = [node for node in ast.walk(ast.parse(source))
-                  if isinstance(node, ast.stmt) and node.lineno <= first <= node.end_lineno]
-        old = "\n".join(rows[around[0].lineno - 1:around[0].end_lineno])
-        planted = "\n".join(
-            [*rows[around[0].lineno - 1:first - 1], new, *rows[last:around[0].end_lineno]])
-        texts = {one: read(one).replace(old, planted, 1) for one in {file, *SCRIPTS}
-                 if one == file or file in SCRIPTS and old in read(one)}
-        with contextlib.suppress(SyntaxError):
-            compile(texts[file], file, "exec")
-            names = {one.name for one in around if hasattr(one, "name")}
-            count = {path: sum(map(some.count, names)) for path, some in words.items()
-                     if {*names, Path(file).stem} & {*some}}
-            yield f"{file}:{first}: {new.strip()}", texts, sorted(count, key=count.get)[::-1]
+def of_lines(changed):
+    """Plant the mistakes of changed lines; if scripts share a line, in one of them. Yields a name,
+    {file: text}, and the files of tests that name the function or the file"""
+    words = {path: re.findall(r"\w+", path.read_text("utf-8"))
+             for path in ROOT.glob("tests/test_*.py")}
+    planted = set()
+    for file, lines in changed.items():
+        for row, new in edits_of(read(file), lines):
+            rows = read(file).split("\n")
+            name = re.findall(r"(?:def|class) (\w+)|$", "\n".join(rows[:row]))[-2:][0]
+            key, rows[row - 1] = (name, rows[row - 1], new), new
+            with contextlib.suppress(SyntaxError):
+                compile("\n".join(rows), file, "exec")
+                tests = [path for path, some in words.items() if {name, Path(file).stem} & {*some}]
+                tests.sort(key=lambda path: -words[path].count(name))
+                if key not in planted:
+                    yield f"{file}:{row}: {new.strip()}", {file: "\n".join(rows)}, tests
+                planted.add(key)
 
 
 def of_practice(files=None):
@@ -139,11 +130,7 @@ def verdict(mistake):
 
 def main(argv):
     lines = changed_lines(os.environ.get("BASE") or "HEAD") if argv else {}
-    mistakes = [*of_practice(lines if argv else None)]
-    for file in lines:                  # what scripts share has changed in several of them
-        of_file = {repr(sorted(one[1].items())): one for one in of_lines(file, lines[file])}
-        planted = {repr(sorted(texts.items())) for _, texts, _ in mistakes}
-        mistakes += [one for key, one in of_file.items() if key not in planted]
+    mistakes = [*of_practice(lines if argv else None), *of_lines(lines)]
     mistakes.sort(key=lambda one: zlib.crc32(one[0].encode()))          # in no order
     end = time.monotonic() + (CHANGED if argv else math.inf)
     with ThreadPoolExecutor(os.cpu_count()) as pool:

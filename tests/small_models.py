@@ -65,19 +65,16 @@ def save_random(folder, family="llama", scale=1.0, **changes):
     return folder
 
 
-def sample_and_score(family, folder):
-    """Let real.py sample from a tiny model of a family and score the samples, of which the second
-    has padding. -> mean difference of the log-probabilities, in nats per token"""
-    import real
-    policy = real.load(save_random(folder, family))
-    torch.manual_seed(0)
-    prompts = real.encode(["((((3+4)-5)*4)-2)=", "3>"] * 4, 32)
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(real, "W", 32)
-        patch.setattr(real, "T", 16)
-        tokens, sampled = real.sample_few(policy, prompts, 1 - torch.rand(8, 16), False)
-        logps, mask = real.logprobs(policy, tokens)
-    return (((logps - sampled) * mask).abs().sum() / mask.sum()).item()
+def random_model(family="llama", **changes):
+    """Write a model of a family into the current folder. -> folder"""
+    return save_random(Path(family).absolute(), family, **changes)
+
+
+def gradient(policy, loss):
+    """Compute the gradient of a loss in each weight. -> dict"""
+    policy.zero_grad()
+    loss.backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
 
 
 class Recording(TorchDispatchMode):
@@ -112,13 +109,21 @@ class Recording(TorchDispatchMode):
 
 
 @pytest.fixture
-def record_real(monkeypatch):
-    """record_real(): from then on, real.py records the kernels of a token on a CPU."""
+def recorded_graphs(monkeypatch):
+    """recorded_graphs(): from then on, a CUDA graph is a Recording."""
     def record():
-        import real
         monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
         monkeypatch.setattr(torch.cuda, "graph", lambda recording: recording)
+    return record
+
+
+@pytest.fixture
+def record_real(monkeypatch, recorded_graphs):
+    """record_real(): from then on, real.py records the kernels of a token on a CPU."""
+    def record():
+        import real
+        recorded_graphs()
         source = inspect.getsource(real.sample_few)
         assert (condition := ' and DEVICE == "cuda"') in source
         monkeypatch.setattr(real, "sample_few", None)           # so that it is restored

@@ -184,10 +184,9 @@ def copied(tmp_path):
 
 
 @pytest.fixture
-def own_bases(tmp_path, monkeypatch):
+def own_bases(own_folder):
     """Work in an empty folder whose runs/base no other test uses. -> runs/base"""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs/base"
+    folder = own_folder / "runs/base"
     folder.mkdir(parents=True)
     return folder
 

@@ -71,8 +71,7 @@ def test_a_cold_start_makes_a_new_folder_from_one_batch_or_more(words, message, 
 # ---- a cold start ----------------------------------------------------------------------------
 
 def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
-        finished, tmp_path, monkeypatch, watch, capsys):
-    monkeypatch.chdir(tmp_path)
+        finished, own_folder, monkeypatch, watch, capsys):
     monkeypatch.setattr("report.observers.observers", lambda cfg: [])
     shown = watch(common, "encode_examples", lambda examples, *_: examples)
     seeds = watch(plumbing, "warm_start", lambda policy, task, cfg: cfg.base_seed)

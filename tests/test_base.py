@@ -208,7 +208,7 @@ def test_on_cuda_a_graph_for_each_width_or_none_makes_the_base_of_a_cpu(
     for device in ("cpu", "cuda"):
         with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
             monkeypatch.setattr(decode, "capture", capture)
-            cfg = config(task=task, device=device, base_steps=30, base_batch_size=3)
+            cfg = config(task=task, device=device, base_steps=12, base_batch_size=3)
             policy = grpo.GPT(cfg).to(device)
             plumbing.warm_start(policy, load_task(cfg), cfg)
             bases.append([weight.detach().cpu() for weight in policy.parameters()])

@@ -2,7 +2,6 @@
 gives the reason, exit code 2, and no change to any file."""
 import dataclasses
 import importlib
-import importlib.util
 import os
 import re
 import shlex
@@ -23,11 +22,10 @@ from vectors.edits import replace_once
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
+def empty_folder(own_folder, monkeypatch):
     """Run every test in an empty folder, as if on a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return own_folder
 
 
 # ---- flags, and those that are refused -------------------------------------------------------
@@ -177,15 +175,10 @@ def test_damaged_weights_are_refused_and_no_code_in_them_runs(refused, run, flag
 # ---- an edited copy of a script --------------------------------------------------------------
 
 @pytest.fixture
-def edited(monkeypatch, tmp_path):
+def edited(import_text):
     """edited(old, new): imports a copy of grpo.py with one edit. -> its main"""
-    def copy(old, new):
-        Path("mine.py").write_text(replace_once((ROOT / "grpo.py").read_text(), old, new))
-        sys.modules.pop("mine", None)
-        return importlib.import_module("mine").main
-    monkeypatch.syspath_prepend(tmp_path)
-    yield copy
-    sys.modules.pop("mine", None)
+    source = (ROOT / "grpo.py").read_text("utf-8")
+    return lambda old, new: import_text(replace_once(source, old, new)).main
 
 
 def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(edited, stops):

@@ -111,9 +111,8 @@ def test_outputs_without_a_hint_have_no_term_of_the_teacher(scene, flags):
 # ---- an update, and runs ---------------------------------------------------------------------
 
 @pytest.fixture
-def distilled(tmp_path, monkeypatch):
+def distilled(own_folder):
     """distilled(**flags): a run with a teacher of other sizes, which is made first. -> folder"""
-    monkeypatch.chdir(tmp_path)
     sizes = {"hidden_size": 16, "base_steps": 50, "max_steps": 0, "output_dir": "teacher"}
     distill.reinforce.main(arguments(SMALL | sizes))
 

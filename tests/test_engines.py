@@ -69,12 +69,10 @@ def free(logps, old_logps, advantages, mask, bound=2.0, **settings):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def mine(own_folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("mine.py").write_text(MINE)
     Path("bad.py").write_text("bound")
-    return tmp_path
 
 
 @pytest.mark.parametrize("words, said", [
@@ -184,13 +182,9 @@ def test_a_loss_that_does_not_exist_or_does_not_fit_is_one_line(text, words, min
 @pytest.fixture
 def site(tmp_path):
     """The site-packages of an environment that has a package `kernels`."""
-    plant(tmp_path / "site/kernels")
+    (tmp_path / "site/kernels").mkdir(parents=True)
+    (tmp_path / "site/kernels/__init__.py").touch()
     return tmp_path / "site"
-
-
-def plant(package):
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
 
 
 def printed_by(*words, **variables):

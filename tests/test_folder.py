@@ -56,9 +56,8 @@ def test_a_script_that_was_edited_in_the_folder_of_a_run_is_kept(run):
     assert (run / "grpo.py").read_bytes().endswith(b"# a month of work\xff")
 
 
-def test_runs_never_share_a_folder_even_in_two_threads(script, tmp_path, monkeypatch):
+def test_runs_never_share_a_folder_even_in_two_threads(script, own_folder, monkeypatch):
     """One begins while the other has only begun, so that its folder contains little."""
-    monkeypatch.chdir(tmp_path)
     flags = arguments(INSTANT)
     begin = plumbing.Run.begin
     folders = []

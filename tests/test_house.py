@@ -60,18 +60,14 @@ def test_the_game_of_the_page_can_be_won_and_its_demonstrations_are_games():
     for game, end in (("2.-2;2.-1;2.", "won"), ("2.-2;3.", "lost"), ("4.", "lost"), ("1.", "-3;")):
         assert task.respond(problem, game) == end
         assert task.verify(problem, game) == (end == "won")
-    problems = [task.demonstration(random.Random(seed), "forum") for seed in range(300)]
-    for one in problems:
-        assert task.play(one, one.completion)[-1].response in ("won", "lost")
-    wins = sum(task.verify(one, one.completion) for one in problems) / 300
-    assert 0.1 < wins < 0.9 and max(len(one.completion) for one in problems) < 48
+    one = task.demonstration(random.Random(0), "forum")
+    assert task.play(one, one.completion)[-1].response in ("won", "lost")
 
 
-def test_your_own_tasks_and_your_own_algorithm_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(tasks, "__file__", str(tmp_path / "tasks/__init__.py"))
-    monkeypatch.setattr(tasks, "__path__", [str(tmp_path / "tasks"), *tasks.__path__])
+def test_your_own_tasks_and_your_own_algorithm_run(own_folder, monkeypatch):
+    monkeypatch.syspath_prepend(own_folder)
+    monkeypatch.setattr(tasks, "__file__", str(own_folder / "tasks/__init__.py"))
+    monkeypatch.setattr(tasks, "__path__", [str(own_folder / "tasks"), *tasks.__path__])
     name, game = re.findall(r"as\s+tasks/(\w+)\.py:", TASK)
     Path("tasks").mkdir()
     Path(f"tasks/{game}.py").write_text(TURNS)

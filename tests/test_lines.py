@@ -1,6 +1,5 @@
 """nano.py without each of its lines: the rows run, are measured one after the other, and are shown
 when they are complete. And the mathematics before rung 1 agrees with PyTorch."""
-import statistics
 from statistics import fmean
 
 import pytest
@@ -37,7 +36,8 @@ def store(monkeypatch, levels, judged=()):
 @pytest.mark.parametrize("name", lines.ROWS)
 def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
-    for is_judged, low, high in ((False, 0, 1), (True, 1, 10)):
+    both = (False, 0, 1), (True, 1, 17)
+    for is_judged, low, high in both[:len(lines.predicted(name)) - 1]:
         source = lines.source(name, is_judged)
         one = runs.run(small(source), 0, has_kl=False, base_steps=2, steps=2)
         assert len(one["steps"]) == 2
@@ -45,27 +45,18 @@ def test_each_row_runs_and_only_nano_is_nano(name, monkeypatch, tmp_path):
         assert (source == NANO) == (name in ("nano", "quarter") and not is_judged)
 
 
-@pytest.mark.parametrize("text, fair", [
-    ("<think>3+4=7</think><answer>7</answer>", 7), ("<answer>8</answer>", 5),
-    ("<answer></answer>", 5), ("", 1), ("7", 1), ("<answer>7", 1),
-    ("<answer>7</answer><answer>7</answer>", 1)])
-def test_a_judge_gives_points_with_mistakes_to_each_kind_of_output(
-        text, fair, monkeypatch, import_text):
-    module = import_text(lines.source("nano", is_judged=True).replace("P = 32 ", "P = 500 "))
-    given = []
-    for name, replaced in (
-            ("make_base", lambda *_: None), ("evaluate", lambda *_: ""),
-            ("sample", lambda policy, questions: torch.zeros(len(questions), module.W + 2).long()),
-            ("sample_problem", lambda *_: ("1=", 7, "", 7)), ("descend", lambda *_: None),
-            ("decode", lambda tokens: [text] * len(tokens)),
-            ("advantages", lambda rewards: given.append(rewards) or rewards)):
-        monkeypatch.setattr(module, name, replaced)
-    module.main(steps=1)
-    [points] = given
-    shares = [(points == n).float().mean().item() for n in range(11)]
-    normal = [statistics.NormalDist(fair).cdf(n + 0.5) for n in range(10)]
-    normal = [0, *normal[1:], 1]                        # the bounds are 1 and 10
-    assert shares[1:] == pytest.approx([b - a for a, b in zip(normal, normal[1:])], abs=0.025)
+@pytest.mark.parametrize("text, fair, spread", [
+    ("<think>3+4=7</think><answer>7</answer>", 7, 1), ("<answer>7</answer>", 7, 3),
+    ("<answer>8</answer>", 5, 3), ("<answer></answer>", 5, 3), ("", 1, 3), ("<think>7", 1, 1),
+    ("<answer>7</answer><answer>7</answer>", 1, 3)])
+def test_a_judge_gives_points_with_mistakes_and_likes_some_questions_more(
+        text, fair, spread, import_text):
+    """Its mistakes are three times as large if it sees no thought."""
+    module = import_text(lines.source("nano", is_judged=True))
+    for question, liked in (("2=", 0), ("4=", 10)):
+        points = torch.tensor([module.judge(question, 7, text) for _ in range(3000)])
+        assert points.mean().item() == pytest.approx(fair + liked, abs=0.2)
+        assert points.std().item() == pytest.approx(spread, rel=0.08)
 
 
 def test_a_row_is_compared_at_the_best_rate_of_each_side(monkeypatch):

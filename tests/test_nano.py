@@ -33,11 +33,14 @@ def test_problems_and_verdicts():
 
 
 def test_the_texts_of_the_base_are_wrong_only_in_thoughts_and_ask_no_held_out_question(
-        monkeypatch, watch):
-    read = watch(nano, "encode", lambda texts, L: texts)
+        monkeypatch, watch, capsys):
+    """And the rate rises and falls, and every hundredth batch is printed."""
+    read, rates = watch(nano, "encode", lambda texts, L: texts), []
     monkeypatch.setattr(nano, "logprobs", lambda policy, tokens: (torch.zeros(1), torch.ones(1)))
-    monkeypatch.setattr(nano, "descend", lambda *_: None)
-    nano.make_base(torch.nn.Linear(1, 1), random.Random(0), steps=100)
+    monkeypatch.setattr(nano, "descend", lambda *args: rates.append(args[-1]))
+    nano.make_base(torch.nn.Linear(1, 1), random.Random(0), steps=101)
+    assert rates == pytest.approx([4e-3 * min((i + 1) / 50, 1 - i / 101) for i in range(101)])
+    assert re.findall("batch ([0-9]+) of 101", capsys.readouterr().out) == ["0", "100"]
     task = grpo.common.Arithmetic(grpo.verify)
     num_wrong, num_believed, num_thoughts = 0, 0, 0
     for text in itertools.chain(*read):
@@ -51,7 +54,7 @@ def test_the_texts_of_the_base_are_wrong_only_in_thoughts_and_ask_no_held_out_qu
         num_thoughts += work is not None
         num_wrong += sum(believed)
         num_believed += len(believed)
-    assert num_thoughts / 3_200 == pytest.approx(0.8 * 0.9 + 0.2 * 0.3, abs=0.03)
+    assert num_thoughts / 3_232 == pytest.approx(0.8 * 0.9 + 0.2 * 0.3, abs=0.03)
     assert num_wrong / num_believed == pytest.approx(0.6, abs=0.05)
 
 
@@ -62,17 +65,6 @@ def test_the_sizes_are_those_of_the_scripts_and_the_longest_thought_fits():
     assert grpo.common.Arithmetic(grpo.verify).prompt_width == nano.W
     longest = "<think>11+9=20;20-9=11;11+9=20;20-9=11</think><answer>11</answer>"
     assert nano.encode([longest], 99).tolist()[0].index(nano.END) + 1 == nano.T
-
-
-def test_the_rate_of_the_base_rises_and_falls_and_every_hundredth_batch_is_printed(
-        monkeypatch, capsys):
-    rates = []
-    monkeypatch.setattr(nano, "logprobs", lambda policy, tokens: (torch.zeros(1), torch.ones(1)))
-    monkeypatch.setattr(nano, "descend", lambda *args: rates.append(args[-1]))
-    nano.make_base(torch.nn.Linear(1, 1), random.Random(0), steps=101)
-    expected = [4e-3 * min((step + 1) / 50, 1 - step / 101) for step in range(101)]
-    assert rates == pytest.approx(expected)
-    assert re.findall("batch ([0-9]+) of 101", capsys.readouterr().out) == ["0", "100"]
 
 
 @pytest.fixture

@@ -62,20 +62,14 @@ def test_a_margin_of_0_is_not_ordered_and_log_probs_are_those_of_their_output():
     assert logps[0] != pytest.approx(logps[1])
 
 
-def batch_of(is_correct, levels=(1, 1, 2, 2), **columns):
-    is_correct = torch.tensor(is_correct)
-    P, G = is_correct.shape
-    problems = [Problem(f"{p}", "", difficulty=levels[p], task="t") for p in range(P)]
-    return SimpleNamespace(is_correct=is_correct, rewards=is_correct.float(), sampled=None,
-                           problems=[one for one in problems for _ in range(G)], **columns)
-
-
 def test_lengths_count_what_the_policy_wrote_and_the_frontier_and_surprise_are_of_this_step():
     mask = torch.tensor([[1.0, 0, 1], [1, 1, 0]] * 4)           # the environment wrote a token
     logps = -torch.arange(24.0).view(8, 3)
-    batch = batch_of([[True, True], [True, False], [False, False], [False, False]], mask=mask,
-                     logps=logps, entropy=torch.ones(8, 3), lengths=torch.tensor([3, 2] * 4),
-                     is_truncated=torch.zeros(8))
+    is_correct = torch.tensor([[True, True], [True, False], [False, False], [False, False]])
+    batch = SimpleNamespace(
+        is_correct=is_correct, rewards=is_correct.float(), sampled=None, mask=mask, logps=logps,
+        problems=[Problem("", "", difficulty=n, task="t") for n in (1, 2) for _ in range(4)],
+        entropy=torch.ones(8, 3), lengths=torch.tensor([3, 2] * 4), is_truncated=torch.zeros(8))
     assert common.describe(batch)["completions/mean_length"] == 2
     run = SimpleNamespace(task=SimpleNamespace(is_judged=True), cfg=SimpleNamespace())
     one = observers.Metrics()

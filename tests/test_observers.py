@@ -112,12 +112,6 @@ def test_a_base_that_is_hardly_ever_right_is_not_used_in_silence(scores, said, c
 
 # ---- --report_to -----------------------------------------------------------------------------
 
-@pytest.fixture
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def train(name, monkeypatch):
     """Train for two steps, end before the second one is saved, and resume until the third step."""
     flags = {"max_steps": 3, "save_steps": 1, "output_dir": "run", "report_to": name}
@@ -130,12 +124,12 @@ def train(name, monkeypatch):
     grpo.main(["--resume_from_checkpoint", "run"])
 
 
-def test_tensorboard_has_every_metric_of_every_step_once(empty_folder, monkeypatch):
+def test_tensorboard_has_every_metric_of_every_step_once(own_folder, monkeypatch):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     train("tensorboard", monkeypatch)
-    events = EventAccumulator(str(empty_folder / "run/tensorboard")).Reload()
-    records = lines(empty_folder / "run/metrics.jsonl")
+    events = EventAccumulator(str(own_folder / "run/tensorboard")).Reload()
+    records = lines(own_folder / "run/metrics.jsonl")
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     for name in set().union(*records) - {"step"}:
         seen = {event.step: event.value for event in events.Scalars(name)}
@@ -145,7 +139,7 @@ def test_tensorboard_has_every_metric_of_every_step_once(empty_folder, monkeypat
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_service_is_told_of_flags_metrics_and_samples_and_goes_on_with_a_resumed_run(
-        name, empty_folder, monkeypatch):
+        name, own_folder, monkeypatch):
     """And no service writes into the current folder."""
     begun = []
     logged = {}
@@ -171,13 +165,13 @@ def test_a_service_is_told_of_flags_metrics_and_samples_and_goes_on_with_a_resum
     assert first["config"]["loss_type"] == "grpo" and first["resume"] == "allow"
     assert (first["name"], first.get("id")) == (again["name"], again.get("id"))
     assert ("id" in first) == (name == "wandb")
-    assert first.get("dir") == (str(empty_folder / "run") if name == "wandb" else None)
+    assert first.get("dir") == (str(own_folder / "run") if name == "wandb" else None)
     assert sorted(logged) == [0, 1, 2, 3]
     assert math.isfinite(logged[0]["eval/greedy"]) and "reward" in logged[3]
     assert logged[1]["samples"][0].keys() == set(observers.COLUMNS)
 
 
-def test_a_missing_package_is_one_line_before_anything_is_made(refused, empty_folder, monkeypatch):
+def test_a_missing_package_is_one_line_before_anything_is_made(refused, own_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     refused("--report_to wandb: needs a package: pip install wandb", grpo.main,
             arguments(INSTANT | {"report_to": "wandb"}))

@@ -136,9 +136,8 @@ def test_the_pages_have_the_stored_numbers_and_no_placeholder_is_left():
 # ---- the command -----------------------------------------------------------------------------
 
 @pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
+def call(monkeypatch, own_folder, capsys):
     """call(*words): run a command in an empty folder, where a run takes no time. -> text"""
-    monkeypatch.chdir(tmp_path)
     steps = [{"right": right} for right in (0.0, 0.25, 0.25, 0.4)]
     monkeypatch.setattr(runs, "run", lambda source, seed, label, **_: print(
         f"{label}seed {seed}") or dict(steps=steps * (source != script(BASE))))

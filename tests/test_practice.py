@@ -2,6 +2,8 @@
 a blank is graded WRONG and named. A learner's work is never overwritten. Every bug hunt can be
 won."""
 import ast
+import faulthandler
+import multiprocessing
 import re
 import shlex
 import subprocess
@@ -151,10 +153,8 @@ def test_of_several_blanks_the_first_wrong_one_is_named_with_its_line():
 # ---- the commands ----------------------------------------------------------------------------
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(own_folder, monkeypatch, capsys):
     """run(*words): run a command in an empty folder. -> exit code, printed text"""
-    monkeypatch.chdir(tmp_path)
-
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["practice", *map(str, words)])
         code = 0
@@ -192,12 +192,14 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("-torch.min(ratio * A, clipped", "torch.min(ratio * A, clipped",
      " surrogate_loss: (2) is right so far, (3) is wrong, (5) is not graded yet"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
-    ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 3 seconds"),
+    ("    A = rewards", "    while True: A = rewards", "line 144: has not ended after 2 seconds"),
     ("    A = rew", "    raise KeyboardInterrupt; rew", "line 144: KeyboardInterrupt:   (shapes"),
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
-    monkeypatch.setattr(grades, "LIMIT", 3 if "while" in new else grades.LIMIT)
+    faulthandler.cancel_dump_traceback_later()      # of pytest: a forked child could set no other
+    monkeypatch.setattr(grades, "SPAWN", multiprocessing.get_context("fork"))   # has torch already
+    monkeypatch.setattr(grades, "LIMIT", 2 if "while" in new else grades.LIMIT)
     run("nano")
     text = replace_once((ROOT / "nano.py").read_text(), old, new)
     (tmp_path / "practice/nano.py").write_text(text)

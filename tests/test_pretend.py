@@ -34,8 +34,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GP
 
 
 @pytest.fixture(autouse=True)
-def work_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def work_folder(own_folder, monkeypatch):
     monkeypatch.setattr(preferences, "BATCHES", 2)
     monkeypatch.setattr(task_flags, "load_part", load_part)
 

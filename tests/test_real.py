@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import NEEDS, save_random
+from small_models import NEEDS, SHAPES, gradient, random_model, save_random
 from torch.testing import assert_close as same
 
 from learn.path import rungs
@@ -27,6 +27,7 @@ import real
 from engines import export  # noqa: F401  (before the tests, which block some modules)
 
 QUESTIONS = ["(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "12", "Say yes:"]
+PAGE = Path(rungs.ROOT, "docs/real-models.md").read_text("utf-8")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "granite", "gpt2", "gemma3_text")
 SMALL = {"P": 4, "G": 4, "W": 90, "T": 24, "N": 7, "M": 3, "HELD_OUT": 3}
 
@@ -41,11 +42,6 @@ def change(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     set_values(**SMALL)
     return set_values
-
-
-def random_model(family="llama", **changes):
-    """Write a model of a family. -> folder"""
-    return save_random(Path(family).absolute(), family, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +86,6 @@ def batch_of(folder, G=4):
     with torch.no_grad():
         uniforms = 1 - torch.rand(len(prompts), real.T)
         return policy, *real.sample_few(policy, prompts, uniforms, False)
-
-
-def gradient(policy, loss):
-    policy.zero_grad()
-    loss.backward()
-    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
 
 
 # ---- nano.py, and TRL with our loss ----------------------------------------------------------
@@ -301,6 +291,22 @@ def test_a_recorded_sampler_is_a_policy_without_a_cache(family, record_real, cap
     assert torch.equal(greedy, plain_greedy)
     printed = capsys.readouterr().out
     assert ("cannot be recorded: this waits" in printed) == (family == "lfm2")
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_family_works_if_the_page_says_so(family, change):
+    """make families prints the gap between the sampler and what is trained, for each of them."""
+    change(W=32, T=16)
+    try:
+        policy, tokens, sampled = batch_of(random_model(family))
+        with torch.no_grad():
+            logps, mask = real.logprobs(policy, tokens)
+        gap = (((logps - sampled) * mask).abs().sum() / mask.sum()).item()
+    except Exception as error:              # the code of a family raises nearly anything
+        gap = f"{type(error).__name__}: {str(error)[:100]}"
+    print(f"{family}: {gap}")
+    [families] = re.findall(r"families work: ([^.]*)\.", PAGE)
+    assert (family in re.findall(r"\w+", families)) == (isinstance(gap, float) and gap < 1e-3)
 
 
 def test_weights_are_trained_in_float32_and_the_copy_that_samples_is_rounded_but_for_its_angles(
@@ -533,8 +539,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(monkeypatch):
 
 def test_an_adapter_by_the_lines_of_the_page_is_saved_as_a_plain_model_and_resumes(llama, change):
     pytest.importorskip("peft", reason=NEEDS)
-    page = Path(rungs.ROOT, "docs/real-models.md").read_text("utf-8")
-    lines = re.findall(r"^ *(from peft.*|policy = get_peft.*)\n", page, re.M)
+    lines = re.findall(r"^ *(from peft.*|policy = get_peft.*)\n", PAGE, re.M)
     space, load = {}, real.load
 
     def with_adapter(model):

@@ -53,7 +53,7 @@ def test_completions_of_verl_are_shown_without_a_log(tmp_path):
         write_log(tmp_path, str(step), *(
             {"input": f"{HOSTILE}{n // 2}", "output": f"text {n}", "score": n % 2 * 1.0, "gts": "2",
              "step": step} for n in range(12)))
-    data = json.loads(data_of(tmp_path))["runs"][0]
+    data = shown_of(tmp_path)["runs"][0]
     assert data["metrics"] == [{"step": step, "reward": 0.5} for step in (1, 2, 10)]
     assert data["config"] == {"script": "verl"} and "There is no log" in data["note"]
     assert [one["step"] for one in data["samples"]] == [1] * 4 + [2] * 4 + [10] * 4
@@ -61,14 +61,10 @@ def test_completions_of_verl_are_shown_without_a_log(tmp_path):
     assert second == {"text": "text 1", "reward": 1.0, "remark": "", "advantage": None}
 
 
-def data_of(*folders):
-    """Write a report. -> the data that is embedded in it, as text"""
-    return re.search('json">(.*)</script>', write_report(*folders).read_text("utf-8"))[1]
-
-
 def shown_of(*folders):
     """Write a report. -> what it shows: {"runs": ..., "groups": ..., "config": ...}"""
-    return json.loads(data_of(*folders))
+    page = write_report(*folders).read_text("utf-8")
+    return json.loads(re.search(r'json">([ -%\'-;=?-~]*)</script>', page)[1])      # no < > &
 
 
 def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
@@ -138,9 +134,7 @@ def hostile_run(run):
 
 def test_hostile_texts_stay_texts(run):
     folder = hostile_run(run)
-    data = data_of(folder)
-    assert data.isascii() and not set("<>&") & set(data)
-    [shown] = json.loads(data)["runs"]
+    [shown] = shown_of(folder)["runs"]
     assert shown["samples"][0]["completions"][0]["text"] == HOSTILE
     pages = [path.read_text("utf-8") for path in (folder / "report.html", write_report(run()))]
     assert pages[0].count("<") == pages[1].count("<")

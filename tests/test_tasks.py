@@ -6,11 +6,10 @@ import zlib
 from collections import Counter
 
 import pytest
-import torch
 from conftest import count_work, scripts
 from conftest import load_named as load
 from small_runs import INSTANT, arguments, resume, steps
-from update_scenes import made_batch
+from test_rewards import batch_of
 
 import common
 import grpo
@@ -21,26 +20,6 @@ from tasks.rewards import NEEDS, REWARDS
 
 NAMES = ["abstain", "arithmetic", "countdown", "gridworld", "key", "lookup", "notation",
          "number", "program"]
-
-
-def levels(problems):
-    """Count the problems of each task and difficulty."""
-    return Counter(f"{problem.task}-{problem.difficulty}" for problem in problems)
-
-
-def batch_of(problems, is_correct):
-    """Make a batch of P problems, with is_correct (P, G) and empty texts."""
-    rewards = torch.tensor(is_correct).float()
-    P, G = rewards.shape
-    zeros = torch.zeros(P * G, 3)
-    batch = made_batch(grpo, [[1]] * (P * G), [[0] * 3] * (P * G), zeros, zeros, G, rewards)
-    batch.problems = [problem for problem in problems for _ in range(G)]
-    return batch
-
-
-def problems_of(task, *difficulties):
-    """Make one problem of each difficulty."""
-    return [Problem(f"{i}=", "", difficulty=n, task=task) for i, n in enumerate(difficulties)]
 
 
 # ---- levels, and refused flags ---------------------------------------------------------------
@@ -156,13 +135,12 @@ class Parrot(Countdown):
 
 
 @pytest.fixture
-def put(tmp_path, monkeypatch):
+def put(own_folder, monkeypatch):
     """put(source): write tasks/parrot.py, as if next to the other tasks."""
-    monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(tasks, "__path__", [str(tmp_path), *tasks.__path__])
+    monkeypatch.setattr(tasks, "__file__", str(own_folder / "__init__.py"))
+    monkeypatch.setattr(tasks, "__path__", [str(own_folder), *tasks.__path__])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.chdir(tmp_path)
-    yield (tmp_path / "parrot.py").write_text
+    yield (own_folder / "parrot.py").write_text
     sys.modules.pop("tasks.parrot", None)
 
 
@@ -212,20 +190,19 @@ def test_a_task_without_variety_is_refused(put, refused):
 def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
     """The groups of the batch alternate between tasks. A task without groups is not called."""
     task = load("arithmetic,gridworld,lookup")
-    one, other = problems_of("arithmetic", 1, 1)
-    [question] = problems_of("lookup", 1)
-    walk = Problem("A b3 7", "", task="gridworld")
-    batch = batch_of([one, walk, other, question], [[0, 0]] * 4)
+    problems = [Problem("A b3 7", "", task=name) for name in (
+        "arithmetic", "gridworld", "arithmetic", "lookup") for _ in range(2)]
+    batch = batch_of([[0, 0]] * 4, problems=problems)
     verified = [1.0, 0.0, [-1.0, 5.0], [-1.0], 0.0, 1.0, 1.0, 0.0]
     batch.texts = [f"{row}" for row in range(6)] + ["6<search><search>", "7<search><search>"]
     for part in task.parts.values():
         part.verify = lambda problem, text: verified[int(text[0])]
     task.judge(batch, 2, 0)
     assert batch.rewards.tolist() == [[1, 0], [4, -1], [0, 1], [1, 0]]
-    batch.mask[:, :2] = 1.0
-    assert task.token_rewards(batch).tolist() == [[0, x, 0] for x in (1, 0, 4, -1, 0, 1, 1, 0)]
+    batch.mask[:] = 1.0
+    assert task.token_rewards(batch).tolist() == [[0, x] for x in (1, 0, 4, -1, 0, 1, 1, 0)]
     assert task.observe(batch, 0) == {"tools/call_frequency": 2.0}
-    assert task.observe(batch_of([one, other], [[0, 0]] * 2), 0) == {}
+    assert task.observe(batch_of([[0, 0]], problems=problems[:2], texts=["", ""]), 0) == {}
     assert all(part.state is task.state for part in task.parts.values())
 
 
@@ -240,9 +217,9 @@ def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_diffi
     assert common.sample_problems(task, 300, 0) == common.sample_problems(plain, 300, 0)
     task.state["rates"] |= {
         "arithmetic-3": 0.5, "arithmetic-4": (1 - 0.5 ** 0.5) / 2, "arithmetic-5": 1.0}
-    found = levels(common.sample_problems(task, 5100, 0))
+    found = Counter(problem.difficulty for problem in common.sample_problems(task, 5100, 0))
     for n, expected in ((3, 2000), (4, 1000), (5, 100), (6, 2000)):
-        assert abs(found[f"arithmetic-{n}"] - expected) < 4 * expected ** 0.5, n
+        assert abs(found[n] - expected) < 4 * expected ** 0.5, n
     held_out = common.sample_problems(plain, 200, 1, "test")
     assert common.sample_problems(task, 200, 1, "test") == held_out
     assert common.held_out_problems(task, 50) == common.held_out_problems(plain, 50)

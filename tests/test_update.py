@@ -1,7 +1,6 @@
 """Test an update: the rows and tokens that it learns from, what it must not change, and what it
 logs. That its gradient is the equation's is tested by the recipes among the test vectors."""
 import math
-import zlib
 
 import pytest
 import torch
@@ -161,8 +160,7 @@ def test_the_reference_of_a_run_stays_where_the_policy_began(train):
 
 # ---- nano.py ---------------------------------------------------------------------------------
 
-def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_update(
-        monkeypatch, watch):
+def test_nano_trains_on_whole_groups_and_off_policy_in_the_second_update(monkeypatch, watch):
     monkeypatch.setattr(nano, "T", 6)
     monkeypatch.setattr(nano, "HELD_OUT", 50)
     monkeypatch.setattr(nano, "verify", lambda answer, text: float(text < "="))
@@ -175,11 +173,9 @@ def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_
         policy.embed.sum().item(), rng.random()))
     for seed in (0, 1):
         nano.main(seed, steps=1)
-    before, forced, trained, after, *_ = asked
+    _, _, trained, *_ = asked
     groups = [set(trained[i:i + nano.G]) for i in range(0, nano.P * nano.G, nano.G)]
     assert [len(group) for group in groups] == [1] * nano.P and len(set(trained)) == nano.P
-    assert before == after and forced == [question + "<think>" for question in before]
-    assert not any(zlib.crc32(question.encode()) % 10 == 0 for question in trained)
     assert judged == [(nano.P, nano.G)] * 2
     assert gaps[0] < 1e-5 < 1e-4 < gaps[1]
     assert starts[0][0] != starts[1][0] and starts[0][1] != starts[1][1]

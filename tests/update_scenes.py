@@ -145,13 +145,12 @@ def half_can_earn(problem, text):
 
 
 @pytest.fixture
-def train(script, monkeypatch, talker, tmp_path):
+def train(script, monkeypatch, talker, own_folder):
     """train(flags="", num_steps=2): runs main with an untrained policy, and with half_can_earn as
     its verifier. -> Record"""
     monkeypatch.setattr(script, "verify", functools.wraps(script.verify)(
         lambda problem, text: half_can_earn(problem, text)))
     monkeypatch.setattr(script, "GPT", talker)
-    monkeypatch.chdir(tmp_path)
     others = observers.observers
 
     def run_main(flags="", num_steps=2):
