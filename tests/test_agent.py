@@ -1,5 +1,6 @@
-"""Test the last rung of the path, real.py with a tool: it samples and learns what tasks/calls.py
-and grpo.py do, and no tool can break a run or write a control token."""
+"""Test the last rung of the path, real.py with a tool: it samples and learns what tasks/calls.py,
+grpo.py and TRL do, and no tool can break a run or write a control token."""
+import inspect
 import json
 import re
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import load_named
-from small_models import NEEDS, gradient, random_model
+from small_models import NEEDS, gradient, random_model, save_random
 from small_runs import SMALL, arguments, at_work
 from torch.testing import assert_close as same
 
@@ -51,7 +52,7 @@ def agent(*edits, more="", **values):
     return script
 
 
-# ---- the toy -----------------------------------------------------------------------------------
+# ---- the toy, and TRL ------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def lookup(tmp_path_factory):
@@ -109,6 +110,33 @@ def test_it_samples_and_learns_what_the_toy_does_with_the_same_uniforms(lookup, 
     theirs = {export.llama_name(name): weight.grad for name, weight in toy.named_parameters()}
     same(ours, theirs, atol=1e-5, rtol=1e-4)
     assert max(grad.abs().max() for grad in ours.values()) > 0.01
+
+
+def test_a_step_is_that_of_trl_with_its_tool_mask():
+    trl = pytest.importorskip("trl", reason=NEEDS)
+    from datasets import Dataset
+    script = agent(TEMPERATURE=0.8)
+    folder = random_model()
+    policy = script.load(folder)
+    tokens = script.sample(policy, QUESTIONS)
+    logps, mask = script.logprobs(policy, tokens)
+    old_logps = (logps + 0.3 * torch.randn_like(logps)).detach() * mask
+    A = torch.randn(24, 1)
+    loss = script.surrogate_loss(logps, old_logps, A, mask)
+    ours = gradient(policy, loss)
+    trainer = trl.GRPOTrainer(str(folder), lambda **_: None, trl.GRPOConfig(
+        "out", temperature=0.8, use_cpu=True, bf16=False, report_to="none", loss_type="grpo",
+        epsilon_high=0.28, beta=0.0, max_completion_length=24, per_device_train_batch_size=24,
+        num_generations=24, activation_checkpointing=False), Dataset.from_list([{"prompt": "a"}]))
+    trainer.current_gradient_accumulation_steps = 1
+    ids, slots, W = script.ids(tokens).clamp(min=0), (tokens != script.PAD).long(), script.W
+    theirs = trainer._compute_loss(trainer.model.train(), {
+        "prompt_ids": ids[:, :W], "prompt_mask": slots[:, :W], "completion_ids": ids[:, W:],
+        "completion_mask": slots[:, W:], "tool_mask": (tokens[:, W:] > script.PAD).long(),
+        "advantages": A[:, 0], "old_per_token_logps": old_logps, "num_items_in_batch": mask.sum()})
+    same(loss, theirs, atol=1e-5, rtol=0)
+    assert (tokens < script.PAD).sum() > 50
+    same(ours, gradient(trainer.model, theirs), atol=1e-4, rtol=1e-3)
 
 
 def test_the_lab_counts_the_tools_tokens_as_the_policys_only_if_it_is_told_to(
@@ -248,3 +276,52 @@ def test_a_turn_gets_its_discounted_return_compared_with_the_same_turn_in_its_gr
     script.reward_turns = lambda answer, texts: [1.0] * 9
     with pytest.raises(SystemExit, match=r"reward_turns returned \[1.0.* for [1-4] turns"):
         script.turn_advantages(tokens, [None] * 24)
+
+
+# ---- mistakes --------------------------------------------------------------------------------
+
+OUTPUTS = "    outputs = tokens[:, -n:].clamp(min=PAD).flatten()"
+MISTAKES = {
+    "none": [],
+    "the tool's tokens are in the loss": [
+        (OUTPUTS, "    outputs = ids(tokens[:, -n:]).flatten()"),
+        ("(tokens[:, W:] > PAD).float()\n", "(tokens[:, W:] != PAD).float()\n"),
+        ("        tokens[:, W + t] = torch.where(said < PAD, said, token",
+         "        logps[:, t] = pi.gather(1, torch.where(said < PAD, ids(said), token)).log()\n"
+         "        tokens[:, W + t] = torch.where(said < PAD, said, token")],
+    "the answer begins at position 0": [
+        ("    positions = (is_token.cumsum(1) - 1).clamp(min=0)                       # (B, L)\n",
+         "    positions = (is_token.cumsum(1) - 1).clamp(min=0)\n    if cache is None:\n"
+         "        is_new = F.pad((tokens[:, 1:] < PAD) & (tokens[:, :-1] > PAD), (1, 0))\n"
+         "        positions = positions - (positions * is_new).cummax(1).values\n")],
+    "the output is retokenized": [
+        ("    logps, mask = logprobs(policy, tokens[::8])", "    logps, mask = logprobs(policy, "
+         "retokenized(tokens[::8]))")]}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_gap_shows_mistakes_but_not_that_the_tools_tokens_are_in_the_loss(mistake, family):
+    """Of a trainer, in a random model; its tokenizer has learned some merges from a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator([inspect.getsource(real)] * 9, trainers.BpeTrainer(
+        vocab_size=318, special_tokens=["<|eos|>", "<|pad|>"], show_progress=False))
+    folder = save_random(Path(family).absolute(), family, vocab_size=320)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|eos|>",
+                            pad_token="<|pad|>").save_pretrained(folder)
+
+    def retokenized(tokens):
+        texts = script.TOKENIZER.batch_decode(script.ids(tokens[:, script.W:]).clamp(min=0))
+        rows = script.TOKENIZER(texts, padding="max_length", max_length=script.T, truncation=True,
+                                padding_side="right", return_tensors="pt").input_ids
+        return torch.cat([tokens[:, :script.W], rows], 1)
+    script = agent(*MISTAKES[mistake], G=1, GAP=9e9, retokenized=retokenized)
+    policy = script.load(folder)
+    policy.generation_config.eos_token_id = [0]
+    script.sample(policy, ["1 + 2 =", "what?"] * 40)
+    gap = script.METRICS["sampling/sampling_logp_difference/mean"]
+    assert gap < 1e-5 if mistake in [*MISTAKES][:2] else gap > real.GAP
