@@ -78,7 +78,7 @@ def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
     rows = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
     sums = [str(eval(re.search(": (.*) =", row["prompt"])[1])) for row in rows[:3]]
     texts = [f"so <answer>{sums[0]}</answer>", sums[1], "<answer>x</answer>"]
-    assert len({row["prompt"] for row in rows}) == len(rows) > 1900
+    assert len({row["prompt"] for row in rows}) == len(rows) > 999
     assert rated("reasoning.py", texts, answer=[0, 1, 2]) == [[1, 0, 0]]
     import real
     for name, value in {"P": 2, "G": 2, "W": 199, "T": 4, "HELD_OUT": 2, "verify": None}.items():
