@@ -306,7 +306,7 @@ def table_of_lines(names):
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (len(lines.predicted(name)) - len(cells))
         found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells))])
-    ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under an evenly strict judge"]
+    ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under the judge"]
     return fold("All differences, and what we predicted, in points", grid(["change", *ats], found))
 
 

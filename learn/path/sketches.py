@@ -16,6 +16,8 @@ AVERAGES = {"sum over tokens": (1, 1), "mean over an output's tokens (GRPO)": (1
             "sum over a constant (Dr. GRPO)": (1, 1), "mean over all tokens (DAPO)": (1, 1)}
 INSURED = {"a baseline": (("rewards of 0 and 1", "raw_sums", 1),    # a row and one of its effects
                           ("a judge's points", "raw_sums", 2)),
+           "a mean for each question": (("rewards of 0 and 1", "batch", 1),
+                                        ("a judge's points", "batch", 2)),
            "the clip, at 5e-4": (("2 updates", "unclipped", 0),
                                  ("16 updates", "eight_unclipped", 0))}
 SIDES = "without", "with", "also"   # classes, which have colours
