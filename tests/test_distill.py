@@ -39,7 +39,6 @@ def test_a_sampled_token_is_paid_by_its_log_ratio_and_those_to_come_or_imitated(
 
 # ---- a hint ----------------------------------------------------------------------------------
 
-
 def keyed_batch(made):
     """Give the scene's batch, in groups of two, problems of --task key."""
     problems = common.sample_problems(load_named("key"), 7, 0)

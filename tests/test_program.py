@@ -61,7 +61,6 @@ def test_a_text_that_is_no_program_has_no_result_and_passes_no_test():
 
 # ---- tests -----------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("program, shown, hidden", [
     ("xx+1+", True, 7), ("1:3,2:5,4:9", True, 0), ("1:3,2:5", False, 0), ("x2*", False, 0),
     ("0:1,1:3,2:5,3:7,4:9,5:11,6:13,7:15,8:17,9:19", True, 7), ("21-x*3+", False, 1)])

@@ -198,7 +198,6 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run, pag
 
 # ---- the completions of TRL -------------------------------------------------------------------
 
-
 def write_trl(folder, history, steps, **columns):
     """Write the completions of TRL. history: its log; columns: of the rows, or functions of a step.
     -> what the page shows"""

@@ -75,7 +75,6 @@ def test_training_and_evaluation_average_lengths_and_entropy_over_sampled_tokens
 
 # ---- thoughts --------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("text, steps", [
     ("<think>8+5=13;13-9=5;5*2=10</think><answer>10</answer>",
      {"8+5": [1, 1], "13-9": [1, 0], "5*2": [1, 1]}),

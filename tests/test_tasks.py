@@ -186,7 +186,6 @@ def test_a_task_without_variety_is_refused(put, refused):
 
 # ---- several tasks ---------------------------------------------------------------------------
 
-
 def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
     """The groups of the batch alternate between tasks. A task without groups is not called."""
     task = load("arithmetic,gridworld,lookup")

@@ -8,7 +8,6 @@ from common import Problem
 
 # ---- tokenizer -------------------------------------------------------------------------------
 
-
 def test_prompts_are_padded_on_the_left_to_the_width_of_the_longest_and_inject_no_special_token():
     task = load_named("arithmetic:3")
     problems = common.sample_problems(task, 500, 0)

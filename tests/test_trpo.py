@@ -79,7 +79,6 @@ def test_if_nothing_helps_the_weights_stay_exactly_as_they_were(case):
 
 # ---- the update ------------------------------------------------------------------------------
 
-
 def test_beta_adapts_to_the_kl_from_the_base_and_not_to_that_of_the_step(own_folder):
     trpo.main(arguments(INSTANT | {"task": "gridworld", "beta": 0.1, "kl_target": 1e-5,
                                    "max_steps": 2, "output_dir": "run"}))

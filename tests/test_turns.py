@@ -110,7 +110,6 @@ def test_the_environment_reads_a_forced_opening_as_verify_does(watch):
 
 # ---- turns, returns and groups ---------------------------------------------------------------
 
-
 def test_what_a_reward_adds_to_the_turns_goes_to_the_last_turn_and_so_does_an_unheard_call():
     batch = batch_of(["a?.y?.", "b?.z?"], 2)
     batch.rewards = batch.rewards + f64([[0.5, -1]])

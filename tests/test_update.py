@@ -91,10 +91,14 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(script, 
 V = common.VOCAB_SIZE
 
 
-@pytest.fixture
-def known_scene(script, config, bigram):
-    """Six rows of a policy that gives every token probability 1 / V. So does the reference, except
-    that token 4 has probability 1/2 after token 3."""
+# The loss of each row, and how many of the 14 tokens are clipped. GRPO clips the only token of the
+# first row, 1.4 and 1.5 in the second, and 0.75 in the fourth. GSPO clips the first two rows.
+@pytest.mark.parametrize("script, losses, num_clipped", [
+    ("grpo", [0.8, -(2.56 + 2.56 + 2.5) / 3, -3.7 / 4, (1.4 + 0.8) / 2], 1 + 2 + 1),
+    ("gspo", [0.8, -2.4, -0.7 ** (1 / 4), 1.05 ** (1 / 2)], 1 + 3)], indirect=["script"])
+def test_metrics_match_a_hand_computed_batch(script, config, bigram, losses, num_clipped):
+    """The policy gives every token probability 1 / V. So does the reference, except that token 4
+    has probability 1/2 after token 3."""
     EOS, PAD = script.EOS, script.PAD
     uniform = torch.zeros(V, V, dtype=torch.float64)
     policy = bigram(uniform)
@@ -103,7 +107,7 @@ def known_scene(script, config, bigram):
     tokens = [[EOS, PAD, PAD, PAD], [3, 4, EOS, PAD], [5, 6, 7, 8], [5, EOS, PAD, PAD],
               [9, EOS, PAD, PAD], [9, EOS, PAD, PAD]]
     mask = f64([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]])
-    ratios = f64([[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1],
+    ratios = f64([[0.5, 1, 1, 1], [1.4, 1.5, 1.25, 1], [1, 1, 1, 0.7], [1.4, 0.75, 1, 1],
                   [0.5, 1.5, 1, 1], [1, 1, 1, 1]])
     rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.2, 0.2]])
     batch = made_batch(
@@ -111,21 +115,11 @@ def known_scene(script, config, bigram):
     cfg = config(num_prompts=3, num_generations=2, max_completion_length=4, beta=0.1,
                  max_grad_norm=1e9, micro_batch_size=2, epsilon=0.2,
                  epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
-    A = f64([-1, 2, 1, -1, 0, 0])[:, None] * mask
-    return Scene(script, cfg, policy, reference, batch, A)
-
-
-# The loss of each row, and how many of the 14 tokens are clipped. GRPO clips the only token of the
-# first row, and the ratio 1.5 in the second. GSPO clips the first two rows.
-@pytest.mark.parametrize("script, losses, num_clipped", [
-    ("grpo", [0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2], 1 + 1),
-    ("gspo", [0.8, -2.4, -0.7 ** (1 / 4), 1.4 ** (1 / 2)], 1 + 3)], indirect=["script"])
-def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
-    _, gradient = known_scene.backward(torch.arange(6))
-    metrics = known_scene.update()
+    scene = Scene(script, cfg, policy, reference, batch, f64([-1, 2, 1, -1, 0, 0])[:, None] * mask)
+    _, gradient = scene.backward(torch.arange(6))
+    metrics = scene.update()
     x = math.log(2 / V)                     # log(pi / pi_ref) of token 4 after token 3
     k3 = math.exp(-x) + x - 1
-    sum_of_log_ratios = math.log(0.5 * 1.5 * 1.2 * 0.7 * 1.4 * 0.5 * 1.5)
     expected = {
         "loss": sum(losses) / 6 + 0.1 * k3 / 3 / 6,
         "max_log_ratio": math.log(2),
@@ -133,12 +127,11 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
         "clip_ratio/region_mean": num_clipped / 14,
         "grad_norm": gradient.norm().item()}
     assert metrics == pytest.approx(expected, rel=1e-6)
-    _, mean_kl = known_scene.script.score_reference(
-        known_scene.reference, known_scene.batch, known_scene.cfg)
-    assert mean_kl == pytest.approx((x - sum_of_log_ratios) / 14, rel=1e-6)
-    without, _ = known_scene.backward(torch.arange(6), beta=0.0)        # skips rows with A = 0
+    _, mean_kl = script.score_reference(reference, batch, cfg)
+    assert mean_kl == pytest.approx((x - ratios.log().sum().item()) / 14, rel=1e-6)
+    without, _ = scene.backward(torch.arange(6), beta=0.0)              # skips rows with A = 0
     assert without["clip_ratio/region_mean"] == pytest.approx(num_clipped / 14)
-    assert common.describe(known_scene.batch) == pytest.approx({
+    assert common.describe(batch) == pytest.approx({
         "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
         "frac_reward_zero_std": 2 / 3, "entropy": 0.5, "completions/mean_length": 14 / 6,
         "completions/clipped_ratio": 1 / 6}, rel=1e-6)
