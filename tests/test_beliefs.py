@@ -30,10 +30,6 @@ def values(expression):
     return visit(ast.parse(expression, mode="eval").body)
 
 
-def right_result(fact):
-    return values(fact)[-1]
-
-
 def thought_of(problem):
     """Read the thought of a demonstration, in signs. -> list of (fact, result) without slips, and
     the number of slips; or None if it only answers"""
@@ -92,7 +88,7 @@ def test_authors_write_what_they_believe_but_a_cold_start_and_work_after_a_hint_
         assert thought or phase != "cold_start" and not has_hint
         slips += [count] * bool(thought and not has_hint)
         for fact, result in thought or ():
-            right = right_result(fact)
+            right = values(fact)[-1]
             if phase == "cold_start" or has_hint or not task.has_wrong_belief(fact):
                 assert result == right
             else:

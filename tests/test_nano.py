@@ -80,13 +80,34 @@ def tiny(monkeypatch, capsys):
     return run
 
 
-def test_the_rate_falls_to_0_and_the_seed_alone_decides_what_happens(tiny, watch):
+def test_a_step_trains_twice_on_whole_groups_at_a_falling_rate_and_the_seed_decides(tiny, watch):
     rates = watch(nano, "descend", lambda *args: args[-1])
+    asked = watch(nano, "encode", lambda texts, L: texts)
+    judged = watch(nano, "advantages", lambda rewards: rewards.shape)
+    gaps = watch(nano, "surrogate_loss", lambda logps, old_logps, *_: (
+        (logps - old_logps).abs().max().item()))
+    starts = watch(nano, "make_base", lambda policy, rng, steps: (
+        policy.embed.sum().item(), rng.random()))
     printed = tiny(seed=3, base_steps=2, steps=2)
     assert rates == [4e-3 / 50, 4e-3 / 25, *[nano.RATE] * 2, *[nano.RATE / 2] * 2]
+    [trained, _] = [texts for texts in asked if len(texts) == nano.P * nano.G]
+    assert [len({*trained[:nano.G]}), len({*trained[nano.G:]}), len({*trained})] == [1, 1, 2]
+    assert judged == [(nano.P, nano.G)] * 2 and gaps[0] < 1e-5 < 1e-4 < gaps[1]
     torch.rand(3)
     assert tiny(seed=3, base_steps=2, steps=2) == printed != tiny(seed=4, base_steps=2, steps=2)
+    assert starts[0] == starts[1] and not {*starts[0]} & {*starts[2]}
     assert re.findall("held-out questions, (.*?): ", printed) == ["before", "after"]
+
+
+def test_it_descends_the_gradient_of_one_loss_cut_to_norm_1_at_the_given_rate():
+    policy = torch.nn.Linear(4, 1, bias=False)
+    before = policy.weight.detach().clone()
+    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
+    for scale, norm in ((0.1, 0.2), (0.1, 0.2), (9.0, 1.0)):
+        nano.descend(policy, optimizer, scale * policy.weight.sum(), learning_rate=0.5)
+        assert policy.weight.grad.norm().item() == pytest.approx(norm)
+        before -= 0.5 if scale < 1 else 0.0
+        assert scale > 1 or torch.allclose(policy.weight, before)
 
 
 def test_training_and_evaluation_ask_different_questions_and_a_forced_think_follows_its_question(

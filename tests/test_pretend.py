@@ -16,7 +16,6 @@ import kernels
 import plumbing
 from kernels import logprob
 from tasks import flags as task_flags
-from tasks import preferences
 
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
         "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 "
@@ -35,7 +34,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GP
 
 @pytest.fixture(autouse=True)
 def work_folder(own_folder, monkeypatch):
-    monkeypatch.setattr(preferences, "BATCHES", 2)
     monkeypatch.setattr(task_flags, "load_part", load_part)
 
 
@@ -47,15 +45,6 @@ def load_part(*args, load_part=task_flags.load_part):
     return task
 
 
-def train(device, words, folder):
-    """Start or resume a run of a script on a device."""
-    script, *flags = words.split()
-    if "--resume_from_checkpoint" not in flags:
-        flags = [*TINY.split(), *flags, "--output_dir", folder]
-    with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
-        importlib.import_module(script).main([*flags, "--device", device])
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Flags for one base on both devices, because two bases would differ in their last bits."""
@@ -64,15 +53,18 @@ def base(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         grpo.main([*words.split(), "--output_dir", "base"])
-    return f" --init_from {folder}/base"
+    return ["--init_from", f"{folder}/base"]
 
 
 # ---- 1. runs ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words", RUNS)
 def test_a_run_has_the_numbers_of_the_cpu(words, base):
+    script, *flags = words.split()
     for device in ("cpu", "cuda"):
-        train(device, words + base, device)
+        with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
+            importlib.import_module(script).main([
+                *TINY.split(), *flags, *base, "--output_dir", device, "--device", device])
     for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
         del ours["step_time"], expected["step_time"]
         assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3

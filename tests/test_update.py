@@ -8,7 +8,6 @@ from conftest import close, every_script, f64, scripts
 from update_scenes import NUM_ROWS, Scene, gradients, made_batch, weights
 
 import common
-import nano
 
 from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from pairs
 
@@ -149,37 +148,3 @@ def test_the_reference_of_a_run_stays_where_the_policy_began(train):
     kl = [metrics["kl"] for metrics in train("", num_steps=4).metrics]
     assert abs(kl[0]) < 1e-4
     assert kl[3] > 0.01
-
-
-# ---- nano.py ---------------------------------------------------------------------------------
-
-def test_nano_trains_on_whole_groups_and_off_policy_in_the_second_update(monkeypatch, watch):
-    monkeypatch.setattr(nano, "T", 6)
-    monkeypatch.setattr(nano, "HELD_OUT", 50)
-    monkeypatch.setattr(nano, "verify", lambda answer, text: float(text < "="))
-    monkeypatch.setattr(nano, "make_base", lambda policy, rng, steps: None)
-    asked = watch(nano, "encode", lambda texts, L: texts)
-    judged = watch(nano, "advantages", lambda rewards: rewards.shape)
-    gaps = watch(nano, "surrogate_loss", lambda logps, old_logps, *_: (
-        (logps - old_logps).abs().max().item()))
-    starts = watch(nano, "make_base", lambda policy, rng, steps: (
-        policy.embed.sum().item(), rng.random()))
-    for seed in (0, 1):
-        nano.main(seed, steps=1)
-    _, _, trained, *_ = asked
-    groups = [set(trained[i:i + nano.G]) for i in range(0, nano.P * nano.G, nano.G)]
-    assert [len(group) for group in groups] == [1] * nano.P and len(set(trained)) == nano.P
-    assert judged == [(nano.P, nano.G)] * 2
-    assert gaps[0] < 1e-5 < 1e-4 < gaps[1]
-    assert starts[0][0] != starts[1][0] and starts[0][1] != starts[1][1]
-
-
-def test_nano_descends_the_gradient_of_one_loss_cut_to_norm_1_at_the_given_rate():
-    policy = torch.nn.Linear(4, 1, bias=False)
-    before = policy.weight.detach().clone()
-    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
-    for scale, norm in ((0.1, 0.2), (0.1, 0.2), (9.0, 1.0)):
-        nano.descend(policy, optimizer, scale * policy.weight.sum(), learning_rate=0.5)
-        assert policy.weight.grad.norm().item() == pytest.approx(norm)
-        before -= 0.5 if scale < 1 else 0.0
-        assert scale > 1 or torch.allclose(policy.weight, before)
