@@ -4,7 +4,8 @@
   L_V = 1/B sum_i (r_i - V(q_i))^2                                                   (4)
   L   = -1/B sum_i A_i sum_t log pi(o_t | q, o_<t)                                   (5)
 
-V is the critic. It starts from random weights and learns from each batch after the policy has.
+r_i is the reward minus the mean of the batch. V is the critic. It starts from random weights and
+learns from each batch after the policy has.
 """
 import operator
 import random
@@ -188,12 +189,13 @@ def main(seed=0, base_steps=1000, steps=80):
         rewards = torch.tensor(list(map(verify, answers, decode(tokens)))).float()  # (B,)
         with torch.no_grad():
             V = value(critic, tokens[:, :W])                                # (B,)
-        A = (rewards - V).view(-1, 1)                                       # eq. (1), (B, 1)
+        centered = rewards - rewards.mean()
+        A = (centered - V).view(-1, 1)                                      # eq. (1), (B, 1)
         logps, mask = logprobs(policy, tokens)                              # (B, T)
         loss = -(A * logps * mask).sum(1).mean()                            # eq. (5)
         descend(policy, optimizer, loss, RATE * (1 - step / steps))
         for rows in torch.randperm(P).chunk(4):
-            errors = rewards[rows] - value(critic, tokens[rows, :W])
+            errors = centered[rows] - value(critic, tokens[rows, :W])
             loss = errors.square().mean()                                   # eq. (4)
             descend(critic, critic_optimizer, loss, 3e-3)
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
