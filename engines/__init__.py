@@ -28,7 +28,7 @@ from vectors.contract import bind, is_adapter, restored, setting
 
 HERE = Path(__file__).resolve().parent.parent
 OURS = ("common", "plumbing", "reinforce", "ppo", "grpo", "gspo", "dpo", "nano", "real", "tasks",
-        "kernels", "examples", "vectors", "report", "engines", "learn", "lab", "tests")
+        "kernels", "examples", "vectors", "report", "engines", "measuring", "learn", "lab", "tests")
 SCRIPTS = ("grpo", "gspo", "ppo")
 INPUTS = ("logps", "old_logps", "advantages", "mask")
 
