@@ -1,11 +1,23 @@
 """Which estimates of the KL have its gradient, as a loss or in the reward: all outputs of two
 tokens are enumerated, in float64."""
+import math
+
+import pytest
 import torch
-from conftest import ROOT, close
+from conftest import ROOT, close, f64
 from conftest import gradient as slope
 
+import dpo
 import grpo
+import gspo
+import ppo
 import reinforce
+
+# of x = log pi - log pi_ref = -1/2 and 1, with pi / pi_old = 2: the estimate, its slope in log pi
+ESTIMATES = {"k1": ([-0.5, 1.0], [1.0, 1.0]),
+             "k2": ([0.125, 0.5], [-0.5, 1.0]),
+             "k3": ([math.exp(0.5) - 1.5, math.exp(-1)], [1 - math.exp(0.5), 1 - math.exp(-1)]),
+             "k3_ratio": ([2 * math.exp(0.5) - 3, 2 * math.exp(-1)], [-1.0, 2.0])}
 
 
 def two_tokens(theta):
@@ -41,6 +53,18 @@ def policies(seed):
     torch.manual_seed(seed)
     theta, ref, old = (2 * torch.randn(4, 3, dtype=torch.float64) for _ in range(3))
     return theta.requires_grad_(), ref, old
+
+
+@pytest.mark.parametrize("script, estimators", [
+    (reinforce, ["k1"]), (ppo, ["k1", "k3"]), (dpo, ["k3"]), (grpo, ESTIMATES), (gspo, ESTIMATES)])
+def test_every_scripts_own_estimates_have_their_values_for_both_signs(script, estimators):
+    logps, old_logps = f64([-1.5, -1.0]).requires_grad_(), f64([-1.5, -1.0]) - math.log(2)
+    ref_logps = f64([-1.0, -2.0])
+    for estimator in estimators:
+        ratio = [logps - old_logps] if estimator == "k3_ratio" else []
+        found = script.kl(logps, ref_logps, estimator, *ratio)
+        for one, expected in zip((found, slope(found, logps)), ESTIMATES[estimator]):
+            close(one, f64(expected))
 
 
 def test_k3_ratio_has_the_gradient_of_the_kl_at_each_token_with_the_tokens_before_it_fixed():
