@@ -17,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read play report help test quick lint mutants changed sync diff count seeds bases nano-seeds lines play-experiments \
+.PHONY: run path nano practice read play report help test quick lint mutants sync diff count seeds bases nano-seeds lines play-experiments \
         zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes families gpu conform site screenshot \
         screenshot-trl clean
 
@@ -51,7 +51,7 @@ help:                    ## this list
 ##@ To check your changes
 
 # the tests read and write UTF-8 in any locale
-test quick mutants changed: export PYTHONUTF8 = 1
+test quick mutants: export PYTHONUTF8 = 1
 
 test: $(READY)           ## run all tests on all cores
 	$(PY) $(PYTEST) $(A)
@@ -64,9 +64,6 @@ lint: $(READY)           ## check the style with ruff
 
 mutants: $(READY)        ## plant the mistakes of practice: a test has to catch each (20 minutes)
 	$(PY) tests/mutants.py
-
-changed: $(READY)        ## plant mistakes in changed lines for 3 minutes; BASE=main: since main
-	$(PY) tests/mutants.py --changed
 
 ##@ To keep the scripts in step
 
