@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -216,23 +215,28 @@ def test_a_call_may_end_with_an_end_or_in_a_token_and_an_answer_goes_to_its_own_
 
 @pytest.mark.parametrize("respond, words", [
     (lambda q, text: {}[text], "KeyError("), (lambda *_: None, "NoneType found"),
-    (lambda *_: 7, "int found"), (lambda *_: time.sleep(2), "TimeoutError()")])
+    (lambda *_: 7, "int found"), (None, "TimeoutError()")])
 def test_a_tool_that_fails_or_is_too_slow_costs_one_line_and_its_answer(respond, words, capsys):
-    script = agent(respond=respond, PATIENCE=0.1 if "Time" in words else 60, T=12)
+    sampled = threading.Event()         # too late for a tool that has to answer at once
+    patience = 600 if respond else 0
+    script = agent(respond=respond or (lambda *_: sampled.wait()), PATIENCE=patience, T=12)
     tokens = script.sample(script.load(random_model()), QUESTIONS)
+    sampled.set()
     [line] = [line for line in capsys.readouterr().out.splitlines() if "sampled" in line]
     assert words in line and "failed 0" not in line and (tokens >= script.PAD).all()
     assert script.METRICS["tools/failure_frequency"] == 1 and script.CALLS == []
 
 
 def test_calls_that_end_at_the_same_time_run_side_by_side_and_keep_their_rows():
-    barrier = threading.Barrier(12, timeout=20)         # all of them wait for the last one
+    """The last call ends first, and each of the others after the next one."""
+    ended = [threading.Event() for _ in range(13)]
+    ended[12].set()
 
     def respond(question, text):
-        barrier.wait()
-        time.sleep(0.24 - 0.02 * int(question))
+        ended[int(question) + 1].wait()
+        ended[int(question)].set()
         return question * 2
-    script = agent(respond=respond)
+    script = agent(respond=respond, PATIENCE=600)
     script.load(random_model())
     rows = torch.full((12, 48), -1)
     rows[:, 24] = ord("a")

@@ -484,6 +484,24 @@ def test_what_is_not_finite_or_fails_ends_a_run_before_its_step(
     assert not Path("out/checkpoint-2").exists()
 
 
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("rewards, ends", [
+    ([0, 1, 0, 1], False), ([0, INF, 0, 1], True), ([0, -INF, 0, 1], True), ([INF] * 4, True),
+    ([0, NAN, 0, 1], False), ([NAN] * 4, True)])
+def test_one_infinite_reward_ends_a_run_and_so_does_a_batch_without_any(rewards, ends, monkeypatch):
+    monkeypatch.setattr(trl.GRPOTrainer, "_calculate_rewards",
+                        lambda *_: torch.tensor(rewards)[:, None])
+    trainer = object.__new__(ours.Trainer)
+    trainer.reward_func_names = ["mine"]
+    if ends:
+        with pytest.raises(FloatingPointError, match="a reward is infinite, or all are None: mine"):
+            trainer._calculate_rewards()
+    else:
+        same(trainer._calculate_rewards()[:, 0], torch.tensor(rewards), equal_nan=True)
+
+
 def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):
     pytest.importorskip("peft", reason=NEEDS)
     trainer = ours.main(words_of(small_llama, "mine.py:my_loss", "how=token_mean", max_steps=2,

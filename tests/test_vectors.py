@@ -3,6 +3,7 @@ and test the command that does this for everybody's functions, as they are or wi
 import importlib
 import inspect
 import re
+import signal
 import sys
 
 import pytest
@@ -425,13 +426,15 @@ def test_a_file_that_prints_changes_torch_or_does_not_end_gets_a_verdict(answer,
     changes = f"{RIGHT}\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.half)\n"
     for source in (prints, changes):
         assert answer(source, "--recipe", "dapo") == answer(RIGHT, "--recipe", "dapo")
-    monkeypatch.setattr(command, "SECONDS", 0.2)
-    slow = RIGHT.replace("m = mask", "m = mask\n    CALLS.append(time.time())\n    "
-                         "while len(CALLS) < 3 and time.time() < CALLS[-1] + 3: pass")
-    code, text = answer(f"import time\nCALLS = []\n{slow}", "--recipe", "dapo")
-    assert code == 1 and "SystemExit: it takes more than 0.2 seconds: clip; clip, second\n" in text
-    code, text = answer(RIGHT + "\nwhile True: pass\n", "--recipe", "dapo")
-    assert code == 2 and "it takes more than 0.2 seconds" in text
+    timers = []                     # no second passes: the file says when its time has run out
+    monkeypatch.setattr(signal, "setitimer", lambda *timer: timers.append(timer))
+    ends = "signal.raise_signal(signal.SIGALRM)"
+    slow = RIGHT.replace("m = mask", f"m = mask\n    CALLS.append(0)\n    if len(CALLS) < 3: {ends}")
+    code, text = answer(f"import signal\nCALLS = []\n{slow}", "--recipe", "dapo")
+    assert code == 1 and "SystemExit: it takes more than 60 seconds: clip; clip, second\n" in text
+    assert timers[:2] == [(signal.ITIMER_REAL, 60, 1), (signal.ITIMER_REAL, 0)]
+    code, text = answer(f"import signal\n{RIGHT}\n{ends}\n", "--recipe", "dapo")
+    assert code == 2 and "it takes more than 60 seconds" in text
 
 
 def test_a_mistake_is_named_only_if_it_gives_all_wrong_answers_and_no_right_one_rules_it_out():
