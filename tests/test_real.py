@@ -564,17 +564,17 @@ def test_an_adapter_by_the_lines_of_the_page_is_saved_as_a_plain_model_and_resum
 def test_rewards_with_names_are_added_and_logged_and_a_verify_that_prefers_nothing_is_named(
         llama, change, capsys, watch):
     """A line has the means of its own step."""
-    logged = watch(real, "log", lambda *_, **__: 0)
-    change(T=3, P=2, verify=lambda answer, text: {"now": len(logged) + 0.5, "empty": text == ""})
+    seen = [watch(real, name, lambda *_, **__: 0) for name in ("load", "log")]
+    change(T=3, P=2, verify=lambda answer, text: {"now": sum(map(len, seen)), "empty": text == ""})
     real.main(llama, sums(), steps=2)
     lines = [*map(json.loads, Path("trained/metrics.jsonl").read_text().splitlines())]
     assert [line.get("rewards/now/mean", line.get("eval_rewards/now/mean")) for line in lines] == [
-        0.5, 1.5, 2.5, 3.5]
+        1, 2, 3, 4]
     for line in lines[1:3]:
         assert line["reward"] == pytest.approx(
             line["rewards/now/mean"] + line["rewards/empty/mean"])
     assert 0 < lines[1]["entropy"] < 6 and "entropy" not in lines[0]
-    assert "answers as texts get 0.500, empty texts 1.500; " in capsys.readouterr().out
+    assert "answers as texts get 0.000, empty texts 1.000; " in capsys.readouterr().out
     change(verify=lambda answer, text: float(text == answer))       # numbers are texts
     real.main(llama, sums(), steps=0)
     assert "Look at verify" not in capsys.readouterr().out
