@@ -8,7 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from small_vectors import losses_of
 from torch.testing import assert_close as same
 
 import engines
+import grpo
 import vectors
 from engines import names, record
 from vectors import __main__ as vectors_main
@@ -500,6 +503,25 @@ def test_one_infinite_reward_ends_a_run_and_so_does_a_batch_without_any(rewards,
             trainer._calculate_rewards()
     else:
         same(trainer._calculate_rewards()[:, 0], torch.tensor(rewards), equal_nan=True)
+
+
+def test_a_line_of_the_log_has_the_largest_ratio_and_the_clipped_share_of_its_own_steps(monkeypatch):
+    trainer = object.__new__(ours.Trainer)
+    trainer.model, trainer.token_counts = torch.nn.Identity(), torch.zeros(2)
+    trainer.accelerator = SimpleNamespace(device="cpu", gather=lambda x: x,
+                                          reduce=lambda x, reduction: x)
+    shown = []
+    monkeypatch.setattr(trl.GRPOTrainer, "log", lambda self, *_: shown.append(
+        [round(self._metrics["train"].pop(name)[0], 6) for name in ("max_log_ratio", "no_gradient")]))
+    for steps in [[(0, 0.5), (-1, 0.1)], [(0, 0.1)]]:
+        trainer._metrics = {"train": defaultdict(list)}
+        for log_rho in steps:
+            logps, A, mask = torch.tensor([log_rho]).requires_grad_(), torch.ones(1), torch.ones(1, 2)
+            old_logps = torch.zeros(1, 2)
+            loss = grpo.policy_loss(logps, old_logps, A, mask, "grpo", 0.2, 0.28)
+            trainer.log_tokens(loss, logps, old_logps, A, mask)
+        trainer.log({})
+    assert shown == [[1, 0.25], [0.1, 0]]
 
 
 def test_an_adapter_of_trl_learns_from_our_loss(small_llama, folder):
