@@ -1,5 +1,5 @@
-"""Plant the mistakes of learn/practice/mistakes.txt, one at a time, and run the tests that they name
-until one fails: make mutants.
+"""Plant the mistakes of learn/practice/mistakes.txt, one at a time, and run the tests that they
+name until one fails: make mutants.
 
 The tests have to pass before. No file changes: a process of Python gets the mistake when it imports
 the file, but not if it runs the file as a script.

@@ -505,19 +505,20 @@ def test_one_infinite_reward_ends_a_run_and_so_does_a_batch_without_any(rewards,
         same(trainer._calculate_rewards()[:, 0], torch.tensor(rewards), equal_nan=True)
 
 
-def test_a_line_of_the_log_has_the_largest_ratio_and_the_clipped_share_of_its_own_steps(monkeypatch):
+def test_a_line_of_the_log_has_the_largest_ratio_and_clipped_share_of_its_own_steps(monkeypatch):
     trainer = object.__new__(ours.Trainer)
     trainer.model, trainer.token_counts = torch.nn.Identity(), torch.zeros(2)
     trainer.accelerator = SimpleNamespace(device="cpu", gather=lambda x: x,
                                           reduce=lambda x, reduction: x)
     shown = []
+    names = "max_log_ratio", "no_gradient"
     monkeypatch.setattr(trl.GRPOTrainer, "log", lambda self, *_: shown.append(
-        [round(self._metrics["train"].pop(name)[0], 6) for name in ("max_log_ratio", "no_gradient")]))
+        [round(self._metrics["train"][name][0], 6) for name in names]))
     for steps in [[(0, 0.5), (-1, 0.1)], [(0, 0.1)]]:
         trainer._metrics = {"train": defaultdict(list)}
         for log_rho in steps:
-            logps, A, mask = torch.tensor([log_rho]).requires_grad_(), torch.ones(1), torch.ones(1, 2)
-            old_logps = torch.zeros(1, 2)
+            logps, old_logps = torch.tensor([log_rho]).requires_grad_(), torch.zeros(1, 2)
+            A, mask = torch.ones(1), torch.ones(1, 2)
             loss = grpo.policy_loss(logps, old_logps, A, mask, "grpo", 0.2, 0.28)
             trainer.log_tokens(loss, logps, old_logps, A, mask)
         trainer.log({})

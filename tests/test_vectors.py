@@ -429,7 +429,8 @@ def test_a_file_that_prints_changes_torch_or_does_not_end_gets_a_verdict(answer,
     timers = []                     # no second passes: the file says when its time has run out
     monkeypatch.setattr(signal, "setitimer", lambda *timer: timers.append(timer))
     ends = "signal.raise_signal(signal.SIGALRM)"
-    slow = RIGHT.replace("m = mask", f"m = mask\n    CALLS.append(0)\n    if len(CALLS) < 3: {ends}")
+    slow = RIGHT.replace("m = mask", "m = mask\n    CALLS.append(0)\n    "
+                         f"if len(CALLS) < 3: {ends}")
     code, text = answer(f"import signal\nCALLS = []\n{slow}", "--recipe", "dapo")
     assert code == 1 and "SystemExit: it takes more than 60 seconds: clip; clip, second\n" in text
     assert timers[:2] == [(signal.ITIMER_REAL, 60, 1), (signal.ITIMER_REAL, 0)]
