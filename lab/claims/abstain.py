@@ -5,8 +5,9 @@ import zlib
 
 import grpo
 import measuring
+import reinforce
 from lab.bench import OURS, Claim, at_best, cell, numbers
-from lab.claims.imitation import STEPS, budget, imitation, positive, train
+from lab.claims.imitation import STEPS, budget, imitation, positive, train, weighted
 from lab.docs import run_once, table
 from report import chart
 from report.logs import read_summary
@@ -31,6 +32,12 @@ FROM_6, FROM_11 = (f"imitation of {n} points and more, 10 rounds, 3 passes" for 
 NONE, BATCH, SHIFTED = (
     "REINFORCE", "REINFORCE, batch's mean as baseline", "REINFORCE, weights 2, 1 and 0")
 GRPO, POSITIVE, COLD, WARM = "GRPO", "GRPO, positive advantages alone", "PPO", "PPO, critic first"
+MEAN, MORE_ONLY, THRICE = (
+    "REINFORCE, group's mean as baseline",
+    "REINFORCE, group's mean as baseline, positive advantages alone",
+    "GRPO, 3 passes over each batch")
+ABOVE, WEIGHTED = ("imitation of all above the group's mean, 10 rounds, 3 passes",
+                   "imitation weighted by the positive advantage, 10 rounds, 3 passes")
 WAYS = {
     THREE: (imitation(3, 3), 5e-4, 0, 0, 0),
     TEN: (imitation(10, 3), 5e-4, 0, 0, 2.5e-4),
@@ -45,7 +52,12 @@ WAYS = {
     GRPO: ("grpo.py", 5e-4, 5e-4, 5e-4, 5e-4),
     POSITIVE: ("grpo.py", 5e-4, 0, 0, 0),
     COLD: ("ppo.py", 5e-4, 0, 0, 0),
-    WARM: ("ppo.py --critic_pretrain_steps 10 --max_steps 50", 5e-4, 0, 0, 0)}
+    WARM: ("ppo.py --critic_pretrain_steps 10 --max_steps 50", 5e-4, 0, 0, 0),
+    MEAN: ("reinforce.py --baseline mean", 5e-4, 0, 0, 5e-4),
+    MORE_ONLY: ("reinforce.py --baseline mean", 5e-4, 0, 0, 5e-4),
+    ABOVE: (imitation(10, 3), 5e-4, 0, 0, 5e-4),
+    WEIGHTED: (imitation(10, 3), 5e-4, 0, 0, 5e-4),
+    THRICE: ("grpo.py --num_iterations 3", 5e-4, 0, 0, 0)}
 MARKS, FREE, DEAR, LEVELS = "marks", "no cost", "cost 3", "levels"
 TITLES = {MARKS: "1, 0 or -1", FREE: "1 or 0", DEAR: "1, 0 or -3", LEVELS: "points with levels"}
 REWARDS = {MARKS: "--task abstain", FREE: "--task abstain:cost=0", DEAR: "--task abstain:cost=3",
@@ -74,6 +86,11 @@ REPLACED = {NOT_WRONG: lambda problem, text, given: float(given >= 0),
             SHIFTED: lambda problem, text, given: given + 1,
             FROM_6: lambda *judged: float(with_level(*judged) >= 6),
             FROM_11: lambda *judged: float(with_level(*judged) >= 11)}
+# What some ways put in the place of another function of their script
+CHANGES = {POSITIVE: {"advantages": functools.partial(positive, grpo.advantages)},
+           MORE_ONLY: {"advantages": functools.partial(positive, reinforce.advantages)},
+           ABOVE: {"token_rewards": functools.partial(weighted, lambda A: (A > 0).to(A))},
+           WEIGHTED: {"token_rewards": functools.partial(weighted, lambda A: A.clamp(min=0))}}
 
 
 def measure(case, seed):
@@ -86,11 +103,9 @@ def measure(case, seed):
                         (), SCORES)
     side, _, rate = case.rpartition(", ")
     reward, _, way = side.partition(": ")
-    changes = {}
+    changes = dict(CHANGES.get(way, {}))
     if way in REPLACED or reward == LEVELS:
         changes["reward"] = REPLACED.get(way, with_level)
-    if way == POSITIVE:
-        changes["advantages"] = functools.partial(positive, grpo.advantages)
     return train(f"{WAYS[way][0]} {REWARDS[reward]} {SCORED}", rate, changes, seed, SCORES)
 
 
@@ -111,6 +126,9 @@ def at_costs(largest, seed):
 
 MORE = "makes up at least 0.3 more of the answers to questions that hide a number than GRPO"
 LITTLE = "makes up at most 0.1 of the answers to questions that hide a number"
+BOTH = "if it also makes bad outputs less likely"
+THAN_MEAN = ("makes up at least 0.3 more of the answers to questions that hide a number than "
+             "REINFORCE with the group's mean")
 GUESSES = "makes up at least half of the answers to questions that hide a number"
 HIGHER = "under points with levels, GRPO's mean mark is at least 0.1 above that of"
 INF = float("inf")
@@ -130,14 +148,31 @@ JUDGED = (
      "behind GRPO in the mean mark"),
     (MARKS, SHIFTED, None, "hallucinated", -INF, 0.1,
      f"REINFORCE with weights 2, 1 and 0 {LITTLE}"),
-    (MARKS, GRPO, POSITIVE, "right", 0.05, INF, "GRPO is right more often if it also makes bad "
-     "outputs less likely"),
-    (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, INF, "GRPO makes up less if it also makes bad "
-     "outputs less likely"),
+    (MARKS, GRPO, POSITIVE, "right", 0.05, INF, f"GRPO is right more often {BOTH}"),
+    (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, INF, f"GRPO makes up less {BOTH}"),
+    (MARKS, MEAN, None, "hallucinated", -INF, 0.1, f"REINFORCE with the group's mean {LITTLE}"),
+    (MARKS, MORE_ONLY, MEAN, "hallucinated", 0.05, INF,
+     f"REINFORCE with the group's mean makes up less {BOTH}"),
+    (MARKS, ABOVE, None, "hallucinated", -INF, 0.1,
+     f"imitation of all above the group's mean {LITTLE}"),
+    (MARKS, WEIGHTED, MEAN, "hallucinated", 0.3, INF,
+     f"imitation weighted by the positive advantage {THAN_MEAN}"),
+    (MARKS, NONE, MEAN, "right", 0.02, INF, "REINFORCE is right more often, by at least 0.02, "
+     "without the group's mean"),
+    (MARKS, THRICE, GRPO, "right", 0.02, INF, "GRPO is right more often, by at least 0.02, if it "
+     "passes over each batch three times"),
     (FREE, GRPO, None, "hallucinated", 0.5, INF, f"if guessing costs nothing, GRPO {GUESSES}"),
     (FREE, RIGHT, None, "hallucinated", 0.5, INF, "if guessing costs nothing, imitation of all "
      f"right ones {GUESSES}"),
     (LEVELS, GRPO, None, "hallucinated", -INF, 0.1, f"under points with levels, GRPO {LITTLE}"),
+    (LEVELS, MEAN, None, "hallucinated", -INF, 0.1,
+     f"under points with levels, REINFORCE with the group's mean {LITTLE}"),
+    (LEVELS, MORE_ONLY, MEAN, "hallucinated", 0.1, INF, "under points with levels, REINFORCE with "
+     f"the group's mean makes up at least 0.1 less {BOTH}"),
+    (LEVELS, ABOVE, MEAN, "hallucinated", 0.3, INF,
+     f"under points with levels, imitation of all above the group's mean {THAN_MEAN}"),
+    (LEVELS, WEIGHTED, MEAN, "hallucinated", 0.3, INF,
+     f"under points with levels, imitation weighted by the positive advantage {THAN_MEAN}"),
     *((LEVELS, GRPO, way, "marks", 0.1, INF, f"{HIGHER} {way}")
       for way in (FROM_6, FROM_11, TEN, BATCH)))
 
