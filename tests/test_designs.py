@@ -2,6 +2,7 @@
 outputs, and seeds and samples which judge have not chosen."""
 import itertools
 import shlex
+import sys
 import types
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 
 import common
 import grpo
+import gspo
+import measuring
 import plumbing
+import reinforce
 from lab import bench
 from lab.claims import beliefs, bugs, hints, imitation, kl
 from tasks import preferences
@@ -58,7 +62,7 @@ class Spy:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_all_sides_train_on_equally_many_outputs_from_bases_of_their_seed(name, monkeypatch):
+def test_all_sides_train_on_equally_many_outputs(name, monkeypatch):
     one = bench.module(name)
     flags = {}
     for case in cases_of(name):
@@ -74,8 +78,6 @@ def test_all_sides_train_on_equally_many_outputs_from_bases_of_their_seed(name, 
             one.measure(case, 3)
         [(outputs, steps, cfg)] = spy.trained
         assert (outputs, steps) == TRAINED[name], case
-        base_seed = 0 if one.ONE_BASE else 3
-        assert (cfg.seed, cfg.base_seed) == (3, base_seed)
         if one.SIDES and case not in one.CASES:
             assert cfg.learning_rate == float(case.rpartition(", ")[2])
         if name == "beliefs":
@@ -88,29 +90,92 @@ def test_all_sides_train_on_equally_many_outputs_from_bases_of_their_seed(name, 
         assert steps == [{"0"}, {"0"}, {"0", "12", "24", "36", "48"}]
 
 
-@pytest.mark.parametrize("name", ["imitation", "abstain"])
-def test_each_way_to_learn_gets_the_reward_outputs_updates_and_seeds_that_its_page_states(
-        name, monkeypatch):
-    one = bench.module(name)
+class Begun(Exception):
+    """Ends a measurement at its first base, with its Config and what its script would do."""
 
-    def run_once(command, seed, *_):
-        script, *flags = shlex.split(command)
-        script = imitation.SCRIPTS[script.removesuffix(".py")]
-        words = ["--device", "cpu", *flags, "--seed", str(seed)]
-        judged = script.reward(common.Problem("3+1=", "4"), "<answer>6</answer>", 0.0)
-        return plumbing.parse_flags(script.Config, words), judged
-    monkeypatch.setattr(imitation, "run_once", run_once)
+
+def begun(name, case, seed):
+    """Measure a case of an experiment until it needs a base. -> Config, the rewards of OUTPUTS, the
+    advantages of the outputs of two groups with the rewards GROUPS, the weight of two tokens"""
+    def begin(script, cfg):
+        judge = getattr(script, "reward", lambda *one: one[-1])     # examples have none
+        rewards = [judge(common.Problem("3+1=", "4"), *one) for one in OUTPUTS]
+        A, weight = None, None
+        if script in (grpo, gspo):
+            A = script.advantages(GROUPS, cfg.scale_rewards).flatten()
+        if script is reinforce:
+            task, ones = common.load_task(cfg, grpo.verify), torch.ones(8, 2)
+            batch = common.Batch(**dict.fromkeys(common.Batch.__annotations__)
+                                 | {"rewards": GROUPS, "mask": ones, "texts": [""] * 8})
+            A = script.compute_advantages(
+                None, None, batch, script.token_rewards(task, batch, cfg), cfg)[:, 0]
+            weight = script.aggregate(ones, ones, "sequence_sum").item()
+        raise Begun(cfg, rewards, A, weight)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Begun) as end:
+        patch.setattr(plumbing, "load_base", lambda policy, task, cfg: begin(
+            sys.modules[type(cfg).__module__], cfg))
+        patch.setattr(measuring, "run", lambda main, words, *_: begin(
+            script := sys.modules[main.__module__],
+            plumbing.parse_flags(script.Config, ["--device", "cpu", *words])))
+        bench.perform(name, case, seed)
+    return end.value.args
+
+
+@pytest.mark.parametrize("name", set(bench.NAMES) - {"bugs"})
+def test_each_case_begins_from_the_base_of_its_seed(name):
+    one = bench.module(name)
+    sides = {f"{side}, 0.004": 0.004 for side in one.SIDES}
+    for case, rate in (dict.fromkeys(one.CASES) | sides).items():
+        if case in one.FEWER and one.FEWER[case] == [0]:            # trains nothing
+            continue
+        cfg, *_ = begun(name, case, 4)
+        assert (cfg.seed, cfg.base_seed) == (4, 0 if one.ONE_BASE else 4), case
+        assert rate in (None, cfg.learning_rate) or name == "beliefs", case
+
+
+# Outputs to 3+1=, each with what a verifier or a judge gives for it
+OUTPUTS = ("<answer>4</answer>", 4.0), ("<answer>6</answer>", 0.0), ("<answer>5</answer>", -1.0), (
+    "", -2.0)
+# Words in the name of a way, or of its reward, and the rewards of OUTPUTS. The first words count
+REWARDED = {
+    "not wrong": (1, 1, 0, 0), "weights 2, 1 and 0": (5, 1, 0, -1), "of 6 points": (1, 1, 1, 0),
+    "of 11 points": (1, 0, 0, 0), "levels": (11, 7, 6, 5), "even or odd": (1, 1, 0, 0),
+    " 5 points less": (-1, -5, -6, -7), " 5.5 points less": (-1.5, -5.5, -6.5, -7.5),
+    "": (4, 0, -1, -2)}
+# The rewards of two groups, and the advantages
+GROUPS = torch.tensor([[2.0, 1, 0, -1], [5, 5, 5, 5]])
+ADVANTAGES = {
+    "above the group": (4, 4, 0, 0, 0, 0, 0, 0), "weighted": (6, 2, 0, 0, 0, 0, 0, 0),
+    "imitation": (1.6, 0, 0, 0, 1.6, 1.6, 1.6, 1.6),
+    "group's mean as baseline, positive": (1.5, 0.5, 0, 0, 0, 0, 0, 0),
+    "group's mean as baseline": (1.5, 0.5, -0.5, -1.5, 0, 0, 0, 0),
+    "batch's mean as baseline, no negative": (0, 0, 0, 0, 2.25, 2.25, 2.25, 2.25),
+    "batch's mean as baseline": (-0.75, -1.75, -2.75, -3.75, 2.25, 2.25, 2.25, 2.25),
+    "REINFORCE": (2, 1, 0, -1, 5, 5, 5, 5), "GRPO, positive": (1.162, 0.387, 0, 0, 0, 0, 0, 0),
+    "": (1.162, 0.387, -0.387, -1.162, 0, 0, 0, 0)}
+# Flags that a name states; all other ways have other values
+FLAGS = {
+    "3 rounds": ("max_steps", 3), "10 rounds": ("max_steps", 10),
+    "3 passes": ("num_iterations", 3), "6 passes": ("num_iterations", 6),
+    "no cost": ("task", "abstain:cost=0"), "cost 3": ("task", "abstain:cost=3"),
+    "points": ("reward", "points"), "levels": ("reward", "points"),
+    "critic first": ("critic_pretrain_steps", 10)}
+
+
+@pytest.mark.parametrize("name", ["imitation", "abstain"])
+def test_each_way_to_learn_has_the_rewards_advantages_flags_and_outputs_that_its_name_states(name):
+    one = bench.module(name)
     for side in one.SIDES:
-        reward, _, way = side.partition(": ")
-        cfg, judged = one.measure(f"{side}, 0.004", 3)
-        assert (cfg.seed, cfg.base_seed, cfg.learning_rate) == (3, 3, 0.004)
-        assert imitation.budget(one.WAYS[way][0])[0] == 15_360, side
-        assert (cfg.reward == "points") == (reward in ("points", "levels"))
-        assert cfg.task.partition("cost=")[2] == {"no cost": "0", "cost 3": "3"}.get(reward, "")
-        assert (judged == 1) == (reward == "even or odd") or name == "abstain"
-    monkeypatch.setattr(bench, "run_once", lambda command, seed, *_: [command, seed])
-    command, seed = bench.perform("rates", f"{next(iter(bench.module('rates').SIDES))}, 0.004", 3)
-    assert command.endswith(" --learning_rate 0.004 --base_seed 3") and seed == 3
+        cfg, rewards, A, weight = begun(name, f"{side}, 0.004", 4)
+        expected, expected_A = (next(table[key] for key in table if key in side)
+                                for table in (REWARDED, ADVANTAGES))
+        assert tuple(rewards) == expected, side
+        assert A is None or A.tolist() == pytest.approx(expected_A, abs=1e-3), side
+        assert weight in (None, 1 if "divided by the length" in side else 2), side
+        stated = {FLAGS[key] for key in FLAGS if key in side}
+        assert stated == {(flag, value) for flag, value in FLAGS.values()
+                          if getattr(cfg, flag, None) == value}, side
+        assert imitation.budget(one.WAYS[side.partition(": ")[2]][0])[0] == 15_360, side
 
 
 @pytest.mark.parametrize("command, counts", [
