@@ -92,7 +92,8 @@ def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
 @pytest.mark.parametrize("changes, is_same", [
     ({"reward": "accuracy+format"}, True), ({"curriculum": True}, True), ({"seed": 3}, True),
     ({"learning_rate": 0.5}, True), ({"task": "arithmetic:3-6"}, False),
-    ({"device": "mps"}, False), ({"base_seed": 1}, False), ({"textbook_share": 0.5}, False)])
+    ({"device": "mps"}, False),
+    *(({name: 0.25 + value}, False) for name, value in vars(common.Base()).items())])
 def test_what_changes_only_rl_keeps_the_base(config, load_task, changes, is_same):
     cfg = config(task="arithmetic:3-7")
     changed = dataclasses.replace(cfg, **changes)
@@ -131,24 +132,48 @@ def test_bases_runs_and_answers_are_computed_with_one_thread_and_without_tf32(
         plumbing.fix_arithmetic()
 
 
-@pytest.mark.parametrize("highest_loss, usual_steps, is_again", [
-    (torch.inf, 3, False), (0.0, 4, False), (0.0, 3, True), (99.0, 3, False), (torch.nan, 3, True)])
-def test_a_base_that_has_not_learned_its_textbook_is_made_again_with_half_the_rate(
-        config, load_task, own_bases, monkeypatch, capsys, highest_loss, usual_steps, is_again):
-    monkeypatch.setattr(common.Base, "base_steps", usual_steps)
-    cfg = config(base_steps=3)
-    task = load_task(cfg)
-    task.textbook_loss = highest_loss
-    policy = grpo.GPT(cfg)
+@pytest.mark.parametrize("changes, losses, is_second", [
+    ({}, [0.1], False), ({}, [0.11, 0.1], True), ({"base_seed": 5}, [0.2, 0.15], True),
+    ({}, [0.11, 0.12], False), ({}, [torch.inf, 0.2], True), ({}, [0.2, torch.inf], False),
+    ({"base_steps": 4}, [0.2], False), ({"hidden_size": 8}, [0.2], False),
+    ({"base_learning_rate": 1e-3}, [0.2], False)])
+def test_a_usual_base_with_a_high_loss_is_made_again_with_half_the_rate_and_the_better_one_stays(
+        config, load_task, own_bases, monkeypatch, capsys, changes, losses, is_second):
+    for name in common.Base.__annotations__:
+        monkeypatch.setattr(common.Base, name, getattr(config(base_steps=3), name))
+    cfg = config(**{"base_steps": 3} | changes)
+    task, policy = load_task(cfg), grpo.GPT(cfg)
+    task.textbook_loss = 0.1
+    rest = iter(losses)
+    monkeypatch.setattr(plumbing, "textbook_loss", lambda *_: next(rest))
     plumbing.load_base(policy, task, cfg)
-    expected = grpo.GPT(cfg)
-    rate = cfg.base_learning_rate / (1 + is_again)
+    assert [*rest] == [] and ("with half the rate" in capsys.readouterr().err) == (len(losses) > 1)
+    expected, loaded = grpo.GPT(cfg), grpo.GPT(cfg)
+    rate = cfg.base_learning_rate / (1 + is_second)
     plumbing.warm_start(expected, task, dataclasses.replace(cfg, base_learning_rate=rate))
-    assert not changed_weights(policy.state_dict(), expected.state_dict())
-    assert ("not learned its textbook" in capsys.readouterr().err) == is_again
-    loaded = grpo.GPT(cfg)
-    plumbing.load_base(loaded, task, cfg)                   # the file has the last one
-    assert not changed_weights(policy.state_dict(), loaded.state_dict())
+    plumbing.load_base(loaded, task, cfg)
+    for one in (policy, loaded):
+        assert not changed_weights(one.state_dict(), expected.state_dict())
+
+
+def test_the_loss_of_a_base_is_that_of_textbook_examples_that_it_was_not_trained_on(
+        config, load_task, monkeypatch):
+    drawn, sample_problems = [], common.sample_problems
+    monkeypatch.setattr(common, "sample_problems", lambda *args, **options: (
+        drawn.append(sample_problems(*args, **options)), drawn[-1])[1])
+    cfg = config(base_steps=20, task="arithmetic")
+    task, policy = load_task(cfg), grpo.GPT(cfg)
+    plumbing.warm_start(policy, task, cfg)
+    trained = {(one.prompt, one.completion) for examples in drawn for one in examples}
+    loss = plumbing.textbook_loss(policy, task, cfg)
+    new = {(one.prompt, one.completion) for one in drawn[-1]}
+    assert len(new) > 250 and len(new & trained) < 10
+    assert sum("<think>" in completion for _, completion in new) > 200              # no forum
+    prompts, tokens, mask, _ = common.encode_examples(drawn[-1], task, "cpu")
+    logps, _ = grpo.score(policy, prompts, tokens)
+    assert loss == pytest.approx(-((logps * mask).sum() / mask.sum()).item(), rel=1e-5)
+    policy.state_dict()["norm.weight"].fill_(torch.nan)
+    assert plumbing.textbook_loss(policy, task, cfg) == torch.inf
 
 
 def test_only_the_usual_arithmetic_has_a_highest_loss(load_task, config):
