@@ -307,7 +307,7 @@ def mathematics():
 def effect(one):
     """Write an effect with its interval, and in brackets what we predicted. -> str"""
     wrong = "; contradicted" * one.is_contradicted()
-    return "{:+.1f} ({:+.1f} to {:+.1f}) [{:g} to {:g}]{}".format(
+    return "{:+.1f} ({:+.1f} to {:+.1f}) [{:g}…{:g}]{}".format(
         one.difference, *one.interval, *one.predicted, wrong).replace("-", "−")
 
 
