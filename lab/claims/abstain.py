@@ -66,6 +66,9 @@ SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate(REWARDS)
          for way, (_, *rates) in WAYS.items() if rates[place]}
 COMPARED = [(side, "marks") for side in SIDES]
+DRAWN = [f"{reward}: {way}" for reward, ways in (
+    (MARKS, (TEN, WEIGHTED, ABOVE, NOT_WRONG, MORE_ONLY, MEAN, NONE, GRPO)),
+    (LEVELS, (TEN, WEIGHTED, ABOVE, MORE_ONLY, MEAN, BATCH, GRPO))) for way in ways]
 # When does a policy switch from answering to abstaining? A case has all COSTS, from the base and
 # from a policy that has learned without a cost
 COSTS = (0.1, 0.25, 1, 3)
@@ -124,12 +127,11 @@ def at_costs(largest, seed):
             for start, runs in found.items() for name in SCORES}
 
 
-MORE = "makes up at least 0.3 more of the answers to questions that hide a number than GRPO"
-LITTLE = "makes up at most 0.1 of the answers to questions that hide a number"
+MORE = "makes up at least 0.3 more than GRPO"
+LITTLE = "makes up at most 0.1"
 BOTH = "if it also makes bad outputs less likely"
-THAN_MEAN = ("makes up at least 0.3 more of the answers to questions that hide a number than "
-             "REINFORCE with the group's mean")
-GUESSES = "makes up at least half of the answers to questions that hide a number"
+THAN_MEAN = "makes up at least 0.3 more than REINFORCE with the group's mean"
+GUESSES = "makes up at least half"
 HIGHER = "under points with levels, GRPO's mean mark is at least 0.1 above that of"
 INF = float("inf")
 # a reward; a way; another one, or none; the score; the bounds of the difference, or of the score
@@ -202,11 +204,10 @@ def page(x):
     yield Claim("at a cost of 0.25, where it pays to guess one number of three, a policy that "
                 "starts from the base abstains at least 0.3 more often than one that has learned "
                 "without a cost", OURS, tuple(at_quarter), at_least=0.3)
-    shown = {"base": x["base"]} | {side.partition(": ")[2]: columns
-                                   for side, columns in best.items() if side.startswith(MARKS)}
+    shown = {"base": x["base"]} | {side: best[side] for side in DRAWN}
     yield lambda axis: chart.dots(
-        axis, {way.replace(", 3 passes", ""): columns["hallucinated"]
-               for way, columns in shown.items()}, xlim=(0, 1.03), xlabel="share that is made up")
+        axis, {side.replace(", 10 rounds, 3 passes", ""): columns["hallucinated"]
+               for side, columns in shown.items()}, xlim=(0, 1.03), xlabel="share that is made up")
     yield lambda axis: chart.curves(
         axis, {f"{case}, {name}": x[case][f"{start}: abstained"] for case in AT_COSTS
                for start, name in ((BASE, "base"), (ABLE, "trained"))},
@@ -231,6 +232,5 @@ def cells(way, columns):
     """Choose what the tables show. -> {heading: values}"""
     updates = str(budget(WAYS[way][0])[1]) if way in WAYS else "0"
     return {"updates": updates, "best rate": columns.get("rate", "–"), "mean mark":
-            columns["marks"], "right": columns["right"], "greedy": columns["greedy_right"],
-            "abstained": columns["abstained"], "made up": columns["hallucinated"],
+            columns["marks"], "right": columns["right"], "made up": columns["hallucinated"],
             "made up, greedy": columns["greedy_hallucinated"]}
