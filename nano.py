@@ -9,7 +9,7 @@ better than the mean of its group. The group mean is the baseline, so no critic 
   L     = 1/B sum_i 1/|o_i| sum_t L_t                                                (5)
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
-of rows in a shape; pi_old sampled the outputs. This takes a minute on a laptop. grpo.py adds a KL
+of rows in a shape; pi_old sampled the outputs. It takes two minutes on two cores. grpo.py adds a KL
 (4), other losses, flags and tasks; real.py trains pretrained models.
 """
 import operator

@@ -105,13 +105,14 @@ COLUMNS = ("greedy", "greedy_forced_think", "pass@1", "think_share", "accuracy_g
 
 @torch.no_grad()
 def scores(policy, task, cfg):
-    """Score a base. `facts` is the share of right results of sums without a wrong belief, in
-    sampled thoughts. -> {column: number}"""
+    """Score a base. `rule` is the loss by which load_base decides, and `facts` the share of right
+    results of sums without a wrong belief, in sampled thoughts. -> {column: number}"""
     found = grpo.evaluate(policy, task, cfg, greedy=True) | grpo.evaluate(policy, task, cfg)
     columns = {name: found.get(name) for name in ("greedy", "pass@1")}
     if "greedy_think_share" in found:
         forced = grpo.evaluate(policy, task, cfg, greedy=True, opening="<think>")
         columns["forced"] = forced.get("greedy")
+    columns["rule"] = plumbing.textbook_loss(policy, task, cfg)
     for phase in ("textbook", "forum"):
         examples = common.sample_problems(task, 512, "mloss", phase=phase)
         prompts, tokens, mask, _ = common.encode_examples(examples, task, "cpu")
@@ -130,7 +131,7 @@ def scores(policy, task, cfg):
 # ---- 2. the page -----------------------------------------------------------------------------
 
 TABLES = {                              # heading: the columns, and rows: (name, case, seeds)
-    "peak of the rate": (("forced", "textbook", "forum", "facts"), [
+    "peak of the rate": (("forced", "rule", "textbook", "forum", "facts"), [
         (case, case, CASES[case]) for case in (ONCE, SLOWER, HALF, WHOLE, NO_AVX)]),
     "`python grpo.py`": (("base greedy_forced_think", "trained greedy", "trained pass@1"), [
         ("the 9 lowest of 64 bases", MAIN, LOWEST), ("8 others of them", MAIN, OTHERS),
@@ -174,7 +175,7 @@ def page():
     results, about = docs.load("lab/bases", "run: make bases")
 
     def column(case, name, seeds=UNSEEN):
-        return [results[case, seed][name] for seed in seeds if (case, seed) in results]
+        return [results[case, seed].get(name) for seed in seeds if (case, seed) in results]
     text = ""
     for heading, (names, groups) in TABLES.items():
         rows = [[who, len(column(case, names[0], seeds)),

@@ -95,6 +95,9 @@ def test_what_the_table_of_pieces_says_is_so():
     for name in ("unclipped", "penalty"):                               # about a point
         assert all(-1.6 < one.difference < -0.5 for one in found[name]), name
     assert found["single"][1].factor == 2 and -2 < found["single"][1].difference < 0
+    best, above = (lines.effects(name)[-1] for name in ("imitation", "above"))  # the judge
+    assert best.interval[1] < -50 and above.interval[0] < 0 < above.interval[1]     # 31% and 91%
+    assert round(100 * fmean(above.shares)) == 91
     sums, eight = ([one.interval for one in found[x]] for x in ("raw_sums", "eight_unclipped"))
     assert all(low > 0 for low, _ in sums) and all(high < 0 for _, high in eight)
 

@@ -5,8 +5,9 @@ import zlib
 
 import grpo
 import measuring
+import reinforce
 from lab.bench import OURS, Claim, at_best, cell, numbers
-from lab.claims.imitation import STEPS, budget, imitation, positive, train
+from lab.claims.imitation import STEPS, budget, imitation, positive, train, weighted
 from lab.docs import run_once, table
 from report import chart
 from report.logs import read_summary
@@ -31,6 +32,12 @@ FROM_6, FROM_11 = (f"imitation of {n} points and more, 10 rounds, 3 passes" for 
 NONE, BATCH, SHIFTED = (
     "REINFORCE", "REINFORCE, batch's mean as baseline", "REINFORCE, weights 2, 1 and 0")
 GRPO, POSITIVE, COLD, WARM = "GRPO", "GRPO, positive advantages alone", "PPO", "PPO, critic first"
+MEAN, MORE_ONLY, THRICE = (
+    "REINFORCE, group's mean as baseline",
+    "REINFORCE, group's mean as baseline, positive advantages alone",
+    "GRPO, 3 passes over each batch")
+ABOVE, WEIGHTED = ("imitation of all above the group's mean, 10 rounds, 3 passes",
+                   "imitation weighted by the positive advantage, 10 rounds, 3 passes")
 WAYS = {
     THREE: (imitation(3, 3), 5e-4, 0, 0, 0),
     TEN: (imitation(10, 3), 5e-4, 0, 0, 2.5e-4),
@@ -45,7 +52,12 @@ WAYS = {
     GRPO: ("grpo.py", 5e-4, 5e-4, 5e-4, 5e-4),
     POSITIVE: ("grpo.py", 5e-4, 0, 0, 0),
     COLD: ("ppo.py", 5e-4, 0, 0, 0),
-    WARM: ("ppo.py --critic_pretrain_steps 10 --max_steps 50", 5e-4, 0, 0, 0)}
+    WARM: ("ppo.py --critic_pretrain_steps 10 --max_steps 50", 5e-4, 0, 0, 0),
+    MEAN: ("reinforce.py --baseline mean", 5e-4, 0, 0, 5e-4),
+    MORE_ONLY: ("reinforce.py --baseline mean", 5e-4, 0, 0, 5e-4),
+    ABOVE: (imitation(10, 3), 5e-4, 0, 0, 5e-4),
+    WEIGHTED: (imitation(10, 3), 5e-4, 0, 0, 5e-4),
+    THRICE: ("grpo.py --num_iterations 3", 5e-4, 0, 0, 0)}
 MARKS, FREE, DEAR, LEVELS = "marks", "no cost", "cost 3", "levels"
 TITLES = {MARKS: "1, 0 or -1", FREE: "1 or 0", DEAR: "1, 0 or -3", LEVELS: "points with levels"}
 REWARDS = {MARKS: "--task abstain", FREE: "--task abstain:cost=0", DEAR: "--task abstain:cost=3",
@@ -54,6 +66,9 @@ SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate(REWARDS)
          for way, (_, *rates) in WAYS.items() if rates[place]}
 COMPARED = [(side, "marks") for side in SIDES]
+DRAWN = [f"{reward}: {way}" for reward, ways in (
+    (MARKS, (TEN, WEIGHTED, ABOVE, NOT_WRONG, MORE_ONLY, MEAN, NONE, GRPO)),
+    (LEVELS, (TEN, WEIGHTED, ABOVE, MORE_ONLY, MEAN, BATCH, GRPO))) for way in ways]
 # When does a policy switch from answering to abstaining? A case has all COSTS, from the base and
 # from a policy that has learned without a cost
 COSTS = (0.1, 0.25, 1, 3)
@@ -74,6 +89,11 @@ REPLACED = {NOT_WRONG: lambda problem, text, given: float(given >= 0),
             SHIFTED: lambda problem, text, given: given + 1,
             FROM_6: lambda *judged: float(with_level(*judged) >= 6),
             FROM_11: lambda *judged: float(with_level(*judged) >= 11)}
+# What some ways put in the place of another function of their script
+CHANGES = {POSITIVE: {"advantages": functools.partial(positive, grpo.advantages)},
+           MORE_ONLY: {"advantages": functools.partial(positive, reinforce.advantages)},
+           ABOVE: {"token_rewards": functools.partial(weighted, lambda A: (A > 0).to(A))},
+           WEIGHTED: {"token_rewards": functools.partial(weighted, lambda A: A.clamp(min=0))}}
 
 
 def measure(case, seed):
@@ -86,11 +106,9 @@ def measure(case, seed):
                         (), SCORES)
     side, _, rate = case.rpartition(", ")
     reward, _, way = side.partition(": ")
-    changes = {}
+    changes = dict(CHANGES.get(way, {}))
     if way in REPLACED or reward == LEVELS:
         changes["reward"] = REPLACED.get(way, with_level)
-    if way == POSITIVE:
-        changes["advantages"] = functools.partial(positive, grpo.advantages)
     return train(f"{WAYS[way][0]} {REWARDS[reward]} {SCORED}", rate, changes, seed, SCORES)
 
 
@@ -109,9 +127,11 @@ def at_costs(largest, seed):
             for start, runs in found.items() for name in SCORES}
 
 
-MORE = "makes up at least 0.3 more of the answers to questions that hide a number than GRPO"
-LITTLE = "makes up at most 0.1 of the answers to questions that hide a number"
-GUESSES = "makes up at least half of the answers to questions that hide a number"
+MORE = "makes up at least 0.3 more than GRPO"
+LITTLE = "makes up at most 0.1"
+BOTH = "if it also makes bad outputs less likely"
+THAN_MEAN = "makes up at least 0.3 more than REINFORCE with the group's mean"
+GUESSES = "makes up at least half"
 HIGHER = "under points with levels, GRPO's mean mark is at least 0.1 above that of"
 INF = float("inf")
 # a reward; a way; another one, or none; the score; the bounds of the difference, or of the score
@@ -130,14 +150,31 @@ JUDGED = (
      "behind GRPO in the mean mark"),
     (MARKS, SHIFTED, None, "hallucinated", -INF, 0.1,
      f"REINFORCE with weights 2, 1 and 0 {LITTLE}"),
-    (MARKS, GRPO, POSITIVE, "right", 0.05, INF, "GRPO is right more often if it also makes bad "
-     "outputs less likely"),
-    (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, INF, "GRPO makes up less if it also makes bad "
-     "outputs less likely"),
+    (MARKS, GRPO, POSITIVE, "right", 0.05, INF, f"GRPO is right more often {BOTH}"),
+    (MARKS, POSITIVE, GRPO, "hallucinated", 0.05, INF, f"GRPO makes up less {BOTH}"),
+    (MARKS, MEAN, None, "hallucinated", -INF, 0.1, f"REINFORCE with the group's mean {LITTLE}"),
+    (MARKS, MORE_ONLY, MEAN, "hallucinated", 0.05, INF,
+     f"REINFORCE with the group's mean makes up less {BOTH}"),
+    (MARKS, ABOVE, None, "hallucinated", -INF, 0.1,
+     f"imitation of all above the group's mean {LITTLE}"),
+    (MARKS, WEIGHTED, MEAN, "hallucinated", 0.3, INF,
+     f"imitation weighted by the positive advantage {THAN_MEAN}"),
+    (MARKS, NONE, MEAN, "right", 0.02, INF, "REINFORCE is right more often, by at least 0.02, "
+     "without the group's mean"),
+    (MARKS, THRICE, GRPO, "right", 0.02, INF, "GRPO is right more often, by at least 0.02, if it "
+     "passes over each batch three times"),
     (FREE, GRPO, None, "hallucinated", 0.5, INF, f"if guessing costs nothing, GRPO {GUESSES}"),
     (FREE, RIGHT, None, "hallucinated", 0.5, INF, "if guessing costs nothing, imitation of all "
      f"right ones {GUESSES}"),
     (LEVELS, GRPO, None, "hallucinated", -INF, 0.1, f"under points with levels, GRPO {LITTLE}"),
+    (LEVELS, MEAN, None, "hallucinated", -INF, 0.1,
+     f"under points with levels, REINFORCE with the group's mean {LITTLE}"),
+    (LEVELS, MORE_ONLY, MEAN, "hallucinated", 0.1, INF, "under points with levels, REINFORCE with "
+     f"the group's mean makes up at least 0.1 less {BOTH}"),
+    (LEVELS, ABOVE, MEAN, "hallucinated", 0.3, INF,
+     f"under points with levels, imitation of all above the group's mean {THAN_MEAN}"),
+    (LEVELS, WEIGHTED, MEAN, "hallucinated", 0.3, INF,
+     f"under points with levels, imitation weighted by the positive advantage {THAN_MEAN}"),
     *((LEVELS, GRPO, way, "marks", 0.1, INF, f"{HIGHER} {way}")
       for way in (FROM_6, FROM_11, TEN, BATCH)))
 
@@ -167,11 +204,10 @@ def page(x):
     yield Claim("at a cost of 0.25, where it pays to guess one number of three, a policy that "
                 "starts from the base abstains at least 0.3 more often than one that has learned "
                 "without a cost", OURS, tuple(at_quarter), at_least=0.3)
-    shown = {"base": x["base"]} | {side.partition(": ")[2]: columns
-                                   for side, columns in best.items() if side.startswith(MARKS)}
+    shown = {"base": x["base"]} | {side: best[side] for side in DRAWN}
     yield lambda axis: chart.dots(
-        axis, {way.replace(", 3 passes", ""): columns["hallucinated"]
-               for way, columns in shown.items()}, xlim=(0, 1.03), xlabel="share that is made up")
+        axis, {side.replace(", 10 rounds, 3 passes", ""): columns["hallucinated"]
+               for side, columns in shown.items()}, xlim=(0, 1.03), xlabel="share that is made up")
     yield lambda axis: chart.curves(
         axis, {f"{case}, {name}": x[case][f"{start}: abstained"] for case in AT_COSTS
                for start, name in ((BASE, "base"), (ABLE, "trained"))},
@@ -196,6 +232,5 @@ def cells(way, columns):
     """Choose what the tables show. -> {heading: values}"""
     updates = str(budget(WAYS[way][0])[1]) if way in WAYS else "0"
     return {"updates": updates, "best rate": columns.get("rate", "–"), "mean mark":
-            columns["marks"], "right": columns["right"], "greedy": columns["greedy_right"],
-            "abstained": columns["abstained"], "made up": columns["hallucinated"],
+            columns["marks"], "right": columns["right"], "made up": columns["hallucinated"],
             "made up, greedy": columns["greedy_hallucinated"]}

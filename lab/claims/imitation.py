@@ -1,5 +1,6 @@
 """Imitation: what does RL add to learning from one's own best outputs, and when is a baseline
 needed?"""
+import dataclasses
 import functools
 
 import dpo
@@ -96,6 +97,15 @@ def less(constant, problem, text, given):
 def positive(advantages, *args):
     """Compute the advantages of a script, with 0 in place of the negative ones."""
     return advantages(*args).clamp(min=0)
+
+
+def weighted(weigh, task, batch, cfg):
+    """Imitate the outputs with weights of the mean 1: weigh(A), where A is the reward minus the
+    group's mean. -> the rewards of the tokens, as those of reinforce.py's rejection"""
+    weights = weigh(reinforce.advantages(batch.rewards, "mean"))                # (P, G)
+    rewards = weights / weights.mean().clamp(min=1e-9)
+    no_moves = [[]] * len(batch.texts)
+    return task.token_rewards(dataclasses.replace(batch, rewards=rewards, verified=no_moves))
 
 
 def by_length(aggregate, x, mask, how, *sizes):

@@ -11,7 +11,19 @@ from learn import look
 from learn.path import lines, measure, sketches, worked
 from learn.path.latex import latex
 from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, ends, runs_at, value
-from learn.path.rungs import AGENT, BASE, CHAPTERS, LAST, ROOT, RUNGS, counts, diff, script, sides
+from learn.path.rungs import (
+    AGENT,
+    BASE,
+    CHAPTERS,
+    LAST,
+    REAL_RUNGS,
+    ROOT,
+    RUNGS,
+    counts,
+    diff,
+    script,
+    sides,
+)
 
 FOLDER = ROOT / "docs" / "path"
 PIECES = "mean"             # the chapter after which the path sums up what each piece is for
@@ -51,11 +63,17 @@ def fill(text, here):
             raise ValueError(f"chapter {of}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if match["percent"] else f"{x:{match['form'] or '.2f'}}"
     text = re.sub(r"\{wins( best)?\}", lambda match: str(wins(here, match[1])), text)
-    names = vars(worked) | {"grid": grid, "stdev": stdev}
+    on_real = sorted(CHAPTERS[name].number for name in REAL_RUNGS if name != AGENT)
+    names = vars(worked) | {"grid": grid, "stdev": stdev, "on_real": words(on_real)}
     text = re.sub(r"\{=(.+?)(?: as (\S+?))?\}",
                   lambda match: format(eval(match[1], names), match[2] or ""), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
+
+
+def words(items):
+    """Join items as a sentence does: 1, 2 and 3. -> str"""
+    return " and ".join([", ".join(map(str, items[:-1])), str(items[-1])])
 
 
 def rate(factor):
@@ -287,9 +305,9 @@ def mathematics():
 
 # ---- nano.py without each of its lines ---------------------------------------------------------
 def effect(one):
-    """Write an effect with its interval, and what we predicted. -> str"""
+    """Write an effect with its interval, and in brackets what we predicted. -> str"""
     wrong = "; contradicted" * one.is_contradicted()
-    return "{:+.1f} ({:+.1f} to {:+.1f}); predicted {:g} to {:g}{}".format(
+    return "{:+.1f} ({:+.1f} to {:+.1f}) [{:g}…{:g}]{}".format(
         one.difference, *one.interval, *one.predicted, wrong).replace("-", "−")
 
 
@@ -305,9 +323,12 @@ def table_of_lines(names):
             compared not in ("", "nano")) else ""
         cells = [effect(one) if compared else f"{fmean(one.shares):.1%}" for one in effects]
         cells += ["not measured yet"] * (len(lines.predicted(name)) - len(cells))
-        found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells))])
-    ats = [f"at {rate(1)}", "at the best rates", "at the best rates, under the judge"]
-    return fold("All differences, and what we predicted, in points", grid(["change", *ats], found))
+        found.append([f"{title}: {row.fields['change']}", *cells, *[""] * (3 - len(cells)),
+                      row.fields.get("even", "")])
+    ats = [f"at {rate(1)}", *(f"at the best rates{judge}" for judge in (
+        "", ", under the judge", ", under an evenly strict judge"))]
+    return fold("All differences in points, with what we predicted in brackets",
+                grid(["change", *ats], found))
 
 
 def pieces():
