@@ -46,8 +46,7 @@ def parse_flags(config_class, argv=None):
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
     given = vars(parser.parse_args(argv))
 
-    tasks = common.optional("tasks.flags")
-    stored = tasks.defaults(config_class, given.get("task", "arithmetic")) if tasks else {}
+    stored = common.task_defaults(config_class, given.get("task", "arithmetic"))
     if folder := given.get("resume_from_checkpoint"):
         script, flags = read_config(folder)
         if script != Path(inspect.getfile(config_class)).name:
@@ -266,7 +265,7 @@ class Run:
     prints how to resume. `columns` maps the headings of the console to metrics. A script may keep
     plain values in `state`, which checkpoints store."""
 
-    def __init__(self, cfg, task, policy, columns):
+    def __init__(self, cfg, task, policy, columns, observers=()):
         self.cfg, self.task, self.policy, self.columns = cfg, task, policy, columns
         self.script = Path(inspect.getfile(type(cfg)))
         self.step = 0                           # number of steps that are done
@@ -275,10 +274,8 @@ class Run:
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
         self.logs = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}     # their sizes
-        self.observers = []
-        if common.optional("report") and common.optional("tasks"):
-            self.observers = common.optional("report.observers").observers(cfg)
-        elif cfg.report_to != "none":
+        self.observers = observers
+        if cfg.report_to != "none" and not observers:
             fail(f"--report_to {cfg.report_to}: needs the folders report/ and tasks/")
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         # absolute, because a reward may change the current folder
@@ -324,10 +321,11 @@ class Run:
             fail(f"interrupted; resume from step {self.state.get('steps', 0)} with:\n  "
                  f"{shlex.join(map(str, resume))}", 130)
 
-    def begin(self):
+    def begin(self, sample):
         """Make the run folder, or cut the logs of a resumed run to their length at its checkpoint.
-        Load the base, unless a run of before has provided weights. -> pi_ref, a copy of the policy
-        as it is before the first step, even in a resumed run"""
+        Load the base, unless a run of before has provided weights. `sample`, of the script, makes
+        batches for a reward model. -> pi_ref, a copy of the policy as it is before the first step,
+        even in a resumed run"""
         first, number = self.folder, 1
         while not self.cfg.resume_from_checkpoint:
             try:
@@ -357,6 +355,7 @@ class Run:
         write(self.folder / "base.pt", {"policy": self.policy.state_dict()})
         for weight in self.policy.parameters():         # drop the gradient of the warm start
             weight.grad = torch.zeros_like(weight)
+        self.task.begin(self, lambda purpose: sample(self.policy, self.task, self.cfg, purpose))
         self.tell("start")
         return copy.deepcopy(self.policy)               # start() loads the weights of a resumed run
 

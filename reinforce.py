@@ -277,8 +277,8 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, COLUMNS) as run:
-        reference = run.begin()
+    with plumbing.Run(cfg, task, policy, COLUMNS, observers(cfg)) as run:
+        reference = run.begin(sample_batch)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
         run.start(evaluate, policy=policy, optimizer=optimizer)
@@ -295,6 +295,13 @@ def main(argv=None):
 # ==== the machinery: from here on, the text is the same in all scripts ========================
 
 kernels = common.optional("kernels")            # faster on CUDA; None if a copied script lacks it
+
+
+def observers(cfg):
+    """Make what logs samples, warns and reports in a run, if there is report/. -> list"""
+    report = common.optional("tasks") and common.optional("report.observers")
+    return report.observers(cfg, score) if report else []
+
 
 # ---- 5. the verifier and the reward ----------------------------------------------------------
 
@@ -443,33 +450,42 @@ def sample_token(logits, uniforms, temperature):
 
 
 @torch.no_grad()
-def rollout(model, prompts, problems, cfg, uniforms=None):
+def rollout(model, prompts, problems, cfg, uniforms=None, respond=None):
     """Complete prompts (B, W). uniforms[i, t] (B, T) draws token t of row i, so no row depends on
-    another; without uniforms, decoding is greedy.
+    another; without uniforms, decoding is greedy. respond(row, ids so far) returns the ids that an
+    environment inserts after a sampled token; their mask is 0.0.
     -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     B, T = len(prompts), cfg.max_completion_length
     cache = {}
     hidden = read_prompts(model, prompts, cache)                                # (B, 1, D)
     tokens = prompts.new_full((B, T), PAD)
+    inserted = prompts.new_full((B, T), -1)                     # -1: the policy samples
     mask, logps, entropy = hidden.new_zeros(3, B, T)
+    lengths = prompts.new_full((B,), T)
     rows = torch.arange(B, device=prompts.device)               # (b,) rows that have not ended
     for t in range(T):
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
         token = sample_token(logits[:, 0], row_uniforms, cfg.temperature)       # (b,)
+        is_sampled = inserted[rows, t] < 0                                      # (b,)
+        token = token.where(is_sampled, inserted[rows, t])
         logp, H = logprobs(logits, token[:, None], cfg.temperature)             # (b, 1) each
         tokens[rows, t] = token
-        mask[rows, t] = 1.0
+        mask[rows, t] = is_sampled.to(mask)
         logps[rows, t] = logp[:, 0].to(logps)
         entropy[rows, t] = H[:, 0].to(entropy)
-        continues = token != EOS
+        for row in rows[is_sampled].tolist() if respond else ():
+            ids = respond(row, tokens[row, :t + 1].tolist())[:T - t - 1]
+            inserted[row, t + 1:t + 1 + len(ids)] = prompts.new_tensor(ids)
+        continues = ~is_sampled | (token != EOS)
+        lengths[rows[~continues]] = t + 1
         rows = rows[continues]
         if len(rows) == 0 or t == T - 1:
             break
         if not continues.all():
             take(cache, continues)
         hidden = model.hidden(token[continues, None], cache)                    # (b, 1, D)
-    return tokens, mask, logps, entropy, mask.sum(dim=1).long()
+    return tokens, mask, logps, entropy, lengths
 
 
 def complete(policy, task, cfg, problems, generator=None, opening=""):
@@ -480,13 +496,12 @@ def complete(policy, task, cfg, problems, generator=None, opening=""):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    if task.call_tokens:                                    # an environment inserts text
-        tool = common.optional("tasks.calls")
-        outputs = tool.rollout(policy, prompts, problems, cfg, uniforms, task)
-    elif kernels and cfg.device == "cuda" and cfg.kernel != "torch":
-        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms)
+    respond = task.responder(prompts, problems)             # None: no environment inserts text
+    if kernels and cfg.device == "cuda" and cfg.kernel != "torch" and respond is None:
+        own = read_prompts, sample_token, logprobs, rotate
+        outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, own)
     else:
-        outputs = rollout(policy, prompts, problems, cfg, uniforms)
+        outputs = rollout(policy, prompts, problems, cfg, uniforms, respond)
     tokens, mask, logps, entropy, lengths = outputs
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [opening + decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]

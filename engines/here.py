@@ -43,8 +43,8 @@ def main(argv=None):
     print(record.line(ran))
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, grpo.COLUMNS) as run:
-        reference = run.begin()
+    with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.observers(cfg)) as run:
+        reference = run.begin(grpo.sample_batch)
         record.write(run.folder, ran, files)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 

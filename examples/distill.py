@@ -309,9 +309,9 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, reinforce.verify)
     policy = reinforce.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, COLUMNS) as run:
+    with plumbing.Run(cfg, task, policy, COLUMNS, reinforce.observers(cfg)) as run:
         teacher = load_teacher(run, cfg)
-        base = run.begin()
+        base = run.begin(reinforce.sample_batch)
         if cfg.teacher == "self":
             teacher = policy if cfg.teacher_model_kind == "live" else base
         if cfg.teacher_model_kind == "ema":

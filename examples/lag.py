@@ -155,8 +155,8 @@ def main(argv=None):
     script = METHODS[cfg.method]
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, script.COLUMNS) as run:
-        reference = run.begin()
+    with plumbing.Run(cfg, task, policy, script.COLUMNS, script.observers(cfg)) as run:
+        reference = run.begin(script.sample_batch)
         sampler = Sampler(policy, cfg.sampler_lag)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 

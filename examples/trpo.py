@@ -139,8 +139,8 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, ppo.verify)
     policy = ppo.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, ppo.COLUMNS) as run:
-        reference = run.begin()
+    with plumbing.Run(cfg, task, policy, ppo.COLUMNS, ppo.observers(cfg)) as run:
+        reference = run.begin(ppo.sample_batch)
         critic = ppo.Critic(policy)
         optimizer = plumbing.AdamW(critic.parameters(), lr=cfg.critic_learning_rate)
         if not run.resumed:

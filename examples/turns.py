@@ -148,8 +148,8 @@ def main(argv=None):
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
     columns = grpo.COLUMNS | {"turns": "turns/mean"}
-    with plumbing.Run(cfg, task, policy, columns) as run:
-        reference = run.begin()
+    with plumbing.Run(cfg, task, policy, columns, grpo.observers(cfg)) as run:
+        reference = run.begin(grpo.sample_batch)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
         run.start(grpo.evaluate, policy=policy, optimizer=optimizer)

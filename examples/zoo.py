@@ -414,8 +414,8 @@ def main(argv=None):
     loss, average = chosen_loss(cfg)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    with plumbing.Run(cfg, task, policy, grpo.COLUMNS) as run:
-        reference = run.begin()
+    with plumbing.Run(cfg, task, policy, grpo.COLUMNS, grpo.observers(cfg)) as run:
+        reference = run.begin(grpo.sample_batch)
         optimizer = plumbing.AdamW(policy.parameters(), lr=cfg.learning_rate)
 
         run.start(grpo.evaluate, policy=policy, optimizer=optimizer)

@@ -29,6 +29,8 @@ import functools
 import sys
 import types
 import weakref
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +49,15 @@ TOLERANCE = 0.01                        # share of the states' size by which rou
 
 # ---- 1. the state of a rollout ---------------------------------------------------------------
 
-def allocate(model, prompts, cfg, uniforms):
+class Own(NamedTuple):
+    """Functions of the script."""
+    read_prompts: Callable
+    sample_token: Callable
+    logprobs: Callable
+    rotate: Callable
+
+
+def allocate(model, prompts, cfg, uniforms, own):
     """Allocate everything that a step reads and writes, except for the weights, for as many rows as
     there are prompts. Its tensors change only in place. -> namespace"""
     B, W = prompts.shape
@@ -61,7 +71,7 @@ def allocate(model, prompts, cfg, uniforms):
     angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
     return types.SimpleNamespace(
         # constants
-        script=sys.modules[type(model).__module__],
+        own=Own(*own),
         temperature=cfg.temperature,
         prompt_width=W,
         cos=angles.cos(),                               # for rotary position embeddings
@@ -94,7 +104,7 @@ def start(model, state, prompts, uniforms):
         state.uniforms.copy_(uniforms)
 
     cache = {}
-    hidden = state.script.read_prompts(model, prompts, cache)                   # (B, 1, D)
+    hidden = state.own.read_prompts(model, prompts, cache)                   # (B, 1, D)
     for block, keys, values in zip(model.blocks, state.keys, state.values):
         k, v = cache[block]                                                     # (B, KV, W, hd)
         keys[:, :, :state.prompt_width] = k
@@ -110,8 +120,8 @@ def sample(state, logits):
     uniforms = None
     if state.uniforms is not None:
         uniforms = state.uniforms.index_select(1, state.slot)[:, 0]             # (B,)
-    token = state.script.sample_token(logits, uniforms, state.temperature)      # (B,)
-    logps, entropy = state.script.logprobs(logits, token, state.temperature)    # (B,) each
+    token = state.own.sample_token(logits, uniforms, state.temperature)      # (B,)
+    logps, entropy = state.own.logprobs(logits, token, state.temperature)    # (B,) each
 
     state.token.copy_(token.masked_fill(state.has_ended, PAD))
     write(state.tokens, state.slot, state.token)
@@ -152,7 +162,7 @@ def hidden_states(model, state):
         k = block.key(y).unflatten(1, heads)                                    # (B, KV, hd)
         v = block.value(y).unflatten(1, heads)                                  # (B, KV, hd)
         num_heads = [q.shape[1], k.shape[1]]
-        turned = state.script.rotate(torch.cat([q, k], dim=1), cos, sin)        # (B, H + KV, hd)
+        turned = state.own.rotate(torch.cat([q, k], dim=1), cos, sin)        # (B, H + KV, hd)
         q, k = turned.split(num_heads, dim=1)
         keys.index_copy_(2, position, k.unsqueeze(2))
         values.index_copy_(2, position, v.unsqueeze(2))
@@ -199,9 +209,9 @@ def capture(function, device):
 # ---- 3. the rollout --------------------------------------------------------------------------
 
 @torch.no_grad()
-def rollout(model, prompts, problems, cfg, uniforms):
-    """Sample completions of prompts (B, W), as the rollout of the model's script does, with its
-    functions.
+def rollout(model, prompts, problems, cfg, uniforms, own):
+    """Sample completions of prompts (B, W), as the rollout of a script does, with its `own`
+    functions, as Own names them.
     No environment uses the problems. uniforms[i, t] (B, T) draws slot t of row i; if it is None,
     the most likely token is taken. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     T = cfg.max_completion_length
@@ -220,7 +230,7 @@ def rollout(model, prompts, problems, cfg, uniforms):
             graphs.pop(key, None)
             while len(graphs) >= NUM_GRAPHS:
                 del graphs[next(iter(graphs))]          # the oldest
-            new_state = allocate(model, prompts, cfg, uniforms)
+            new_state = allocate(model, prompts, cfg, uniforms, own)
             replay = None
             if T > 1:                                   # start() samples slot 0
                 cache = start(model, new_state, prompts, uniforms)

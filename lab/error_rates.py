@@ -40,13 +40,13 @@ CORRECT = {                                     # name: command, number of seeds
     "self-distillation": ("examples/distill.py --task key --teacher self", 2)}
 BROKEN = {              # name: flags, old and new text of grpo.py
     "dropout while it learns": (
-        "", "reference = run.begin()", """reference = run.begin()
+        "", "reference = run.begin(sample_batch)", """reference = run.begin(sample_batch)
         for block in policy.blocks:
             block.register_forward_hook(
                 lambda block, inputs, x: F.dropout(x, 0.1, torch.is_grad_enabled()))"""),
     "padding counts as tokens": (
-        "", "return tokens, mask, logps, entropy, mask.sum(dim=1).long()",
-        "return tokens, torch.ones_like(mask), logps, entropy, mask.sum(dim=1).long()"),
+        "", "return tokens, mask, logps, entropy, lengths",
+        "return tokens, torch.ones_like(mask), logps, entropy, lengths"),
     "the schedule ends after three steps": (
         "", "        optimizer.step()\n",
         "        optimizer.param_groups[0]['lr'] = cfg.learning_rate * max(0.0, 1 - step / 3)\n"
@@ -70,8 +70,8 @@ BROKEN = {              # name: flags, old and new text of grpo.py
     "the KL pushes away from the base": (
         "--beta 0.2", "token_loss + cfg.beta * token_kl", "token_loss - cfg.beta * token_kl"),
     "the reference has random weights": (
-        "--beta 0.1", "reference = run.begin()",
-        "run.begin()\n        reference = GPT(cfg).to(cfg.device)")}
+        "--beta 0.1", "reference = run.begin(sample_batch)",
+        "run.begin(sample_batch)\n        reference = GPT(cfg).to(cfg.device)")}
 CAUSES = {              # the parts of why.md, besides "flat", that an expert would look at
     "dropout while it learns": {"rounding", "temperature", "stale"},
     "padding counts as tokens": {"rounding", "temperature", "turns"},

@@ -27,9 +27,8 @@ def read_run(folder):
     except (ImportError, ValueError) as error:
         common.fail(f"{folder}: {error}")
     flags = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
-    modules = [inspect.getmodule(part) for part in config_class.__mro__]
-    script = next(module for module in modules if hasattr(module, "complete"))
-    return script, config_class(**flags | FLAGS)
+    own = next(part for part in config_class.__mro__ if common.Config in part.__bases__)
+    return inspect.getmodule(own), config_class(**flags | FLAGS)
 
 
 def load_policy(folder, script, cfg, name="checkpoint.pt"):
@@ -66,7 +65,7 @@ def problem_of(task, prompt):
     [example] = common.sample_problems(task, 1, "example", "test")     # as a run prints at its end
     if prompt == example.prompt:
         return example
-    parts = getattr(task, "parts", {task.name: task})
+    parts = task.parts or {task.name: task}
     name = next(iter(parts))
     for other, part in parts.items():
         if part.call_tokens:

@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import json
 import shlex
-import sys
 import uuid
 
 import torch
@@ -23,15 +22,12 @@ from report.check import warnings
 from report.logs import finite, read_counts, records
 from report.page import write_report
 from tasks import pass_rates
-from tasks.preferences import Trainer
 from tasks.scores import part_of
 
 
-def observers(cfg):
-    """Create the observers of a run. -> list"""
-    chosen = [Metrics(), Samples(), Answers(), Warnings(), Report()]
-    if "model" in cfg.reward.split("+"):
-        chosen.append(Trainer())
+def observers(cfg, score):
+    """Create the observers of a run, whose script scores samples with `score`. -> list"""
+    chosen = [Metrics(), Samples(score), Answers(), Warnings(), Report()]
     if cfg.report_to != "none":         # last, so that it gets the metrics that other observers add
         chosen.append(Tracker(cfg.report_to))
     return chosen
@@ -91,11 +87,14 @@ class Samples:
     """Logs four groups of some steps in samples.jsonl, and prints the best and the worst completion
     of the group whose rewards differ most."""
 
+    def __init__(self, score):
+        self.score = score
+
     def step(self, run, batch, advantages, metrics):
         if not is_shown(run):
             return
         A = per_completion(advantages, batch.mask)                              # (B,)
-        for record in sample_records(run, batch, A):
+        for record in sample_records(run, batch, A, self.score):
             run.append("samples.jsonl", {"step": run.step} | record)
         rows = sample_rows(batch, A)
         for best_or_worst in (max, min):
@@ -111,7 +110,7 @@ def per_completion(advantages, mask):
     return ((advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)).cpu()
 
 
-def sample_records(run, batch, A):
+def sample_records(run, batch, A, score):
     """Make the records of samples.jsonl for the first four groups. The report shades their tokens
     by a critic's values or, without a critic, by the ratio pi / pi_old. -> list of dicts"""
     G = batch.rewards.shape[1]
@@ -119,7 +118,7 @@ def sample_records(run, batch, A):
     shade = batch.values
     if shade is None:
         with torch.no_grad():
-            logps, _ = sys.modules[type(run.policy).__module__].score(
+            logps, _ = score(
                 run.policy, batch.prompts[first], batch.tokens[first], run.cfg.temperature)
         shade = (logps - batch.logps[first]).exp()                              # (4 G, T)
     records = []
@@ -138,10 +137,9 @@ def sample_records(run, batch, A):
             "tokens": [common.decode([i]) for i in tokens],
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [finite(round(x, 4)) for x in shades[:length]]})
-        part = part_of(run.task, batch.problems[row])
-        if hasattr(part, "remark"):
-            records[-1]["completions"][-1]["remark"] = part.remark(
-                batch.problems[row], batch.texts[row])
+        problem = batch.problems[row]
+        if remark := part_of(run.task, problem).remark(problem, batch.texts[row]):
+            records[-1]["completions"][-1]["remark"] = remark
     return records
 
 

@@ -1,19 +1,37 @@
 """More tasks than arithmetic, and everything that changes a task: mixes, a curriculum, the rows of
---reward, a rollout that inserts text, and files of problems. This file contains what they share,
-and flags.py makes the task that the flags name.
+--reward, and files of problems. This file contains what they share, and flags.py makes the task
+that the flags name.
 """
 import math
 import re
 
 import common
+from common import TOKENIZER, decode
+from tasks import scores
+from tasks.texts import block, extract
+
+__all__ = ["Arithmetic", "Task", "Wrapper", "block", "extract", "pass_rates", "span"]
 
 
 class Task(common.Task):
-    """A task whose verify may also return a list, with a reward for each character."""
+    """A task whose verify may also return a list, with a reward for each character. Besides what
+    common.Task names, a subclass may define the methods from `best_return` to `shares`."""
 
     def best_return(self, problem):
         """Compute the highest sum of the rewards of moves; inf if it is unknown. -> float"""
         return math.inf
+
+    def abstains(self, text):
+        """Whether a completion declines to answer, which is then not wrong. -> bool"""
+        return False
+
+    def canonical(self, problem, answer):
+        """Write equivalent answers in one way, so that they get their votes together. -> str"""
+        return str(int(answer)) if re.fullmatch("-?[0-9]+", answer) else answer
+
+    def shares(self, problem, text):
+        """Say what else an evaluation averages over completions. -> {name: a number or a bool}"""
+        return {}
 
     def is_right(self, problem, verified):
         if not isinstance(verified, list):
@@ -23,23 +41,42 @@ class Task(common.Task):
     def reward(self, problem, text, verified, purpose):
         return float(sum(verified) if isinstance(verified, list) else verified)
 
+    def scores(self, batch, greedy=False):
+        return common.Task.scores(self, batch, greedy) | scores.scores(batch, self, greedy)
 
-def extract(text):
-    """Extract the answer, printable ASCII, from the only <answer> block. -> str, or None"""
-    answer = block(text, "answer") or ""
-    return answer.strip() if re.fullmatch("[ -~]{1,200}", answer) else None
+    def responder(self, prompts, problems):
+        if not self.call_tokens:
+            return None
+        openings = [*map(decode, prompts[:, self.prompt_width:].tolist())]      # such as <think>
+
+        def respond(row, ids):
+            if decode(ids[-1:]) not in self.call_tokens:
+                return []
+            return encode(self.respond(problems[row], openings[row] + decode(ids)))
+        return respond
+
+    def masks(self, examples, ids):
+        """Mark the tokens that the policy writes; those that the environment inserts after a call
+        have 0.0. list of (T,) -> list of (T,)"""
+        masks = common.Task.masks(self, examples, ids)
+        for example, mask, row in zip(examples, masks, ids) if self.call_tokens else ():
+            tokens, t = row.tolist(), 0
+            while t < len(tokens):
+                t += 1
+                if decode(tokens[t - 1:t]) in self.call_tokens:
+                    n = len(encode(self.respond(example, decode(tokens[:t]))))
+                    mask[t:t + n] = 0.0
+                    t += n
+        return masks
 
 
-def block(text, name):
-    """Extract the content of the only <name>..</name> block of a text. -> str, or None if there is
-    no such block, or a second tag of that name"""
-    opening = f"<{name}>"
-    closing = f"</{name}>"
-    if text.count(opening) != 1 or text.count(closing) != 1:
-        return None
-    _, _, rest = text.partition(opening)
-    inside, closed, _ = rest.partition(closing)
-    return inside if closed else None
+class Arithmetic(Task, common.Arithmetic):
+    """Arithmetic with the scores of a tasks.Task."""
+
+
+def encode(response):
+    """Encode text that an environment inserts; it may contain special tokens. -> list of ids"""
+    return TOKENIZER.encode(response, allowed_special="all")
 
 
 def pass_rates(batch):
@@ -66,6 +103,7 @@ def span(name, level):
 class Wrapper:
     """A task that changes part of another task, from which it takes everything else."""
     scores = Task.scores                # with the methods of the wrapper
+    responder = Task.responder
 
     def __init__(self, task):
         self.task = task

@@ -15,8 +15,8 @@ By default, x is 1, 2 or 3, and c is 1. Without a cost (cost=0), guessing is fre
 import re
 
 import common
-from common import OPERATIONS, Arithmetic
-from tasks import extract
+from common import OPERATIONS
+from tasks import Arithmetic, extract
 
 SHARE = 1 / 3           # share of the questions that hide a number
 ABSTENTIONS = {"textbook": 0.15, "forum": 0.15, "cold_start": 1.0}      # share of thoughts on x

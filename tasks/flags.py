@@ -5,37 +5,37 @@ plumbing.py calls `defaults`, and common.py `load`.
 import dataclasses
 import importlib
 import inspect
-import re
 from pathlib import Path
 
 import common
 import tasks
-from common import Arithmetic, Task
-from tasks import mix, rewards, span
+from common import Task
+from tasks import Arithmetic, mix, rewards, span
 
 
 def find(name):
     """Find the class of a task. Exits with one line if there is none. -> subclass of Task"""
     if name == "arithmetic":
         return Arithmetic
-    path = Path(tasks.__file__).parent / f"{name}.py"
+    folder = Path(tasks.__file__).parent
+    path = folder / f"{name}.py"
     if not (name.isidentifier() and path.is_file()):
-        common.fail(f"--task {name}: there is no {path}; the tasks are {', '.join(names())}")
-    module = importlib.import_module(f"tasks.{name}")
-    classes = [value for value in vars(module).values() if inspect.isclass(value)
-               and issubclass(value, Task) and value.__module__ == module.__name__]
+        stems = sorted(file.stem for file in folder.glob("[a-z]*.py"))
+        names = [stem for stem in stems if any(hasattr(one, "demonstration")
+                                               for one in classes_of(stem))]
+        common.fail(f"--task {name}: there is no {path}; the tasks are arithmetic, "
+                    f"{', '.join(names)}")
+    classes = classes_of(name)
     if len(classes) != 1:
         common.fail(f"--task {name}: {path} does not define one subclass of tasks.Task")
     return classes[0]
 
 
-def names():
-    """List the tasks, which are recognized by the text of their files. -> list of str"""
-    defining = re.compile(
-        r"(?ms)^class \w+\((tasks\.)?(Task|Turns|Arithmetic)\):.*^    def demonstration\(")
-    files = sorted(Path(tasks.__file__).parent.glob("*.py"))
-    found = [path.stem for path in files if defining.search(path.read_text("utf-8"))]
-    return ["arithmetic", *found]
+def classes_of(name):
+    """List the tasks that a file of tasks/ defines. -> list of subclasses of Task"""
+    module = importlib.import_module(f"tasks.{name}")
+    return [value for value in vars(module).values() if inspect.isclass(value)
+            and issubclass(value, Task) and value.__module__ == module.__name__]
 
 
 def defaults(config_class, task_flag):

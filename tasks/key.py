@@ -8,8 +8,7 @@ names what follows: with key:work, the default, the work and the answer; with ke
 half of the examples; with key:answer, never.
 """
 import common
-from common import Arithmetic
-from tasks import extract
+from tasks import Arithmetic, extract
 
 SHARE = 0.3             # of the examples begin with the answer
 WORKED = {"work": 1.0, "half": 0.5, "answer": 0.0}      # share of these that show the work

@@ -19,6 +19,9 @@ class Mix:
     judge = Task.judge
     rate = Task.rate
     scores = Task.scores
+    begin = Task.begin
+    responder = Task.responder
+    masks = Task.masks
     textbook_loss = Task.textbook_loss
 
     def __init__(self, cfg, parts):

@@ -11,8 +11,7 @@ level is the number of operands, or a range.
 """
 import re
 
-from common import Arithmetic
-from tasks import block, span
+from tasks import Arithmetic, block, span
 
 SHARE = 0.5             # of the steps are in words, in the textbook and in the forum
 WORDS = {"+": "plus", "-": "minus", "*": "times"}

@@ -12,9 +12,7 @@ over-optimization, and a penalty on the KL to the base delays it. In this file t
 the person, and says the opposite of what it found in one of ten cases.
 """
 import copy
-import functools
 import math
-import sys
 
 import torch
 from torch import nn
@@ -22,7 +20,6 @@ from tqdm import tqdm
 
 import common
 import plumbing
-from tasks.rewards import Rewards
 
 MISTAKES = 0.1                  # share of pairs that are swapped, as a person makes mistakes
 BATCHES = 20                    # batches sampled from the base; each mixed group gives one pair
@@ -100,25 +97,14 @@ def fit(model, sample, seed):
     return is_in_order.float().mean().item()
 
 
-class Trainer:
-    """An observer that trains a run's reward model before the first step, and gives it to the
-    task's rewards. Checkpoints store the model, and a resumed run loads it."""
-
-    def start(self, run):
-        model = RewardModel(run.policy)
-        if run.resumed:
-            model.load_state_dict(run.resumed["reward_model"])
-        else:
-            script = sys.modules[type(run.policy).__module__]
-            sample = functools.partial(script.sample_batch, run.policy, run.task, run.cfg)
-            accuracy = fit(model, sample, run.cfg.seed)
-            if math.isnan(accuracy):
-                print("reward model: there are no new pairs to test it on", flush=True)
-            else:
-                print(f"reward model: puts {accuracy:.3f} of new pairs in the right order",
-                      flush=True)
-        run.parts["reward_model"] = model
-        task = run.task
-        while not isinstance(task, Rewards):            # a curriculum may wrap the rewards
-            task = task.task
-        task.model = model
+def model_of(run, sample):
+    """Make the reward model of a run: fit it on batches of the base, or load that of a resumed run.
+    Checkpoints store it. -> RewardModel"""
+    model = run.parts["reward_model"] = RewardModel(run.policy)
+    if run.resumed:
+        model.load_state_dict(run.resumed["reward_model"])
+        return model
+    accuracy = fit(model, sample, run.cfg.seed)
+    print("reward model: there are no new pairs to test it on" if math.isnan(accuracy) else
+          f"reward model: puts {accuracy:.3f} of new pairs in the right order", flush=True)
+    return model

@@ -11,8 +11,8 @@ from collections import Counter
 import torch
 
 import common
-from tasks import Task, Wrapper, block, extract
-from tasks.scores import abstains, majority, part_of, votes
+from tasks import Task, Wrapper, block, extract, preferences
+from tasks.scores import majority, part_of, votes
 
 
 def accuracy(task, problem, text, verified, purpose):
@@ -66,7 +66,7 @@ def points(task, problem, text, verified, purpose):
     the task allows it, 5.0 for a wrong answer, 1.0 without an answer block, or with two."""
     if verified == 1:
         return 7.0
-    if abstains(part_of(task, problem), text):
+    if part_of(task, problem).abstains(text):
         return 6.0
     return 5.0 if (block(text, "answer") or "").strip() else 1.0
 
@@ -83,7 +83,7 @@ NEEDS = {"fine": ("lookup", "predicted_calls"), "coarse": ("lookup", "predicted_
 class Rewards(Wrapper):
     """A task that rewards a completion with the sum of the rows that --reward names."""
     judge = Task.judge              # with the methods of the wrapper
-    model = None                    # the reward model, once preferences.py has trained it
+    model = None                    # the reward model, once a run has begun
 
     def __init__(self, cfg, task):
         super().__init__(task)
@@ -102,7 +102,7 @@ class Rewards(Wrapper):
             common.fail(f"--reward {cfg.reward}: choose one of {', '.join(RATED)}, because each of "
                         "them rates the whole answer")
         if "majority" in self.names:
-            for part in getattr(task, "parts", {"": task}).values():
+            for part in task.parts.values() or [task]:
                 examples = common.sample_problems(part, 16, "votes", phase="textbook")
                 if not any(extract(example.completion) for example in examples):
                     common.fail(f"--reward majority: completions of {part.name} have no <answer> "
@@ -110,8 +110,10 @@ class Rewards(Wrapper):
         if {"points", "model"} & {*self.names} and not task.is_judged:
             common.fail(f"--reward {cfg.reward}: nothing is right or wrong in {task.name}, so "
                         "there is nothing to rate")
-        if "model" in self.names and not common.optional("report"):
-            common.fail("--reward model: needs report/, which trains the model when a run begins")
+
+    def begin(self, run, sample):
+        if "model" in self.names:
+            self.model = preferences.model_of(run, sample)
 
     def rate(self, batch, purpose):
         """Fill batch.ratings, and add them to the rewards of the rows. The mistakes of a judge are

@@ -7,7 +7,7 @@ import math
 import random
 import re
 
-from tasks import extract
+from tasks.texts import extract
 
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
 STEPWISE = ("abstain", "arithmetic", "key")     # tasks whose thoughts consist of steps like 3+4=7
@@ -32,11 +32,10 @@ def scores(batch, task, greedy):
         result |= thought_scores(batch, is_correct, parts, thinking, greedy)
     for name, values in own_shares(batch, parts).items():
         result[f"{prefix}{name}"] = mean(values)
-    result["problems"] = len(batch.is_correct)
     if greedy:
         result["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text,
-             "right": correct if part.is_judged and not abstains(part, text) else None}
+             "right": correct if part.is_judged and not part.abstains(text) else None}
             for problem, text, correct, part in zip(
                 batch.problems[:NUM_EXAMPLES], batch.texts, is_correct, parts)]
     else:
@@ -53,24 +52,18 @@ def scores(batch, task, greedy):
 
 
 def own_shares(batch, parts):
-    """Collect what tasks themselves say of completions, by their method shares(problem, text), such
-    as whether a program passes the tests that its prompt shows. -> {name: a value for each}"""
+    """Collect what tasks themselves say of completions, such as whether a program passes the tests
+    that its prompt shows. -> {name: a value for each}"""
     found = collections.defaultdict(list)
     for problem, text, part in zip(batch.problems, batch.texts, parts):
-        if hasattr(part, "shares"):
-            for name, value in part.shares(problem, text).items():
-                found[name].append(value)
+        for name, value in part.shares(problem, text).items():
+            found[name].append(value)
     return found
-
-
-def abstains(part, text):
-    """Whether a completion abstains, in a task that allows it; then it isn't wrong. -> bool"""
-    return hasattr(part, "abstains") and part.abstains(text)
 
 
 def part_of(task, problem):
     """Return the task that a problem belongs to: `task` itself, or one part of a mix."""
-    return getattr(task, "parts", {}).get(problem.task, task)
+    return task.parts.get(problem.task, task)
 
 
 def mean(values):
@@ -139,7 +132,8 @@ def votes(task, problems, texts, n):
             first_answers = {}                          # canonical form -> answer as written
         answer = extract(text)
         if answer is not None:
-            answer = first_answers.setdefault(canonical(task, problem, answer), answer)
+            canonical = part_of(task, problem).canonical(problem, answer)
+            answer = first_answers.setdefault(canonical, answer)
         answers.append(answer)
     return answers
 
@@ -148,14 +142,6 @@ def majority(answers):
     """Find the most frequent answer, in a tie the first one. -> str, or None if all are empty"""
     cast = [answer for answer in answers if answer]         # neither None nor ""
     return max(cast, key=collections.Counter(cast).get, default=None)
-
-
-def canonical(task, problem, answer):
-    """Write equivalent answers in one way: the task's own, or as numbers. -> str"""
-    part = part_of(task, problem)
-    if hasattr(part, "canonical"):
-        return part.canonical(problem, answer)
-    return str(int(answer)) if re.fullmatch("-?[0-9]+", answer) else answer
 
 
 # ---- thoughts --------------------------------------------------------------------------------

@@ -180,7 +180,6 @@ def talker(script):
         def hidden(self, tokens, cache=None):
             others = super().hidden(tokens, cache)[..., 1:]
             return torch.cat([torch.ones_like(others[..., :1]), others], dim=-1)
-    Talker.__module__ = script.__name__             # the code finds the script by this name
     return Talker
 
 

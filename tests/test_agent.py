@@ -18,7 +18,6 @@ import grpo
 from examples import turns
 from learn.path import rungs
 from report import ask
-from tasks import calls
 from vectors.edits import replace_once
 
 pytest.importorskip("transformers", reason=NEEDS)
@@ -72,7 +71,7 @@ def test_it_samples_and_learns_what_the_toy_does_with_the_same_uniforms(lookup, 
     _, cfg = ask.read_run(run)
     toy = ask.load_policy(run, grpo, cfg, "base.pt")
     task = load_named("lookup")
-    drawn = watch(calls, "rollout", lambda *args: args[4])
+    drawn = watch(grpo, "rollout", lambda *args: args[4])
     batch = grpo.sample_batch(toy, task, cfg, "train")
     by_prompt = {problem.prompt: problem for problem in batch.problems}
 

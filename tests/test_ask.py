@@ -72,7 +72,7 @@ def test_a_cold_start_makes_a_new_folder_from_one_batch_or_more(words, message, 
 
 def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
         finished, own_folder, monkeypatch, watch, capsys):
-    monkeypatch.setattr("report.observers.observers", lambda cfg: [])
+    monkeypatch.setattr("report.observers.observers", lambda *_: [])
     shown = watch(common, "encode_examples", lambda examples, *_: examples)
     seeds = watch(plumbing, "warm_start", lambda policy, task, cfg: cfg.base_seed)
     coldstart.main([str(finished), "new", "--batches", "3"])

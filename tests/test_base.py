@@ -25,6 +25,7 @@ from small_runs import (
 import common
 import grpo
 import plumbing
+import tasks
 from kernels import decode
 from report import ask
 from vectors.edits import replace_once
@@ -66,7 +67,7 @@ COUNTDOWN = "number,countdown"
     ("arithmetic", "plumbing.py", "cfg.base_learning_rate / 2", "cfg.base_learning_rate", False),
     ("arithmetic", "grpo.py", "self.norm = nn.RMS", "self.idle = nn.RMSNorm(1)\n        "
      "self.norm = nn.RMS", False),              # the stored base would not fit
-    ("lookup", "tasks/calls.py", "+ num_inserted] = 0.0", "+ num_inserted] = 1.0", False),
+    ("lookup", "tasks/__init__.py", "mask[t:t + n] = 0.0", "mask[t:t + n] = 1.0", False),
     ("arithmetic", "plumbing.py", "# an orthogonal step", "# such a step", True),       # comment
     (COUNTDOWN, "tasks/countdown.py", "LIMIT = 30 ", "LIMIT = 29 ", False),
     (COUNTDOWN, "tasks/lookup.py", "CALL_LIMIT = 4 ", "CALL_LIMIT = 5 ", True)])
@@ -84,8 +85,8 @@ def test_a_base_is_made_again_if_an_edit_shows_in_what_it_learns_and_only_then(
         path = made.base_path
     elif task == COUNTDOWN and file == "tasks/countdown.py":
         own.parts["countdown"] = made.Countdown(cfg)
-    elif file == "tasks/calls.py":
-        monkeypatch.setitem(sys.modules, "tasks.calls", made)
+    elif file == "tasks/__init__.py":
+        monkeypatch.setattr(tasks.Task, "masks", made.Task.masks)
     assert (path(policy, own, cfg) == before) == is_same
 
 

@@ -9,7 +9,6 @@ from conftest import load_named
 import common
 import grpo
 import tasks
-from tasks import calls
 
 # Tokens that the policy never samples: digits, capitals, bytes outside ASCII, tags, PAD, and ids
 # without a token. Echo's usual responses consist only of such tokens.
@@ -54,7 +53,8 @@ def played(config, talker):
         generator = torch.Generator().manual_seed(0)
         shape = (len(problems), cfg.max_completion_length)
         uniforms = None if greedy else torch.rand(shape, generator=generator).double()
-        out = calls.rollout(policy, prompts, problems, cfg, uniforms, task)
+        out = grpo.rollout(policy, prompts, problems, cfg, uniforms,
+                           task.responder(prompts, problems))
         return SimpleNamespace(cfg=cfg, task=task, policy=policy, problems=problems,
                                prompts=prompts, uniforms=uniforms, out=out)
     return make
@@ -95,7 +95,7 @@ def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_th
             else:
                 assert token != grpo.EOS or t == len(ids) - 1
         assert len(ids) == 24 or ids[-1] == grpo.EOS and mask[-1] == 1
-        [found] = calls.sampled_masks(game.task, [problem], [torch.tensor(ids)])
+        [found] = game.task.masks([problem], [torch.tensor(ids)])
         assert found.tolist() == mask
     assert num_inserted > 20 or reply == "" or greedy
 

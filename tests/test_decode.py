@@ -36,7 +36,10 @@ class Case:
 
     def decode(self):
         """Use the decode path. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
-        return kernels.rollout(self.policy, self.prompts, None, self.cfg, self.uniforms)
+        script = self.script
+        own = script.read_prompts, script.sample_token, script.logprobs, script.rotate
+        return kernels.rollout(
+            self.policy, self.prompts, None, self.cfg, self.uniforms, own)
 
     def rollout(self):
         """Use the script's rollout. -> the same tensors as decode"""

@@ -62,8 +62,8 @@ def test_runs_never_share_a_folder_even_in_two_threads(script, own_folder, monke
     begin = plumbing.Run.begin
     folders = []
 
-    def nested(run):
-        reference = begin(run)
+    def nested(run, sample):
+        reference = begin(run, sample)
         folders.append(run.folder)
         if len(folders) < 3:
             with ThreadPoolExecutor(1) as pool:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
-from small_runs import INSTANT, arguments, lines, read_summary, steps
+from small_runs import INSTANT, SMALL, arguments, lines, load, read_summary, steps
 
+import common
+import grpo
 import tasks
 from vectors.edits import replace_once
 
@@ -40,6 +42,52 @@ def test_a_file_imports_only_files_of_its_own_folder_and_of_those_before_it():
                 names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [
                     one.name for one in node.names] if isinstance(node, ast.Import) else []
                 assert not {name.split(".")[0] for name in names} & {*floors[place + 1:]}, path
+
+
+def test_nothing_is_found_by_a_module_or_by_looking_for_a_method():
+    """common.load_task and its defaults of flags import tasks.flags; each script has its kernels
+    and its observers in sight; a run draws its curve at the end, and imports the tracker it names.
+    The hooks of a task are declared."""
+    allowed = {"common.py": 5, "plumbing.py": 2, "tasks/flags.py": 1, "report/observers.py": 2,
+               "report/page.py": 1} | {f"{name}.py": 3 for name in SCRIPTS}
+    for path in [*ROOT.glob("*.py"), *(path for folder in ("tasks", "report", "kernels")
+                                       for path in ROOT.glob(f"{folder}/*.py"))]:
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+        found = re.findall(r"\boptional\(|\bimport_module\(|sys\.modules\[type", text)
+        assert len(found) == allowed.get(name, 0), name
+        assert name == "real.py" or not re.search(r"hasattr\((part|module|task), \"", text), name
+
+
+MY_GPT = """
+import grpo
+class MyGPT(grpo.GPT):
+    pass
+"""
+
+
+def test_a_gpt_of_another_file_plays_with_an_environment(own_folder, monkeypatch):
+    found = {"__name__": "somewhere.else"}
+    exec(MY_GPT, found)
+    monkeypatch.setattr(grpo, "GPT", found["MyGPT"])
+    grpo.main(arguments(INSTANT | {"task": "lookup", "max_completion_length": 40}))
+    assert lines("runs/grpo-lookup-s0/samples.jsonl")
+
+
+def test_a_task_of_common_alone_runs_with_observers(own_folder, monkeypatch):
+    """It may be written into a copy of a script."""
+    monkeypatch.setattr(common, "load_task", lambda cfg, verify: common.Arithmetic(verify, 2, 2))
+    grpo.main(arguments(INSTANT))
+    summary = read_summary("runs/grpo-arithmetic-s0")
+    assert summary["steps"] == 1 and "pass@1" in summary["trained"]
+
+
+def test_a_reward_model_is_fitted_without_report(own_folder, monkeypatch, capsys):
+    optional = common.optional
+    monkeypatch.setattr(common, "optional", lambda name: None if name.startswith("report")
+                        else optional(name))
+    grpo.main(arguments(SMALL | {"reward": "model", "max_steps": 1}))
+    assert "reward model: " in capsys.readouterr().out
+    assert "reward_model" in load("runs/grpo-arithmetic-s0/checkpoint.pt")
 
 
 # ---- the code in docs/extending.md -----------------------------------------------------------

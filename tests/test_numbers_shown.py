@@ -71,7 +71,7 @@ def test_lengths_count_what_the_policy_wrote_and_the_frontier_and_surprise_are_o
         problems=[Problem("", "", difficulty=n, task="t") for n in (1, 2) for _ in range(4)],
         entropy=torch.ones(8, 3), lengths=torch.tensor([3, 2] * 4), is_truncated=torch.zeros(8))
     assert common.describe(batch)["completions/mean_length"] == 2
-    run = SimpleNamespace(task=SimpleNamespace(is_judged=True), cfg=SimpleNamespace())
+    run = SimpleNamespace(task=SimpleNamespace(is_judged=True, parts={}), cfg=SimpleNamespace())
     one = observers.Metrics()
     for scale in (1, 2):                                # a later step has its own surprise
         batch.logps = scale * logps

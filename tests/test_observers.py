@@ -58,7 +58,7 @@ def test_samples_have_the_texts_tokens_advantages_and_ratios_of_their_rows():
     batch = make_batch(RIGHT, "x", "y", RIGHT)
     batch.logps[0] = torch.tensor([2.0, -math.inf])             # a ratio that JSON cannot hold
     A = torch.tensor([[9.0, 1.0], [9.0, -1.0], [9.0, -0.5], [9.0, 0.5]])
-    observers.Samples().step(run, batch, A, {})
+    observers.Samples(score).step(run, batch, A, {})
     first, second = run.logged
     assert (first["step"], first["prompt"], first["answer"], first["shade"]) == (
         1, "3+4=", "7", "ratio")
@@ -72,7 +72,7 @@ def test_samples_have_the_texts_tokens_advantages_and_ratios_of_their_rows():
 def test_the_ends_of_the_best_and_the_worst_are_printed_without_control_characters(capsys):
     hostile = "\x1b[2J\r\n\t\x00\x9b\u202e\ud800" + RIGHT
     batch = make_batch("same", "same", "z" * 99 + hostile, "worst\x1b[1m")
-    observers.Samples().step(FakeRun(), batch, torch.tensor([0.0, 0.0, 1.5, -1.5]), {})
+    observers.Samples(score).step(FakeRun(), batch, torch.tensor([0.0, 0.0, 1.5, -1.5]), {})
     best, worst = capsys.readouterr().out.splitlines()
     assert best.startswith("       1.00 +1.50 3+4=...")
     assert best.endswith(r"\x00\x9b\u202e\ud800<answer>7</answer>")

@@ -155,7 +155,7 @@ def train(script, monkeypatch, talker, own_folder):
 
     def run_main(flags="", num_steps=2):
         record = Record()
-        monkeypatch.setattr(observers, "observers", lambda cfg: [*others(cfg), record])
+        monkeypatch.setattr(observers, "observers", lambda *args: [*others(*args), record])
         instant = {"base_steps": 0, "max_steps": num_steps, "learning_rate": 0.03,
                    "max_completion_length": 6, "num_eval_problems": 2, "num_eval_samples": 2}
         script.main([*arguments(TINY | instant), *flags.split()])

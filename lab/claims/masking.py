@@ -7,7 +7,6 @@ import grpo
 from lab.bench import Claim, at_best, numbers, steps_to
 from lab.training import load_base, training
 from report import chart, replaced
-from tasks import calls
 
 SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 8)
 STEPS = 36
@@ -18,7 +17,7 @@ TASK = "--task lookup --num_prompts 16"
 MASKED, LEARNED, NO_TOOL = "tool tokens masked", "tool tokens learned", "no tool, 5e-4"
 SIDES = {MASKED: (None, 5e-4), LEARNED: (None, 5e-4)}
 CASES = [NO_TOOL]                       # whose outputs are never right, so that no rate helps
-calls_rollout = calls.rollout
+rollout = grpo.rollout
 AT_END = f"accuracy of the last {LATE} steps"
 COMPARED = [(side, AT_END) for side in SIDES]
 TUNED = "the learning rate of both runs with a tool, on three other seeds"
@@ -27,7 +26,7 @@ CHECK = f"grpo.py {TASK}"
 
 def unmasked(*arguments):
     """Sample with a tool, but include the tool's tokens in the mask, so that they are learned."""
-    tokens, mask, *others, lengths = calls_rollout(*arguments)
+    tokens, mask, *others, lengths = rollout(*arguments)
     is_used = torch.arange(mask.shape[1]) < lengths[:, None]                    # (B, T)
     return tokens, is_used.to(mask), *others, lengths
 
@@ -39,7 +38,7 @@ def measure(case, seed):
                                   f"--base_seed {seed}")
     if case == NO_TOOL:
         task.respond = lambda problem, text: ""
-    with replaced(calls, rollout=unmasked if tool == LEARNED else calls_rollout):
+    with replaced(grpo, rollout=unmasked if tool == LEARNED else rollout):
         batches = itertools.islice(training(cfg, task, policy), STEPS)
         return {"accuracy": [batch.is_correct.double().mean().item() for batch in batches]}
 

@@ -113,7 +113,7 @@ def run(lesson, flags):
     networks = []
     nothing = lambda *_, **__: None
     run = SimpleNamespace(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0,
-                          begin=lambda: copy.deepcopy(networks[0]),     # the base
+                          begin=lambda _: copy.deepcopy(networks[0]),     # the base
                           start=nothing, log=nothing, finish=nothing)
 
     def make(*network):
