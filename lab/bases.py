@@ -1,5 +1,5 @@
 """Measure how often a base fails, and where the main job then ends: with many seeds, other rates
-and other rounding: make bases. The numbers go to docs/lab/bases.json, its page and README.md."""
+and other rounding: make bases. The numbers go to docs/lab/bases.json and its page."""
 import functools
 import json
 import os
@@ -151,27 +151,8 @@ def spread(values):
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def first_table(column):
-    """Write README.md's table of the main job, from seeds that no choice has seen. -> Markdown"""
-    share, thoughts, samples, greedy = (
-        statistics.mean(column(MAIN, f"base {name}"))
-        for name in ("think_share", "accuracy_given_think", "pass@1", "greedy"))
-    guesses = (samples - share * thoughts) / (1 - share)
-    rows = [[f"before RL: samples that think ({share:.0%} of all)", f"{thoughts:.0%}"],
-            [f"before RL: samples that answer at once ({1 - share:.0%})", f"{guesses:.0%}"],
-            ["before RL: most likely outputs, nearly all guesses", f"{greedy:.0%}"]]
-    for case, how in ((MAIN, "RL"), (IMITATION, "imitation of its own right outputs instead, from "
-                                                "three quarters of the samples")):
-        greedy, samples = (statistics.mean(column(case, f"trained {name}"))
-                           for name in ("greedy", "pass@1"))
-        rows.append([f"*after {how}: most likely outputs (samples)*",
-                     f"*{greedy:.1%} ({samples:.1%})*"])
-    return docs.table(["mean of twelve [bases](docs/lab/bases.md), seeds 100 to 111", "right"],
-                      rows)
-
-
 def page():
-    """Write the tables of docs/lab/bases.md, and one of README.md."""
+    """Write the tables of docs/lab/bases.md."""
     results, about = docs.load("lab/bases", "run: make bases")
 
     def column(case, name, seeds=UNSEEN):
@@ -193,7 +174,6 @@ def page():
              "pass@1, seeds 0 to 11", "pass@1, seeds 100 to 111"]
     text += f"{docs.table(heads, rows)}\n{about['machine']}, torch {about['torch']}.\n"
     docs.put("bases", text, "bases")
-    docs.put("unseen", first_table(column), "bases")
 
 
 def main():

@@ -99,7 +99,7 @@ def main_page():
     """Write the controls into docs/lab.md, and parts of the first run into README.md."""
     results, about = load("seeds", "run: make seeds")
     first, *_ = results.values()
-    shown = re.sub("(?m)^ {7}.*\n|^Ask the policy:\n.*\n", "", first["printed"])  # no samples
+    shown = re.sub("(?m)^ {7}.*\n|^\\d+ steps, (?s:.*)(?=```)", "", first["printed"])  # no samples
     put("example", shown, "seeds")
     rows = []
     for name in CONTROLS:
