@@ -66,24 +66,6 @@ def make_up_problem(rng):
     question = f"What is ({a} + {b}) * {c} - {d}? Think step by step, and end with the number."
     return question, str((a + b) * c - d)
 
-def read_problems(file):
-    """Yield the prompts in a file of JSON lines, and their answers."""
-    n, line = 0, b""
-    try:
-        with open(file, "rb") as lines:
-            for n, line in enumerate(lines, start=1):       # noqa: B007 (the message needs n)
-                if line.strip(b"\xef\xbb\xbf \t\r\n"):
-                    row = json.loads(line.decode("utf-8-sig"), parse_int=str, parse_float=str,
-                                     parse_constant=str)            # all digits, as engines.trl
-                    if not isinstance(row["prompt"], str):
-                        raise TypeError("the prompt has to be a text")
-                    row["prompt"].encode()          # JSON can hold half of a character
-                    yield row["prompt"], row["answer"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        why = f"the key {error} is missing" if isinstance(error, KeyError) else error
-        sys.exit(f'{file}, line {n}: {why}: {line.decode(errors="replace")[:60]!r}; '
-                 'write {"prompt": "...", "answer": "..."}')
-
 def sample_problem(rng):
     """The next problem to train on; each comes once before one comes again. -> question, answer"""
     if not UNUSED:
@@ -99,8 +81,7 @@ def number(text):
 def verify(answer, text):
     """Whether the last number of a text is the answer. Write your own. -> 1.0 or 0.0"""
     right = number(str(answer))
-    if right is None:
-        sys.exit(f"the answer {answer!r} is not a number: write your own verify")
+    refuse(right is None, f"the answer {answer!r} is not a number: write your own verify")
     like_numbers = r"(?:(?<![0-9])[-\u2212])?[0-9]+(?:[.,/][0-9]+)*(?:[eE][+-]?[0-9]+)?"
     numbers = re.findall(like_numbers, text)
     return float(numbers != [] and number(numbers[-1]) == right)
@@ -110,8 +91,8 @@ def judge(answer, text):
     found = verify(answer, text)
     rewards = found if isinstance(found, dict) else {"": found}
     for name, reward in rewards.items():
-        if not hasattr(reward, "__float__") or not math.isfinite(reward):
-            sys.exit(f"verify has to return a number, not {found!r}: {answer!r}, {text!r}")
+        refuse(not hasattr(reward, "__float__") or not math.isfinite(reward),
+               f"verify has to return a number, not {found!r}: {answer!r}, {text!r}")
         NAMED.setdefault(name, []).append(float(reward))
     return sum(map(float, rewards.values()))
 
@@ -121,8 +102,8 @@ def encode(questions, L):
     rows = TOKENIZER(list(questions), add_special_tokens=False).input_ids
     for question, row in zip(questions, rows):
         for token in TOKENIZER.convert_ids_to_tokens([*control.intersection(row)]):
-            if token in question:       # an unknown word is also a token, but is not written so
-                sys.exit(f"{token!r} is a control token: remove it from {question[:200]!r}")
+            refuse(token in question,   # an unknown word is also a token, but is not written so
+                   f"{token!r} is a control token: remove it from {question[:200]!r}")
     texts = questions
     if TOKENIZER.chat_template:         # it also writes BOS; for Qwen3, add enable_thinking=False
         chats = [[{"role": "user", "content": question}] for question in questions]
@@ -131,25 +112,26 @@ def encode(questions, L):
         except Exception as error:      # a template is a program
             sys.exit(f"the chat template fails: {error}: mend TOKENIZER.chat_template in `load`")
     rows = TOKENIZER(list(texts), add_special_tokens=not TOKENIZER.chat_template).input_ids
-    if len({*map(tuple, rows)}) < len({(*question.lower().split(),) for question in questions}):
-        sys.exit(f"different questions become one prompt, such as {TOKENIZER.decode(rows[0])!r}: "
-                 "the chat template leaves them out, or the tokenizer lacks their characters")
+    refuse(len({*map(tuple, rows)}) < len({(*question.lower().split(),) for question in questions}),
+           f"different questions become one prompt, such as {TOKENIZER.decode(rows[0])!r}: "
+           "the chat template leaves them out, or the tokenizer lacks their characters")
     for question, row in zip(questions, rows):
         if row[-1:] == [TOKENIZER.eos_token_id]:                # some tokenizers append an end
             row.pop()
-        if not 0 < len(row) <= L:
-            sys.exit(f"a prompt of {len(row)} tokens, not 1 to W = {L}: {question[:200]!r}")
+        refuse(not 0 < len(row) <= L,
+               f"a prompt of {len(row)} tokens, not 1 to W = {L}: {question[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
 
 def decode(tokens):
-    """The texts of outputs, without special tokens. (B, W + T) -> list of str"""
-    rows = [[token for token in row if token != PAD] for row in tokens[:, W:].tolist()]
+    """The texts of outputs, without their ends and special tokens. (B, W + T) -> list of str"""
+    rows = [[token for token in row if token > PAD] for row in tokens[:, W:].tolist()]
+    rows = [row[:-1] if ENDS.intersection(row[-1:]) else row for row in rows]
     return TOKENIZER.batch_decode(rows, skip_special_tokens=True)
 
 # ---- the policy: a causal language model of transformers -------------------------------------
 def load(model):
     """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
-    global TOKENIZER, STORED
+    global TOKENIZER, STORED, ENDS
     try:
         TOKENIZER = AutoTokenizer.from_pretrained(model)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
@@ -157,16 +139,15 @@ def load(model):
             AutoModelForCausalLM.from_pretrained(model, dtype="auto").dtype)        # lacks it
     except Exception as error:                  # of the network, or of a package
         sys.exit(f"{model}: cannot be loaded: {str(error).strip().splitlines()[0]}")
-    if getattr(policy, "_hf_peft_config_loaded", False):
-        sys.exit(f"{model} is an adapter: merge it into its model, with merge_and_unload")
-    if hasattr(policy.config, "quantization_config"):
-        sys.exit(f"{model} has quantized weights, which cannot be trained")
+    refuse(getattr(policy, "_hf_peft_config_loaded", False),
+           f"{model} is an adapter: merge it into its model, with merge_and_unload")
+    refuse(hasattr(policy.config, "quantization_config"),
+           f"{model} has quantized weights, which cannot be trained")
     ends = policy.generation_config.eos_token_id                # one id, or several, or None
-    ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
-    if not ends:
-        sys.exit(f"{model} has no eos_token_id")
+    ENDS = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
+    refuse(not ENDS, f"{model} has no eos_token_id")
     policy.generation_config = GenerationConfig(    # without settings that cannot be saved again
-        eos_token_id=sorted(ends), pad_token_id=TOKENIZER.pad_token_id, do_sample=True)
+        eos_token_id=sorted(ENDS), pad_token_id=TOKENIZER.pad_token_id, do_sample=True)
     return policy.eval()                        # without dropout, or the first ratios were not 1
 
 def logits_after(policy, tokens, n, cache=None, at=slice(None)):
@@ -257,8 +238,8 @@ def sample(policy, questions, greedy=False):
     tokens, sampled_logps = map(torch.cat, zip(*parts))         # (B, W + T), (B, T)
     logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
     gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
-    if greedy and not gap <= GAP:                   # in the evaluation before the first step
-        sys.exit(f"gap {gap:.1e}: this model samples from other probabilities than it computes")
+    refuse(greedy and not gap <= GAP,               # in the evaluation before the first step
+           f"gap {gap:.1e}: this model samples from other probabilities than it computes")
     cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
     METRICS.update({"completions/mean_length": (tokens[:, W:] != PAD).sum().item() / len(tokens),
                     "entropy": -sampled_logps[tokens[:, W:] != PAD].mean().item(),
@@ -298,6 +279,106 @@ def evaluate(policy, problems, folder, step):
     log(folder, step, eval_reward=reward)
     return f"{reward:.3f}, {questions[0]!r} {texts[0]!r}"
 
+def train(policy, rng, steps):
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
+                                  fused=DEVICE == "cuda")
+    for step in range(steps):
+        problems = [sample_problem(rng) for _ in range(P)]
+        questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
+        tokens = sample(policy, encode(questions, W))                       # (B, W + T)
+        rewards = torch.tensor(list(map(judge, answers, decode(tokens)))).float()  # (B,)
+        A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
+        with torch.no_grad():
+            old_logps, mask = logprobs(policy, tokens)                      # (B, T)
+        for rows in torch.randperm(P * G, generator=DRAWS).chunk(2):        # two updates
+            logps, _ = logprobs(policy, tokens[rows])
+            loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
+            descend(policy, optimizer, loss, RATE * (1 - step / steps))
+        print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
+        yield step + 1, rewards.view(P, -1)
+
+def main(model, file=None, seed=None, steps=None):
+    seed = SEED if seed is None else seed
+    steps = STEPS if steps is None else steps
+    for name in ("P", "G", "W", "T", "M", "TEMPERATURE", "SAVE_STEPS"):
+        refuse(not globals()[name] > 0, f"{name} = {globals()[name]}: has to be above 0")
+    torch.manual_seed(seed)             # of an adapter's weights
+    DRAWS.manual_seed(seed)
+    rng, fixed = random.Random(seed), random.Random("held out")     # all seeds hold out the same
+    problems = read_problems(file) if file else [make_up_problem(fixed) for _ in range(10_000)]
+    once = {}
+    for question, answer in problems:
+        _, other = once.setdefault(question.strip(), (question, answer))
+        refuse(answer != other,
+               f"{file}: {question[:200]!r} has two answers, {other!r} and {answer!r}")
+    problems = fixed.sample([*once.values()], len(once))                    # shuffled
+    refuse(len(problems) < 10, f"{file}: fewer than 10 different prompts")
+    n = min(max(1, HELD_OUT), len(problems) // 10)
+    held_out, PROBLEMS[:] = problems[:n], problems[n:]
+    UNUSED.clear()
+    empty, right = (sum(judge(answer, text and str(answer)) for _, answer in problems)
+                    for text in ("", "answer"))     # one that verify cannot read ends the run now
+    NAMED.clear()
+    if right <= empty:
+        print(f"Look at verify: the answers as texts get {right / len(problems):.3f}, empty texts "
+              f"{empty / len(problems):.3f}; numbers in a file are texts, such as '7'")
+    refuse(not os.access(".", os.W_OK), f"{os.getcwd()}: nothing can be saved in this folder")
+    policy = load(model)
+    most = int((encode([question for question, _ in problems], W) != PAD).sum(1).max()) + T
+    refuse(most > getattr(policy.config.get_text_config(), "max_position_embeddings", most),
+           f"{most} tokens, {T} of them of an output, exceed the model's context; lower T")
+    names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
+    taken = {name.partition("-unfinished")[0] for name in os.listdir()}
+    folder = os.path.abspath(next(name for name in names if name not in taken))
+    place = f"{folder}-unfinished"
+    os.mkdir(place)                         # now, so that no other run takes it
+    done, has_learned = 0, False
+    try:
+        save(policy, place)                 # before the first step, because it may fail
+        print("held-out questions, before:", evaluate(policy, held_out, place, 0), flush=True)
+        for done, groups in train(policy, rng, steps):
+            if groups.shape[1] > 1:
+                METRICS.update(reward_std=groups.std(1).mean().item(), frac_reward_zero_std=(
+                    groups.amax(1) == groups.amin(1)).float().mean().item())
+            log(place, done, reward=groups.mean().item(), **METRICS)
+            has_learned |= METRICS["grad_norm"] > 0 or (groups != groups[:, :1]).any().item()
+            if done % SAVE_STEPS == 0 or done == steps:
+                save(policy, place)
+    except torch.OutOfMemoryError:
+        sys.exit(f"step {done}: out of memory: lower N = {N or 16 * M} or M = {M}, or use LoRA")
+    except RuntimeError as error:
+        refuse("is non-finite" in str(error), f"step {done}: the gradient is not finite")
+        raise
+    finally:                # after Ctrl-C, SIGTERM or an error; again, if one has ended a save
+        save(policy, place)
+        if done == steps > 0:
+            place = shutil.move(place, folder)
+        print(f"after {done} steps, the model is in {place}", flush=True)
+        if done and not has_learned:
+            print("no group had two different rewards, so nothing was learned", flush=True)
+    print("held-out questions, after: ", evaluate(policy, held_out, place, done))
+
+# ---- what watches over a run: its input, its log, its folder, signals ------------------------
+def refuse(is_bad, why):
+    """End the program with a line if something cannot work."""
+    if is_bad:
+        sys.exit(why)
+
+def read_problems(file):
+    """Yield the prompts in a file of JSON lines, and their answers, with all their digits."""
+    n, line = 0, b""
+    try:
+        with open(file, "rb") as lines:
+            for n, line in enumerate(lines, start=1):       # noqa: B007 (the message needs n)
+                if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                    row = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
+                    str.encode(row["prompt"])       # JSON can hold half of a character
+                    yield row["prompt"], row["answer"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        why = f"the key {error} is missing" if isinstance(error, KeyError) else error
+        sys.exit(f'{file}, line {n}: {why}: {line.decode(errors="replace")[:60]!r}; '
+                 'write {"prompt": "a text", "answer": "..."}')
+
 def log(folder, step, **metrics):
     """Append a line to the metrics in a folder, which `python -m report.check FOLDER` reads."""
     start = "eval_" * ("eval_reward" in metrics)
@@ -321,87 +402,6 @@ def save(policy, folder):
         sys.exit(f"{folder}: the model cannot be saved: {error}")
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-def train(policy, rng, steps):
-    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0,
-                                  fused=DEVICE == "cuda")
-    for step in range(steps):
-        problems = [sample_problem(rng) for _ in range(P)]
-        questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
-        tokens = sample(policy, encode(questions, W))                       # (B, W + T)
-        rewards = torch.tensor(list(map(judge, answers, decode(tokens)))).float()  # (B,)
-        A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
-        with torch.no_grad():
-            old_logps, mask = logprobs(policy, tokens)                      # (B, T)
-        for rows in torch.randperm(P * G, generator=DRAWS).chunk(2):        # two updates
-            logps, _ = logprobs(policy, tokens[rows])
-            loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
-            descend(policy, optimizer, loss, RATE * (1 - step / steps))
-        print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
-        yield step + 1, rewards.view(P, -1)
-
-def main(model, file=None, seed=None, steps=None):
-    seed = SEED if seed is None else seed
-    steps = STEPS if steps is None else steps
-    for name in ("P", "G", "W", "T", "M", "TEMPERATURE", "SAVE_STEPS"):
-        if not globals()[name] > 0:
-            sys.exit(f"{name} = {globals()[name]}: has to be above 0")
-    torch.manual_seed(seed)             # of an adapter's weights
-    DRAWS.manual_seed(seed)
-    rng, fixed = random.Random(seed), random.Random("held out")     # all seeds hold out the same
-    problems = read_problems(file) if file else [make_up_problem(fixed) for _ in range(10_000)]
-    once = {}
-    for question, answer in problems:
-        _, other = once.setdefault(question.strip(), (question, answer))
-        if answer != other:
-            sys.exit(f"{file}: {question[:200]!r} has two answers, {other!r} and {answer!r}")
-    problems = fixed.sample([*once.values()], len(once))                    # shuffled
-    if len(problems) < 10:
-        sys.exit(f"{file}: fewer than 10 different prompts")
-    n = min(max(1, HELD_OUT), len(problems) // 10)
-    held_out, PROBLEMS[:] = problems[:n], problems[n:]
-    UNUSED.clear()
-    empty, right = (sum(judge(answer, text and str(answer)) for _, answer in problems)
-                    for text in ("", "answer"))     # one that verify cannot read ends the run now
-    NAMED.clear()
-    if right <= empty:
-        print(f"Look at verify: the answers as texts get {right / len(problems):.3f}, empty texts "
-              f"{empty / len(problems):.3f}; numbers in a file are texts, such as '7'")
-    if not os.access(".", os.W_OK):
-        sys.exit(f"{os.getcwd()}: nothing can be saved in this folder")
-    policy = load(model)
-    questions = encode([question for question, _ in problems], W)           # each has to fit
-    most = int((questions != PAD).sum(1).max()) + T
-    if most > getattr(policy.config.get_text_config(), "max_position_embeddings", most):
-        sys.exit(f"{most} tokens, {T} of them of an output, exceed the model's context; lower T")
-    names = ["trained", *[f"trained-{number}" for number in range(2, 10_000)]]
-    taken = {name.partition("-unfinished")[0] for name in os.listdir()}
-    folder = os.path.abspath(next(name for name in names if name not in taken))
-    place = f"{folder}-unfinished"
-    os.mkdir(place)                         # now, so that no other run takes it
-    done = 0
-    try:
-        save(policy, place)                 # before the first step, because it may fail
-        print("held-out questions, before:", evaluate(policy, held_out, place, 0), flush=True)
-        for done, groups in train(policy, rng, steps):
-            if groups.shape[1] > 1:
-                METRICS.update(reward_std=groups.std(1).mean().item(), frac_reward_zero_std=(
-                    groups.amax(1) == groups.amin(1)).float().mean().item())
-            log(place, done, reward=groups.mean().item(), **METRICS)
-            if done % SAVE_STEPS == 0 or done == steps:
-                save(policy, place)
-    except torch.OutOfMemoryError:
-        sys.exit(f"step {done}: out of memory: lower N = {N or 16 * M} or M = {M}, or use LoRA")
-    except RuntimeError as error:
-        if "is non-finite" not in str(error):
-            raise
-        sys.exit(f"step {done}: the gradient is not finite")
-    finally:                # after Ctrl-C, SIGTERM or an error; again, if one has ended a save
-        save(policy, place)
-        if done == steps > 0:
-            place = shutil.move(place, folder)
-        print(f"after {done} steps, the model is in {place}", flush=True)
-    print("held-out questions, after: ", evaluate(policy, held_out, place, done))
 
 def stop(number, _):
     """Handle the SIGNALS: end the training, and save. A second one has no effect."""

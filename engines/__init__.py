@@ -158,6 +158,15 @@ def tried(binding, settings, name):
     return token_loss
 
 
+def text_of(completion):
+    """Find what the policy wrote last in a completion, a text or a list of messages: tools write
+    messages, too. -> str, "" if there is no message of the assistant"""
+    if isinstance(completion, str):
+        return completion
+    own = [one.get("content") for one in completion if one["role"] == "assistant"]
+    return (own or [""])[-1] or ""                  # None: it only calls a tool
+
+
 # ---- 2. a user's files -----------------------------------------------------------------------
 
 def is_users(file):

@@ -116,5 +116,4 @@ def last_number(completions, answer, **columns):
     """Reward with 1.0 if the last number of a completion is the answer, as real.py does, else 0.0.
     TRL passes texts, or lists of messages. -> list of floats"""
     import real  # here, because it measures the memory of a GPU
-    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
-    return [real.verify(right, text) for right, text in zip(answer, texts)]
+    return [real.verify(right, engines.text_of(one)) for right, one in zip(answer, completions)]

@@ -13,8 +13,9 @@ others have pretrained needs an --instruction, which comes before each prompt.
 import functools
 import json
 
-import common  # isort: split
+import engines  # isort: split
 
+import common
 import grpo
 from report import parser, start
 
@@ -44,7 +45,7 @@ def right(completions, problem, answer, task, part, **columns):
     """
     rewards = []
     for one, asked, solution, name, part_name in zip(completions, problem, answer, task, part):
-        text = one if isinstance(one, str) else one[-1]["content"]
+        text = engines.text_of(one)
         question = common.Problem(asked, solution, task=part_name)
         verified = load(name).verify(question, text)
         rewards.append(load(name).reward(question, text, verified, "engines"))
@@ -52,7 +53,8 @@ def right(completions, problem, answer, task, part, **columns):
 
 
 def score(data_source, solution_str, ground_truth, extra_info, **columns):
-    """Reward a completion in verl's form, as `right` does. -> float"""
+    """Reward a completion in verl's form, as `right` does; verl's text has what tools wrote, too,
+    so it has to be run without tools. -> float"""
     return right([solution_str], [extra_info["problem"]], [ground_truth], [data_source],
                  [extra_info["part"]])[0]
 

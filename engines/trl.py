@@ -61,6 +61,7 @@ class Trainer(trl.GRPOTrainer):
         args = copy.copy(args)
         args.output_dir = os.path.abspath(args.output_dir)      # a user's code may leave the folder
         args.loss_type = LOSS_TYPES[self.how]       # TRL averages the KL in the same way
+        self.has_learned = False
         self.mask = None                            # while TRL's loss is computed: (b, T)
         super().__init__(model, reward_funcs, args, *more, **named)
         self.token_counts = torch.zeros(2, device=self.accelerator.device)      # see log_tokens
@@ -82,6 +83,8 @@ class Trainer(trl.GRPOTrainer):
             print(record.line(self.record), flush=True)
         found = super().train(checkpoint, **named)
         self.save_state()                           # the log, for report.check and report.page
+        if not self.has_learned and self.state.global_step > 0:
+            print("no group had two different rewards, so nothing was learned", flush=True)
         if self._step == 0 and self.state.global_step < self.state.max_steps:
             n = self.args.generation_batch_size // self.num_generations
             raise ValueError(
@@ -161,6 +164,7 @@ class Trainer(trl.GRPOTrainer):
         """Compute the norm as TRL does. Before the optimizer step, a gradient that is not finite
         ends the run; in float16, TRL scales the loss, and skips such a step."""
         norm = super()._get_grad_norm(*args, **named)
+        self.has_learned |= norm is None or float(norm) > 0
         if norm is not None and not math.isfinite(norm) and not self.args.fp16:
             raise FloatingPointError(f"the gradient is {float(norm)}; the largest |log rho_t| is "
                                      f"{max(self._metrics['train']['max_log_ratio']):.3g}")

@@ -27,7 +27,8 @@ CASES = {                               # values for the script's globals
                "CALL": LOOKUP.call_tokens, "FRAME": ("", ""), "verify": LOOKUP.verify,
                "respond": lambda question, text: LOOKUP.respond(TABLES[question], text),
                "make_up_problem": lambda rng: rng.choice([*TABLES.items()])},
-    "sums": {"STEPS": 12, "P": 2, "T": 48, "HELD_OUT": 16, "FRAME": (" ", ""),
+    "sums": {"STEPS": 12, "P": 2, "T": 48, "HELD_OUT": 16, "CALL": "</calc>",
+             "FRAME": (" ", ""),
              "verify": lambda answer, text: float(text.rstrip().endswith(answer)),
              "make_up_problem": make_up_sum}}
 

@@ -32,7 +32,7 @@ class Abstain(Arithmetic):
         match = re.fullmatch(r"(\+[2-9])?(\+cost=([0-9](\.[0-9]+)?))?", f"+{level or '3'}")
         if match is None:
             common.fail(f"--task abstain:{level}: the level must be the largest x, 2 to 9, what a "
-                        "wrong answer costs, such as cost=0.25, or both: 9+cost=0.25")
+                        "wrong answer costs, 0 to 9.9, or both: 9+cost=0.25")
         self.largest = int(match[1] or 3)
         self.cost = float(match[3] or 1)                # bases do not depend on it
         if self.cost > 0 and getattr(cfg, "scale_rewards", "") == "mean":

@@ -245,7 +245,7 @@ def test_calls_that_end_at_the_same_time_run_side_by_side_and_keep_their_rows():
 
 
 def test_a_run_with_a_tool_that_reads_a_dict_learns_and_logs_its_calls(capsys):
-    script = agent(RATE=1e-2, P=2, verify=lambda answer, text: float("X" in text))
+    script = agent(RATE=1e-2, P=2, verify=lambda answer, text: float("e" in text))
     Path("data.jsonl").write_text("\n".join(
         json.dumps({"prompt": f"{i}+1=", "answer": i + 1}) for i in range(20)))
     script.main(random_model(), "data.jsonl", steps=2)
@@ -253,6 +253,77 @@ def test_a_run_with_a_tool_that_reads_a_dict_learns_and_logs_its_calls(capsys):
     assert lines[1]["tools/call_frequency"] > 0.3 and lines[1]["tools/failure_frequency"] == 0
     assert lines[1]["completions/mean_length"] < 24 and "failed 0" in capsys.readouterr().out
     assert any(0 < line["reward"] < 1 for line in lines[1:])
+
+
+CALLED = "<calc>17 * 13</calc>"
+
+
+@pytest.mark.parametrize("turns, text, reward", [
+    ([CALLED, "221"], CALLED, 0), ([CALLED, "221", "<|eos|>"], CALLED, 0),
+    ([CALLED, "221", " so 221<|eos|>"], CALLED + " so 221", 1),
+    ([CALLED, "5", " so 221"], CALLED + " so 221", 1),
+    ([CALLED, "221", " so 5"], CALLED + " so 5", 0),
+    (["221", "5"], "221", 1), (["221", "5", CALLED, "7"], "221" + CALLED, 0),
+    ([CALLED + "<result>221</result>"], CALLED + "<result>221</result>", 1)])
+def test_only_what_the_policy_itself_wrote_is_graded(turns, text, reward):
+    """Every second text is the tool's. An answer that the policy makes up is its own."""
+    script = agent()
+    script.load(random_model())
+    row = [script.PAD] * script.W
+    for turn, words in enumerate(turns):
+        row += [script.PAD - 1 - i if turn % 2 else i for i in script.TOKENIZER(words).input_ids]
+    [found] = script.decode(torch.tensor([row]))
+    assert (found, script.judge("221", found)) == (text, reward)
+
+
+TURN = "{{ '<' + m['role'] + '>' + m['content'] + '<|eos|>' }}"
+THOUGHTS = TURN.replace("m['content']", "m['content'].split('</think>')[-1]")
+LIKE_QWEN = ("{% if m['role'] == 'tool' %}<user>[{{ m['content'] }}]<|eos|>\n"
+             "{% else %}" + TURN + "\n{% endif %}")
+NO_TOOLS = "{% if m['role'] == 'tool' %}{{ raise_exception('roles') }}{% endif %}" + TURN
+SILENT = "{% if m['role'] != 'tool' %}" + TURN + "{% endif %}"
+OPEN = TURN.replace("<|eos|>", "\n")
+
+
+@pytest.mark.parametrize("turn, start, given, call, frame, is_told", [
+    (LIKE_QWEN, "<assistant>", {}, "<|eos|>", ("\n<user>[", "]<|eos|>\n<assistant>"), False),
+    (TURN, "<assistant>", {}, "<|eos|>", ("<tool>", "<|eos|><assistant>"), False),
+    (TURN, "<assistant><think>\n", {}, "<|eos|>",
+     ("<tool>", "<|eos|><assistant><think>\n"), False),
+    (TURN, "<assistant>", {"CALL": "</calc>"}, "</calc>",
+     ("<|eos|><tool>", "<|eos|><assistant>"), False),
+    (TURN, "<assistant>", {"FRAME": ("<tool>", "<|eos|>\n<assistant>")}, "<|eos|>",
+     ("<tool>", "<|eos|>\n<assistant>"), True),
+    (TURN, "<assistant>", {"FRAME": ("<tool>", "<|eos|><assistant>")}, "<|eos|>",
+     ("<tool>", "<|eos|><assistant>"), False),
+    (THOUGHTS, "<assistant>", {}, "<|eos|>", ("<tool>", "<|eos|><assistant>"), True),
+    (OPEN, "<assistant>", {}, "</calc>", ("\n<tool>", "\n<assistant>"), False),
+    (NO_TOOLS, "<assistant>", {}, "</calc>", ("<result>", "</result>"), False),
+    (SILENT, "<assistant>", {}, "</calc>", ("<result>", "</result>"), False),
+    (None, "", {}, "</calc>", ("<result>", "</result>"), False)])
+def test_an_answer_has_the_frame_of_the_chat_template(
+        turn, start, given, call, frame, is_told, capsys):
+    folder = random_model()
+    if turn:
+        (folder / "chat_template.jinja").write_text(
+            "{% for m in messages %}" + turn + "{% endfor %}"
+            "{% if add_generation_prompt %}" + start + "{% endif %}")
+    script = agent(**{"CALL": None, "FRAME": None} | given)
+    for _ in range(2):
+        script.load(folder)
+    assert (call, frame) == (script.CALL, script.FRAME)
+    assert capsys.readouterr().out.count("\n") == is_told
+
+
+@pytest.mark.parametrize("text, answer", [
+    ("<calc>17 * 13</calc>", "221"), ("so <calc>3-4</calc><|im_end|>", "-1"),
+    ("<calc>2 ** 9</calc></s>\n", "a call looks like <calc>3 + 4</calc>"),
+    ("<calc>3 + 4</calc> is 7<|im_end|>", ""), ("7<|im_end|>", "")])
+def test_the_calculator_answers_calls_whatever_ends_their_turn_and_nothing_else(text, answer):
+    script = types.ModuleType("agent")
+    script.__file__ = real.__file__
+    exec(rungs.real_script(rungs.AGENT), vars(script))
+    assert script.respond("", text) == answer
 
 
 def test_a_turn_gets_its_discounted_return_compared_with_the_same_turn_in_its_group():

@@ -337,6 +337,32 @@ def test_rewards_are_named_functions_of_a_file_or_all_with_the_signature_of_one(
         1.0, 0.0, 0.0, 1.0, 0.0]
 
 
+CALL = {"role": "assistant", "content": "<calc>17 * 13</calc>"}
+TOOL = {"role": "tool", "content": "221 <answer>6</answer>"}
+SAYS = {"role": "assistant", "content": "so 221"}
+
+
+@pytest.mark.parametrize("completion, text, reward", [
+    ("so 221", "so 221", 1), ([CALL, TOOL], CALL["content"], 0), ([CALL, TOOL, SAYS], "so 221", 1),
+    ([SAYS, TOOL], "so 221", 1), ([SAYS, CALL, TOOL], CALL["content"], 0), ([TOOL], "", 0),
+    ([], "", 0), ([{"role": "assistant", "content": None, "tool_calls": []}, TOOL], "", 0),
+    ([{"role": "assistant", "tool_calls": []}, TOOL], "", 0)])
+def test_what_a_tool_wrote_is_not_graded(completion, text, reward):
+    assert engines.text_of(completion) == text
+    assert data.last_number([completion], answer=["221"], prompts=[]) == [reward]
+
+
+@pytest.mark.parametrize("source, has_learned", [
+    ("def right(completions, **_):\n    return [1.0 for _ in completions]\n", False),
+    ("def right(completions, **_):\n    return [*map(float, range(len(completions)))]\n", True)])
+def test_a_run_whose_steps_had_no_gradient_ends_with_a_line(
+        source, has_learned, small_llama, folder, capsys):
+    Path("same.py").write_text(source)
+    ours.main(words_of(small_llama, "grpo", **FEW, reward_funcs="same.py:right"))
+    line = "no group had two different rewards, so nothing was learned\n"
+    assert (line in capsys.readouterr().out) == (not has_learned)
+
+
 ANSWERS = ["007", "None", "2026-11-28", "2026-11-28T10:00:00", "9007199254740993", "1e5", "1.50"]
 
 

@@ -343,6 +343,32 @@ def test_a_prompt_has_no_end_and_its_beginning_once_and_a_chat_its_generation_pr
     assert real.decode(torch.nn.functional.pad(rows, (real.W, 0), value=-1)) == ["7", "89:"]
 
 
+@pytest.mark.parametrize("text, shown", [
+    ("7<|im_end|>", "7"), ("7<|eos|>", "7"), ("7", "7"), ("7<|im_end|> or 8", "7<|im_end|> or 8"),
+    ("7<|im_end|><|im_end|>", "7<|im_end|>"), ("<|im_end|>", "")])
+def test_the_end_that_the_policy_wrote_is_no_text_whether_or_not_it_is_special(text, shown):
+    folder = random_model()
+    tokenizer = real.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|im_end|>"])
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(
+        config | {"eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>")}))
+    real.load(folder)
+    rows = torch.tensor([[*real.TOKENIZER(text).input_ids, real.PAD]])
+    assert real.decode(torch.nn.functional.pad(rows, (real.W, 0), value=real.PAD)) == [shown]
+
+
+@pytest.mark.parametrize("name, reward, has_learned", [
+    ("mean", lambda text: 1.0, False), ("mean", lambda text: float("7" in text), True),
+    ("reinforce", lambda text: 1.0, True), ("reinforce", lambda text: 0.0, False)])
+def test_a_run_in_which_no_step_had_a_gradient_says_so(llama, name, reward, has_learned, capsys):
+    script = module(rungs.real_script(name), P=2, verify=lambda answer, text: reward(text))
+    script.main(llama, sums(), steps=2)
+    line = "no group had two different rewards, so nothing was learned\n"
+    assert (line in capsys.readouterr().out) == (not has_learned)
+
+
 def test_problems_and_verdicts():
     for answer, text, reward in (
             ("7", "a 12, no: 7.", 1), ("1200", "so 1,200", 1), (7, "7.0", 1), ("-7", "it is -7", 1),
@@ -651,7 +677,7 @@ def numbered(lengths, answer=2):
     ("[1]", "'[1]'; write"), ("[" * 9999, "line 1: "),
     ('{"prompt": "", "answer": 1}\n{"answer": 2}', "line 2: the key 'prompt' is missing"),
     (b'{"prompt": "", "answer": 1}\n\xe9', "line 2: 'utf-8'"),
-    ('{"prompt": [1], "answer": 2}', "be a text"),
+    ('{"prompt": [1], "answer": 2}', "write {"),
     ('{"prompt": "1+", "answer": 2}\n{"prompt": " 1+\\n", "answer": "x"}', "has two answers, '2'"),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     (r'{"prompt": "\ud800", "answer": 2}', "surrogates not allowed"),

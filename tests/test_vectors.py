@@ -438,6 +438,23 @@ def test_a_file_that_prints_changes_torch_or_does_not_end_gets_a_verdict(answer,
     assert code == 2 and "it takes more than 60 seconds" in text
 
 
+OWN_NAMES = RIGHT.replace("logps", "policy_lp").replace("old_policy_lp", "lp_old")
+
+
+@pytest.mark.parametrize("words, code, told", [
+    ("lp_old=old_logps policy_lp=logps", 0, "called with policy_lp for logps, lp_old for old"),
+    ("lp_old=old_logps", 2, "policy_lp: not a name of this project"),
+    ("lp_old=logps policy_lp=old_logps", 1, "NOT PASSED"),
+    ("lp_old=old_lp", 2, "--map lp_old=old_lp: has to be NAME=WORD"),
+    ("old=old_logps", 2, "where NAME is one of policy_lp, lp_old"),
+    ("lp_old=logps policy_lp=logps", 2, "WORD, once"), ("lp_old", 2, "--map lp_old: has to be")])
+def test_a_user_says_what_an_argument_is(words, code, told, answer):
+    pairs = [part for pair in words.split() for part in ("--map", pair)]
+    for given in (pairs, ["--map", *words.split()]):
+        found, text = answer(OWN_NAMES, "--recipe", "dapo", *given)
+        assert found == code and told in text
+
+
 def test_a_mistake_is_named_only_if_it_gives_all_wrong_answers_and_no_right_one_rules_it_out():
     def outcome(sign, errors, aim=9.0, **flags):
         return vectors.Outcome({"flags": flags, "slopes": {}}, errors, sign=sign, aim=aim)

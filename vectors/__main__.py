@@ -5,9 +5,10 @@
   python -m vectors                                        list the files of vectors
 
 A function whose arguments have the names of this project, of TRL or of verl is called as it is. For
-any other one, and with --adapter, the command writes an adapter next to your file. Fill its gaps,
-and check the adapter instead. Nothing is guessed. Advantages have one number for each output, (B,);
-say --advantages B1 or BT for (B, 1) or (B, T).
+other names, say what they are: --map logp_old=old_logps lp=logps. For what a name cannot say, the
+command writes an adapter next to your file, also with --adapter. Fill its gaps, and check the
+adapter instead. Nothing is guessed. Advantages have one number for each output, (B,); say
+--advantages B1 or BT for (B, 1) or (B, T).
 
 FILE.py may also be the name of a module. Without NAME and --recipe, the file of vectors is called
 like the function; without FUNCTION, all such functions are checked. KEY=VALUE states a constant of
@@ -229,6 +230,8 @@ def arguments(argv):
     parser.add_argument("words", nargs="*", metavar="WORD",
                         help="FILE.py[:FUNCTION], NAME and KEY=VALUE, as above")
     parser.add_argument("--recipe", choices=RECIPES, help="recipe whose core cases decide")
+    parser.add_argument("--map", metavar="NAME=WORD", nargs="+", action="extend", default=[],
+                        help="what an argument of your function is: one of our names")
     parser.add_argument("--adapter", action="store_true", help="write an adapter, and stop")
     parser.add_argument("--advantages", choices=SHAPES, help="shape of the advantages that your "
                         "function takes: BT for ppo, and B for other recipes, by default")
@@ -248,8 +251,9 @@ def written(module, name, target, file, content, cases, words, shape, why):
     folder = os.path.dirname(module.__file__) if ".py" in target else os.getcwd()
     own = f"{module.__name__.rpartition('.')[2]}_{name}".replace(".", "_")
     path = os.path.join(os.path.realpath(folder), f"adapt_{own}.py")
-    command = f"cd {shlex.quote(str(FOLDER.parent))} && python -m vectors"
-    command += f" {shlex.join([path, *words])}"
+    command = f"python -m vectors {shlex.join([path, *words])}"
+    if not {"site-packages", "dist-packages"} & {*FOLDER.parts}:        # of a clone
+        command = f"cd {shlex.quote(str(FOLDER.parent))} && {command}"
     is_new = not os.path.exists(path)
     if is_new:
         try:
@@ -260,7 +264,8 @@ def written(module, name, target, file, content, cases, words, shape, why):
             fail(f"cannot write the adapter: {error}")
     print(f"NOTHING RAN: {name}: {why}\nIts adapter is {path}{'' if is_new else ', as it was'}\n"
           f"Fill its gaps (...), and run, in any folder: {command}\nIt is checked as {file}. If it "
-          f"computes something else, delete it, and name one of {', '.join(files())}.\n")
+          f"computes something else, delete it, and name one of {', '.join(files())}.\n"
+          "If only the names of its arguments differ, say what they mean: --map NAME=WORD.\n")
     print(Path(path).read_text("utf-8"))
 
 
@@ -288,9 +293,11 @@ def run(module, name, function, target, file, chosen, args, words):
         print(f"NOTHING RAN: fill the gaps (...) of {', '.join(gaps)} in {module.__file__}")
         return 2
     own, why = None, "a class needs an adapter, which makes an object of it"
+    said = dict(pair.split("=", 1) for pair in args.map if "=" in pair)
     if not inspect.isclass(function):
         try:
-            own, why = bind(function, {*NAMES, "rewards", "returns", "mask_chosen"}, ()), ""
+            own, why = bind(function, {*NAMES, "rewards", "returns", "mask_chosen"}, (),
+                            said=said), ""
         except ValueError as error:
             why = f"its arguments are not known ({error})"
     of_all = {}
@@ -303,6 +310,13 @@ def run(module, name, function, target, file, chosen, args, words):
     # what the user says
     content = read(file)
     known = {"id", *numbers_of(content, content["cases"])}
+    for pair in args.map:
+        theirs, _, ours = pair.partition("=")
+        words = {*content["inputs"], *known} - {"id"}
+        if own and (theirs not in own.parameters or ours not in words
+                    or len({*said.values()}) < len(args.map)):
+            fail(f"--map {pair}: has to be NAME=WORD, where NAME is one of "
+                 f"{', '.join(own.parameters)}, and WORD, once, one of {', '.join(sorted(words))}")
     chosen = {next((one for one in (key, *ALIASES.get(key, ())) if one in known), key): text
               for key, text in chosen.items()}
     try:
@@ -321,7 +335,8 @@ def run(module, name, function, target, file, chosen, args, words):
         fixed |= {key: text for key, text in cases[0]["parameters"].items()
                   if isinstance(text, str) and all(value(case, key) == text for case in cases)}
     shape = args.advantages or ("BT" if args.recipe == "ppo" else "B")
-    binding = None if why else bind(function, content["inputs"], numbers_of(content, cases))
+    binding = None if why else bind(function, content["inputs"], numbers_of(content, cases),
+                                    said=said)
     if binding:
         takes = binding.takes()
         has_weight = "beta" not in known or takes & {"beta"} or "beta" in fixed
@@ -390,7 +405,7 @@ def main(argv=None):
         return 0
     target = words[0]
     chosen = dict(word.split("=", 1) for word in args.words if "=" in word)
-    rest = [word for word in argv if word not in (target, "--adapter")]
+    rest = [word for word in argv if word not in (target, "--adapter", "--map", *args.map)]
     module, functions = loaded(target)
     codes = []
     for name, function in functions.items():

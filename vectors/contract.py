@@ -61,10 +61,12 @@ class Binding(NamedTuple):
         return self.function(*first, **values)
 
 
-def bind(function, inputs, numbers, has_rest=False):
+def bind(function, inputs, numbers, has_rest=False, said=()):
     """Find which parameter of a function gets which of our inputs and numbers. One that two
-    parameters may mean is not known. has_rest: whether **kwargs gets all that is left. ValueError
-    if Python does not know the parameters. -> Binding"""
+    parameters may mean is not known. has_rest: whether **kwargs gets all that is left. said: what
+    the user says of names, {its name: ours}. ValueError if Python does not know the parameters.
+    -> Binding"""
+    said = dict(said)
     if not inspect.isclass(function):
         function = getattr(function, "forward", function)
     try:
@@ -75,7 +77,8 @@ def bind(function, inputs, numbers, has_rest=False):
     named = [name for name, one in parameters.items() if one.kind not in STARS]
     names = {}
     for name in named:
-        found = [ours for ours in (name, *ALIASES.get(name, ())) if ours in known]
+        words = [said[name]] if name in said else [name, *ALIASES.get(name, ())]
+        found = [ours for ours in words if ours in known]
         if found:
             names[name] = found[0]
     counts = Counter(ours for name, ours in names.items() if name not in SINGLE)
