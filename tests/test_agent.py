@@ -278,6 +278,8 @@ def test_only_what_the_policy_itself_wrote_is_graded(turns, text, reward):
 
 TURN = "{{ '<' + m['role'] + '>' + m['content'] + '<|eos|>' }}"
 THOUGHTS = TURN.replace("m['content']", "m['content'].split('</think>')[-1]")
+EARLIER = ("{% if loop.index0 < messages | length - 2 %}" + THOUGHTS
+           + "{% else %}" + TURN + "{% endif %}")
 LIKE_QWEN = ("{% if m['role'] == 'tool' %}<user>[{{ m['content'] }}]<|eos|>\n"
              "{% else %}" + TURN + "\n{% endif %}")
 NO_TOOLS = "{% if m['role'] == 'tool' %}{{ raise_exception('roles') }}{% endif %}" + TURN
@@ -297,6 +299,7 @@ OPEN = TURN.replace("<|eos|>", "\n")
     (TURN, "<assistant>", {"FRAME": ("<tool>", "<|eos|><assistant>")}, "<|eos|>",
      ("<tool>", "<|eos|><assistant>"), False),
     (THOUGHTS, "<assistant>", {}, "<|eos|>", ("<tool>", "<|eos|><assistant>"), True),
+    (EARLIER, "<assistant>", {}, "<|eos|>", ("<tool>", "<|eos|><assistant>"), True),
     (OPEN, "<assistant>", {}, "</calc>", ("\n<tool>", "\n<assistant>"), False),
     (NO_TOOLS, "<assistant>", {}, "</calc>", ("<result>", "</result>"), False),
     (SILENT, "<assistant>", {}, "</calc>", ("<result>", "</result>"), False),
