@@ -335,6 +335,8 @@ kernels = common.optional("kernels")            # faster on CUDA; None if a copi
 def observers(cfg):
     """Make what logs samples, warns and reports in a run, if there is report/. -> list"""
     report = common.optional("tasks") and common.optional("report.observers")
+    if not report and cfg.report_to != "none":
+        common.fail(f"--report_to {cfg.report_to}: needs the folders report/ and tasks/")
     return report.observers(cfg, score) if report else []
 
 
@@ -531,7 +533,9 @@ def complete(policy, task, cfg, problems, generator=None, opening=""):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    respond = task.responder(prompts, problems)             # None: no environment inserts text
+    respond = None
+    if task.call_tokens:                                    # an environment inserts text
+        respond = task.responder(prompts, problems)
     if kernels and cfg.device == "cuda" and cfg.kernel != "torch" and respond is None:
         own = read_prompts, sample_token, logprobs, rotate
         outputs = kernels.rollout(policy, prompts, problems, cfg, uniforms, own)

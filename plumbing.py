@@ -46,7 +46,8 @@ def parse_flags(config_class, argv=None):
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
     given = vars(parser.parse_args(argv))
 
-    stored = common.task_defaults(config_class, given.get("task", "arithmetic"))
+    tasks = common.optional("tasks.flags")
+    stored = tasks.defaults(config_class, given.get("task", "arithmetic")) if tasks else {}
     if folder := given.get("resume_from_checkpoint"):
         script, flags = read_config(folder)
         if script != Path(inspect.getfile(config_class)).name:
@@ -95,9 +96,8 @@ def fix_arithmetic():
 
 
 def load_base(policy, task, cfg):
-    """Load the base, or make it if this is the first run that needs it. With the default flags, one
-    base in 30 does not learn to read the question. Then half the rate makes a second one, and the
-    better one of the two is kept (docs/lab/bases.md)."""
+    """Load the base, or make it if this is the first run that needs it. One base in 30 has not
+    learned to read: the better of it and a second one stays (docs/lab/bases.md)."""
     fix_arithmetic()
     path = base_path(policy, task, cfg)
     if path.exists():
@@ -108,8 +108,7 @@ def load_base(policy, task, cfg):
     is_usual = all(getattr(cfg, name) == getattr(common.Base, name)         # the limit is theirs
                    for name in common.Base.__annotations__ if name != "base_seed")
     if is_usual and loss > task.textbook_loss:
-        print(f"the base has a loss of {loss:.3f} on its textbook, above {task.textbook_loss}: "
-              "again, with half the rate", file=sys.stderr)
+        print(f"loss {loss:.3f} on the textbook: again, with half the rate", file=sys.stderr)
         first = copy.deepcopy(policy.state_dict())
         policy.load_state_dict(type(policy)(cfg).state_dict())
         half = dataclasses.replace(cfg, base_learning_rate=cfg.base_learning_rate / 2)
@@ -275,8 +274,6 @@ class Run:
         self.resumed = {}                       # the checkpoint of the run that is resumed
         self.logs = {"metrics.jsonl": 0, "samples.jsonl": 0, "greedy.jsonl": 0}     # their sizes
         self.observers = observers
-        if cfg.report_to != "none" and not observers:
-            fail(f"--report_to {cfg.report_to}: needs the folders report/ and tasks/")
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         # absolute, because a reward may change the current folder
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default).absolute()
@@ -323,9 +320,8 @@ class Run:
 
     def begin(self, sample):
         """Make the run folder, or cut the logs of a resumed run to their length at its checkpoint.
-        Load the base, unless a run of before has provided weights. `sample`, of the script, makes
-        batches for a reward model. -> pi_ref, a copy of the policy as it is before the first step,
-        even in a resumed run"""
+        Load the base, unless a run of before has provided weights. `sample` makes batches for a
+        reward model. -> pi_ref, a copy of the policy before the first step, even if resumed"""
         first, number = self.folder, 1
         while not self.cfg.resume_from_checkpoint:
             try:
@@ -355,7 +351,8 @@ class Run:
         write(self.folder / "base.pt", {"policy": self.policy.state_dict()})
         for weight in self.policy.parameters():         # drop the gradient of the warm start
             weight.grad = torch.zeros_like(weight)
-        self.task.begin(self, lambda purpose: sample(self.policy, self.task, self.cfg, purpose))
+        if "model" in self.cfg.reward.split("+"):
+            self.task.fit(self, lambda purpose: sample(self.policy, self.task, self.cfg, purpose))
         self.tell("start")
         return copy.deepcopy(self.policy)               # start() loads the weights of a resumed run
 

@@ -21,7 +21,7 @@ from report import command, escape, short
 from report.check import warnings
 from report.logs import finite, read_counts, records
 from report.page import write_report
-from tasks import pass_rates
+from tasks import Task, pass_rates
 from tasks.scores import part_of
 
 
@@ -138,7 +138,8 @@ def sample_records(run, batch, A, score):
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [finite(round(x, 4)) for x in shades[:length]]})
         problem = batch.problems[row]
-        if remark := part_of(run.task, problem).remark(problem, batch.texts[row]):
+        part = part_of(run.task, problem)
+        if isinstance(part, Task) and (remark := part.remark(problem, batch.texts[row])):
             records[-1]["completions"][-1]["remark"] = remark
     return records
 

@@ -5,6 +5,8 @@ that the flags name.
 import math
 import re
 
+import torch
+
 import common
 from common import TOKENIZER, decode
 from tasks import scores
@@ -44,9 +46,16 @@ class Task(common.Task):
     def scores(self, batch, greedy=False):
         return common.Task.scores(self, batch, greedy) | scores.scores(batch, self, greedy)
 
+    def remark(self, problem, text):
+        """Write a remark on a completion for the samples of a report. -> str"""
+        return ""
+
+    def respond(self, problem, text):
+        """Return what the environment inserts after a call token. text: the completion so far."""
+        return ""
+
     def responder(self, prompts, problems):
-        if not self.call_tokens:
-            return None
+        """Make the function that rollout asks after each token. -> function(row, ids so far)"""
         openings = [*map(decode, prompts[:, self.prompt_width:].tolist())]      # such as <think>
 
         def respond(row, ids):
@@ -58,8 +67,8 @@ class Task(common.Task):
     def masks(self, examples, ids):
         """Mark the tokens that the policy writes; those that the environment inserts after a call
         have 0.0. list of (T,) -> list of (T,)"""
-        masks = common.Task.masks(self, examples, ids)
-        for example, mask, row in zip(examples, masks, ids) if self.call_tokens else ():
+        masks = [torch.ones(len(row)) for row in ids]
+        for example, mask, row in zip(examples, masks, ids):
             tokens, t = row.tolist(), 0
             while t < len(tokens):
                 t += 1

@@ -19,7 +19,6 @@ class Mix:
     judge = Task.judge
     rate = Task.rate
     scores = Task.scores
-    begin = Task.begin
     responder = Task.responder
     masks = Task.masks
     textbook_loss = Task.textbook_loss

@@ -111,9 +111,9 @@ class Rewards(Wrapper):
             common.fail(f"--reward {cfg.reward}: nothing is right or wrong in {task.name}, so "
                         "there is nothing to rate")
 
-    def begin(self, run, sample):
-        if "model" in self.names:
-            self.model = preferences.model_of(run, sample)
+    def fit(self, run, sample):
+        """Fit the reward model to batches of the base, which sample(purpose) makes."""
+        self.model = preferences.model_of(run, sample)
 
     def rate(self, batch, purpose):
         """Fill batch.ratings, and add them to the rewards of the rows. The mistakes of a judge are

@@ -56,7 +56,6 @@ REFUSED = """
     grpo --learning_rat 1                               | --learning_rat
     grpo --num_generations 1                            | at least 2 completions
     grpo --hidden_size 30                               | multiple of 4
-    grpo --textbook_share 1.001                         | above 1
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | use torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
