@@ -90,14 +90,13 @@ def run(command, seeds):
 
 
 def base(what, seeds):
-    """Make a base without the second try of load_base. -> {column: number}"""
+    """Make a base without the second try of load_base, which `rule` decides. -> {column: number}"""
     flag = "--task" if what in TASKS else "--base_learning_rate"
     cfg = plumbing.parse_flags(grpo.Config, [flag, what, *seeds])
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)
     plumbing.fix_arithmetic()
-    plumbing.warm_start(policy, task, cfg)
-    return scores(policy, task, cfg)
+    return {"rule": plumbing.warm_start(policy, task, cfg)} | scores(policy, task, cfg)
 
 
 COLUMNS = ("greedy", "greedy_forced_think", "pass@1", "think_share", "accuracy_given_think")
@@ -105,14 +104,13 @@ COLUMNS = ("greedy", "greedy_forced_think", "pass@1", "think_share", "accuracy_g
 
 @torch.no_grad()
 def scores(policy, task, cfg):
-    """Score a base. `rule` is the loss by which load_base decides, and `facts` the share of right
-    results of sums without a wrong belief, in sampled thoughts. -> {column: number}"""
+    """Score a base. `facts` is the share of right results of sums without a wrong belief, in
+    sampled thoughts. -> {column: number}"""
     found = grpo.evaluate(policy, task, cfg, greedy=True) | grpo.evaluate(policy, task, cfg)
     columns = {name: found.get(name) for name in ("greedy", "pass@1")}
     if "greedy_think_share" in found:
         forced = grpo.evaluate(policy, task, cfg, greedy=True, opening="<think>")
         columns["forced"] = forced.get("greedy")
-    columns["rule"] = plumbing.textbook_loss(policy, task, cfg)
     for phase in ("textbook", "forum"):
         examples = common.sample_problems(task, 512, "mloss", phase=phase)
         prompts, tokens, mask, _ = common.encode_examples(examples, task, "cpu")
@@ -159,6 +157,8 @@ def page():
         return [results[case, seed].get(name) for seed in seeds if (case, seed) in results]
     text = ""
     for heading, (names, groups) in TABLES.items():
+        names = [name for name in names if any(     # `rule` is stored from the next measurement on
+            column(case, name, seeds).count(None) == 0 for _, case, seeds in groups)]
         rows = [[who, len(column(case, names[0], seeds)),
                  *(spread(column(case, name, seeds)) for name in names)]
                 for who, case, seeds in groups]
