@@ -177,10 +177,10 @@ JUDGED = (
 def page(x):
     best = {side: columns for (side, _), columns in at_best("abstain", x).items()}
     made_up = {side: columns["hallucinated"].mean() for side, columns in best.items()}
-    yield (f"Imitate the best of eight outputs, and the policy learns to guess: it makes up "
+    yield ("Imitate the best of eight outputs, and the policy learns to guess: it makes up "
            f"{made_up[f'{MARKS}: {TEN}']:.0%} of the answers that nobody can know. GRPO makes up "
-           f"{made_up[f'{MARKS}: {GRPO}']:.0%}, and so does imitation, if somebody marks the wrong "
-           "outputs.")
+           f"{made_up[f'{MARKS}: {GRPO}']:.0%}, and so does imitation, if somebody marks the "
+           "wrong outputs.")
     for reward, way, other, column, low, high, text in JUDGED:
         sides = [best[f"{reward}: {one}"] for one in (way, other) if one]
         # both may have fewer seeds than all, the first ones

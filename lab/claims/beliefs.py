@@ -137,8 +137,7 @@ def page(x):
                         for one in ("accuracy", "majority"))
     yield (f"With {K} outputs the base solves each problem, and yet RL mends {labels:.0%} of the "
            "sums that it gets wrong more often than right. Without labels, if the most frequent "
-           "answer "
-           f"counts as right, RL mends {majority:.0%}.")
+           f"answer counts as right, RL mends {majority:.0%}.")
     yield Claim("with most seeds, RL makes at least nine in ten of the sums that the base gets "
                 "wrong more often than right, right more often than wrong", OURS, mended >= 0.9,
                 at_least=0.5, share=True)

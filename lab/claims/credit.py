@@ -215,11 +215,10 @@ def both(columns, one, other):
 
 def page(x):
     moves, tokens = x["walks"], x["answers"]
-    yield ("GRPO gives all tokens of an answer one advantage, which has, for the steps of "
-           f"thoughts, a correlation of {tokens['GRPO: steps'].mean():.2f} with the exact ones. "
-           "Yet its gradient "
-           "over 40 outputs has nearly the right direction: a cosine of "
-           f"{tokens['GRPO: cosine'].mean():.2f} with the exact gradient.")
+    yield ("GRPO gives all tokens of an answer one advantage; for the steps of thoughts, its "
+           f"correlation with the exact ones is {tokens['GRPO: steps'].mean():.2f}. Yet its "
+           "gradient over 40 outputs has nearly the right direction: a cosine of "
+           f"{tokens['GRPO: cosine'].mean():.2f} with the exact one.")
     yield Claim("for the steps of thoughts, GRPO's advantages have a correlation of less than 0.5 "
                 "with the exact ones", OURS, tokens["GRPO: steps"], at_most=0.5)
     after = [tokens[f"{name}: {AFTER}"] for name in ("GRPO", EXACT)]

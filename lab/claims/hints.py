@@ -69,11 +69,9 @@ def page(x):
     thinks = {case: x[case]["think_share"] for case in CASES}
     own = {case: x[case]["teacher thinks"] for case in RUNS if "teacher thinks" in x[case]}
 
-    yield ("A policy that teaches itself ends where its teacher, with a hint, is: if the work "
-           "follows "
-           f"the hint in half of the cases, it thinks in {thinks['half, reverse'].mean():.0%} of "
-           "its "
-           "outputs. If the teacher changes with it, all runs collapse.")
+    yield ("A policy that teaches itself thinks as often as its teacher, which sees a hint: in "
+           f"{thinks['half, reverse'].mean():.0%} of its outputs, if the work follows the hint "
+           "in half of the cases. If the teacher changes with it, all runs collapse.")
     for level, direction in (("half", "reverse"), ("half", "forward"), ("answer", "reverse"),
                              ("work", "reverse")):
         case = f"{level}, {direction}"

@@ -166,8 +166,8 @@ def page(x):
     ends = {side: columns[PASS].mean() for side, columns in best.items()}
     yield ("From as many outputs, imitation of its own right ones gets "
            f"{ends[f'{EXACT}: {THREE}']:.1%} of its samples right, and GRPO "
-           f"{ends[f'{EXACT}: {GRPO}']:.1%}. If a judge gives points, "
-           f"imitation of the best of each group gets {ends[f'{POINTS}: {TEN}']:.1%}, and GRPO "
+           f"{ends[f'{EXACT}: {GRPO}']:.1%}. If a judge gives points, imitation of the best of "
+           f"each group gets {ends[f'{POINTS}: {TEN}']:.1%}, and GRPO "
            f"{ends[f'{POINTS}: {GRPO}']:.1%}.")
     for reward, *ways, gain, text in JUDGED:
         pair = [best[f"{reward}: {way}"] for way in ways]

@@ -101,10 +101,9 @@ def page(x):
     exact, in_batch = (way[f"deviation{where} of k3"] / way[f"deviation{where} of k1"]
                        for where in ("", " in a batch"))                        # (S, WATCHED)
     near, far = numpy.exp(numpy.log(exact[:, [0, -1]]).mean(axis=0))
-    yield (f"One step from the base, the KL estimate k3 has {near:.2g} times the exact "
-           f"standard deviation of k1; after 20 steps it has {far:.2g} times. As a "
-           "loss on samples of the policy, k2 has the gradient of the KL, and k1 has none on "
-           "average.")
+    yield (f"One step from the base, the KL estimate k3 has {near:.2g} times the noise of k1 "
+           f"(its standard deviation), and after 20 steps {far:.2g} times. As a loss on samples "
+           "of the policy, k2 has the gradient of the KL, and k1 has none on average.")
     yield Claim("after 20 steps, k3 is less noisy than k1 (k1's standard deviation, divided "
                 "by k3's)", "after Schulman, 2020", 1 / exact[:, -1],
                 at_least=1.1, ratio=True)

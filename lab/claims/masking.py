@@ -53,9 +53,8 @@ def page(x):
     late = {name: score(columns, AT_END) for name, columns in runs.items()}
     steps = {name: steps_to(columns["accuracy"], LEVEL, WINDOW) for name, columns in runs.items()}
     yield (f"At the best learning rate of each, accuracy ends at {late[MASKED].mean():.2f} if "
-           f"the tool's tokens are masked, and at {late[LEARNED].mean():.2f} if they are learned. "
-           "How much "
-           "they cost depends on the base.")
+           f"the tool's tokens are masked, and at {late[LEARNED].mean():.2f} if they are "
+           "learned. How much they cost depends on the base.")
     yield Claim(f"the {AT_END} is higher if the tool's tokens are masked, not learned (at the best "
                 "rate of each)", "Search-R1", (late[MASKED], late[LEARNED]), at_least=GAIN,
                 rates=(runs[MASKED]["rate"], runs[LEARNED]["rate"]))

@@ -58,11 +58,10 @@ def page(x):
     best = {case.removesuffix(", 0.0005"): x[case] for case in CASES} | best
     part = {case: score(columns, MENDED) for case, columns in best.items()}
     few, many = part[FEW].mean(), part[LARGE].mean()
-    yield (f"If 97% of a sum's results in the base's texts are wrong, RL mends {few:.0%} of these "
-           f"sums with groups of 8, and {many:.0%} with groups of 64. With as many outputs, larger "
-           "groups mean fewer questions; learning fades as right results get rarer, but it does "
-           "not "
-           "stop.")
+    yield (f"If 97% of a sum's results in the base's texts are wrong, RL mends {few:.0%} of "
+           f"these sums with groups of 8, and {many:.0%} with groups of 64. With as many "
+           "outputs, larger groups mean fewer questions; learning fades as right results get "
+           "rarer, but it does not stop.")
     for text, source, side, other in (
             ("with 97% wrong results, groups of 64 mend more sums than groups of 8, with as many "
              "outputs", OURS, LARGE, FEW),

@@ -58,8 +58,7 @@ def page(x):
     clip, free, *_, gspo, plain = (score(best[side, what], what).mean() for side, what in COMPARED)
     yield (f"At the best learning rate of each, eight passes end with an accuracy of {clip:.2f} "
            f"with a clip, and {free:.2f} without one. GSPO is not ahead of GRPO: {gspo:.3f} "
-           "against "
-           f"{plain:.3f} after as many samples.")
+           f"against {plain:.3f} after as many samples.")
     rows = {}
     for source, text, *pair, what in JUDGED:
         values = tuple(score(best[side, what], what) for side in pair)

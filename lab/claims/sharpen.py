@@ -126,8 +126,8 @@ def page(x):
     single, after_one = (scores["pass@k"][:, 0].mean() for scores in (base, after))
     yield (f"On countdown, RL raises the share of right outputs from {single:.0%} to "
            f"{after_one:.0%}. But with {KS[best]} thoughts to a problem, the base solves "
-           f"{thought.mean():.0%} and the policy after RL {thought_after.mean():.0%}; whether this "
-           "lead matters is undecided.")
+           f"{thought.mean():.0%} and the policy after RL {thought_after.mean():.0%}; whether "
+           "this lead matters is undecided.")
     yield Claim(f"on countdown, there is a k up to {K} for which the base solves more problems "
                 "with k thoughts than the policy after RL does",
                 "after Yue and others", (thought, thought_after), at_least=GAIN,

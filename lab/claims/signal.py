@@ -75,9 +75,8 @@ def page(x):
            for what in (AT_BUDGET, AT_STEPS)}
     behind, ahead = ((end[what][PLAIN] - end[what][DYNAMIC]).mean() for what in end)
     yield (f"After {BUDGET:,} samples, dynamic sampling is behind plain GRPO by {behind:.3f} in "
-           f"pass@1, and after {STEPS} steps ahead by {-ahead:.3f}. The groups that it leaves out "
-           "have "
-           "been sampled, too.")
+           f"pass@1, and after {STEPS} steps ahead by {-ahead:.3f}. The groups that it leaves "
+           "out have been sampled, too.")
     yield Claim("the fraction of groups without a gradient grows from the first 5 steps to the "
                 "last 5", "DAPO", (late, early), at_least=0.05)
     for what, text, source, region in (

@@ -49,10 +49,9 @@ def page(x):
     runs = {side: columns for (side, _), columns in at_best("tests", x).items()}
     right = {side: columns["trained all_tests"] for side, columns in runs.items()}
     before, lists = runs[SHOWN]["base all_tests"], runs[SHOWN]["trained cases"]
-    yield ("If the reward runs only the tests that the policy sees, "
-           f"{lists.mean():.0%} of the programs become lists of these tests, and "
-           f"{right[SHOWN].mean():.0%} pass all tests. If it runs one hidden test more, "
-           f"{right[ONE_HIDDEN].mean():.0%} do.")
+    yield (f"If the reward runs only the tests that the policy sees, {lists.mean():.0%} of the "
+           f"programs become lists of these tests, and {right[SHOWN].mean():.0%} pass all tests. "
+           f"If it runs one hidden test more, {right[ONE_HIDDEN].mean():.0%} do.")
     yield Claim("if the reward runs only the shown tests, fewer programs pass all tests after RL "
                 "than before", OURS, (right[SHOWN], before), at_most=-GAIN,
                 rates=(runs[SHOWN]["rate"],))

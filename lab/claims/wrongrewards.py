@@ -106,7 +106,7 @@ def page(x):
     yield ("If the reward omits the penalty, walks in the grid world get a true return of "
            f"{true[f'usual base: {NO_PENALTY}'].mean():.2f} instead of "
            f"{true[f'usual base: {RIGHT}'].mean():.2f}. If it pays for being alive, a policy "
-           f"from a base of few demonstrations wanders about, and gets "
+           "from a base of few demonstrations wanders about, and gets "
            f"{true[f'short base: {ALIVE}'].mean():.2f}.")
     for base, kind, cause in (
             ("usual", NO_PENALTY, "from the usual base, a reward without the penalty"),
