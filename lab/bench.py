@@ -216,18 +216,14 @@ def load(name, without=()):
     return arrays({job: one for job, one in results.items() if job[1] not in without}), about
 
 
-def columns(results):
-    """Group the results of jobs. -> {case: {column: a list with an entry for each seed}}"""
+def arrays(results):
+    """Group the results of jobs. -> {case: {column: array with an entry for each seed}}"""
     found = {}
     for (case, _), result in results.items():
         for column, values in result.items():
             found.setdefault(case, {}).setdefault(column, []).append(values)
-    return found
-
-
-def arrays(results):
-    return {case: {column: array(rows) for column, rows in found.items()}
-            for case, found in columns(results).items()}
+    return {case: {column: array(rows) for column, rows in columns.items()}
+            for case, columns in found.items()}
 
 
 def array(rows):
@@ -489,13 +485,11 @@ def page(name):
     """Write the parts of an experiment's page: the answer with pictures and the table, and how it
     was measured. -> {name of the part: Markdown}, {file: function that draws}"""
     _, draws, texts = parts(name)
-    draws = dict(zip([f"{name}.svg", f"{name}-2.svg"], draws))
-    if not texts:
-        return {f"{name}-run": how(name)}, draws
-    answer, rows = texts
-    first, *_ = draws
-    return {name: f"**{answer}**\n\n![chart]({first})\n\n{rows}",
-            f"{name}-run": how(name)}, draws
+    found = {f"{name}-run": how(name)}
+    if texts:                                   # else they are on another page
+        answer, rows = texts
+        found[name] = f"**{answer}**\n\n![chart]({name}.svg)\n\n{rows}"
+    return found, dict(zip([f"{name}.svg", f"{name}-2.svg"], draws))
 
 
 def overview():
