@@ -64,7 +64,6 @@ EXACT, POINTS, PARITY = "exact", "points", "even or odd"
 SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate((EXACT, POINTS, PARITY))
          for way, (_, *rates) in WAYS.items() if rates[place]}
-DRAWN = (ROUND, THREE, TEN, NONE, BATCH, GRPO, COLD, WARM)
 COMPARED = [(side, PASS) for side in SIDES]
 CHECK = f"{imitation(3, 3)} --reward points"
 
@@ -171,15 +170,12 @@ def page(x):
            f"{ends[f'{POINTS}: {GRPO}']:.1%}.")
     for reward, *ways, gain, text in JUDGED:
         pair = [best[f"{reward}: {way}"] for way in ways]
-        number = min(len(columns[PASS]) for columns in pair)
-        yield Claim(f"{TITLES[reward]}, {text}", OURS, tuple(columns[PASS][:number]
-                    for columns in pair), at_least=gain,
-                    rates=tuple(columns["rate"] for columns in pair))
-    shown = {side: columns[PASS] for side, columns in best.items()
-             if side.partition(": ")[2] in DRAWN and not side.startswith(PARITY)}
-    yield lambda axis: chart.dots(axis, shown, xlim=(0, 1.03),
-                                  xlabel="pass@1 on held-out problems")
-    yield numbers({f"{reward}: {way}": {
-        "most likely output": best[side]["greedy"], "samples (pass@1)": best[side][PASS]}
-        for reward, ways in TABLED.items() for way in ways for side in [f"{reward}: {way}"]},
-        "reward: way", ".2f")
+        yield Claim(f"{TITLES[reward]}, {text}", OURS, tuple(one[PASS] for one in pair),
+                    at_least=gain, rates=tuple(one["rate"] for one in pair))
+    shown = {side: best[side] for reward, ways in TABLED.items() for way in ways
+             for side in [f"{reward}: {way}"]}
+    yield lambda axis: chart.dots(
+        axis, {side: columns[PASS] for side, columns in shown.items()}, xlim=(0, 1.03),
+        xlabel="pass@1 on held-out problems")
+    yield numbers({side: {"most likely output": columns["greedy"], "samples (pass@1)":
+                          columns[PASS]} for side, columns in shown.items()}, "reward: way", ".2f")
