@@ -62,14 +62,14 @@ SIDES = {f"{reward}: {way}": (None, rates[place])
          for way, (_, *rates) in WAYS.items() if rates[place]}
 COMPARED = [(side, "marks") for side in SIDES]
 DRAWN = [f"{reward}: {way}" for reward, ways in (
-    (MARKS, (TEN, ABOVE, NOT_WRONG, NONE, MEAN, GRPO)),
+    (MARKS, (TEN, NOT_WRONG, NONE, GRPO)),
     (LEVELS, (TEN, ABOVE, BATCH, MORE_ONLY, MEAN, GRPO))) for way in ways]
 # When does a policy switch from answering to abstaining? A case has all COSTS, from the base and
 # from a policy that has learned without a cost
 COSTS = (0.1, 0.25, 1, 3)
 AT_COSTS = {f"x up to {largest}": largest for largest in (2, 3, 9)}
 CASES = ("base", *AT_COSTS)
-FEWER = dict.fromkeys(AT_COSTS, SEEDS[:3])
+FEWER = dict.fromkeys(AT_COSTS, SEEDS[:3]) | {f"{MARKS}: {THRICE}": SEEDS[:8]}
 STARTS = BASE, ABLE = "from the base", "from a policy that has learned without a cost"
 CHECK = "grpo.py --task abstain"
 
