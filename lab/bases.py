@@ -86,9 +86,9 @@ def base(rate, seeds):
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)
     plumbing.fix_arithmetic()
-    plumbing.warm_start(policy, task, cfg)
+    rule = plumbing.warm_start(policy, task, cfg)
     forced = grpo.evaluate(policy, task, cfg, greedy=True, opening="<think>")
-    return {"forced": forced["greedy"], "rule": plumbing.textbook_loss(policy, task, cfg)}
+    return {"forced": forced["greedy"], "rule": rule}
 
 
 COLUMNS = ("greedy", "greedy_forced_think", "pass@1", "think_share", "accuracy_given_think")

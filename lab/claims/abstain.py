@@ -1,5 +1,6 @@
 """Abstention: which ways of learning stop making things up, and when?"""
 import functools
+import re
 import tempfile
 import zlib
 
@@ -64,6 +65,7 @@ COMPARED = [(side, "marks") for side in SIDES]
 DRAWN = [f"{reward}: {way}" for reward, ways in (
     (MARKS, (TEN, NOT_WRONG, NONE, GRPO)),
     (LEVELS, (TEN, ABOVE, BATCH, MORE_ONLY, MEAN, GRPO))) for way in ways]
+LONG = " as baseline|, 10 rounds, 3 passes| advantages| by the .*"   # in a picture
 # When does a policy switch from answering to abstaining? A case has all COSTS, from the base and
 # from a policy that has learned without a cost
 COSTS = (0.1, 0.25, 1, 3)
@@ -124,10 +126,10 @@ def at_costs(largest, seed):
 
 MORE = "makes up at least 0.3 more than GRPO"
 LITTLE = "makes up at most 0.1"
-BOTH = "if it also makes bad outputs less likely"
+BOTH = "with negative advantages, too"
 THAN_MEAN = "makes up at least 0.3 more than REINFORCE with the group's mean"
 GUESSES = "makes up at least half"
-HIGHER = "under points with levels, GRPO's mean mark is at least 0.1 above that of"
+HIGHER = "with levels, GRPO's mean mark is at least 0.1 above that of"
 INF = float("inf")
 # a reward; a way; another one, or none; the score; the bounds of the difference, or of the score
 JUDGED = (
@@ -161,16 +163,16 @@ JUDGED = (
     (FREE, GRPO, None, "hallucinated", 0.5, INF, f"if guessing costs nothing, GRPO {GUESSES}"),
     (FREE, RIGHT, None, "hallucinated", 0.5, INF, "if guessing costs nothing, imitation of all "
      f"right ones {GUESSES}"),
-    (LEVELS, GRPO, None, "hallucinated", -INF, 0.1, f"under points with levels, GRPO {LITTLE}"),
+    (LEVELS, GRPO, None, "hallucinated", -INF, 0.1, f"with levels, GRPO {LITTLE}"),
     (LEVELS, MEAN, None, "hallucinated", -INF, 0.1,
-     f"under points with levels, REINFORCE with the group's mean {LITTLE}"),
-    (LEVELS, MORE_ONLY, MEAN, "hallucinated", 0.1, INF, "under points with levels, REINFORCE with "
+     f"with levels, REINFORCE with the group's mean {LITTLE}"),
+    (LEVELS, MORE_ONLY, MEAN, "hallucinated", 0.1, INF, "with levels, REINFORCE with "
      f"the group's mean makes up at least 0.1 less {BOTH}"),
     (LEVELS, ABOVE, MEAN, "hallucinated", 0.3, INF,
-     f"under points with levels, imitation of all above the group's mean {THAN_MEAN}"),
+     f"with levels, imitation of all above the group's mean {THAN_MEAN}"),
     (LEVELS, WEIGHTED, MEAN, "hallucinated", 0.3, INF,
-     f"under points with levels, imitation weighted by the positive advantage {THAN_MEAN}"),
-    *((LEVELS, GRPO, way, "marks", 0.1, INF, f"{HIGHER} {way}")
+     f"with levels, imitation weighted by the positive advantage {THAN_MEAN}"),
+    *((LEVELS, GRPO, way, "marks", 0.1, INF, f"{HIGHER} {way.partition(', 10')[0]}")
       for way in (FROM_6, FROM_11, TEN, BATCH)))
 
 
@@ -197,17 +199,16 @@ def page(x):
     dear = best[f"{DEAR}: {GRPO}"]["marks"]
     kept = {name: best[f"{MARKS}: {NOT_WRONG}"][name][:len(dear)] for name in ("pass@1", "marks")}
     at_3 = kept["pass@1"] - 3 * (kept["pass@1"] - kept["marks"])        # these outputs are wrong
-    yield Claim("GRPO that learns at a cost of 3 gets a mean mark, at this cost, at least 0.02 "
-                "above that of imitation of all that are not wrong, which no cost changes", OURS,
-                dear - at_3, sides=(dear, at_3), at_least=0.02)
+    yield Claim("at a cost of 3, GRPO's mean mark is at least 0.02 above that of imitation of all "
+                "that are not wrong", OURS, dear - at_3,
+                sides=(dear, at_3), at_least=0.02)
     at_quarter = [x["x up to 3"][f"{start}: abstained"][:, COSTS.index(0.25)] for start in STARTS]
-    yield Claim("at a cost of 0.25, where it pays to guess one number of three, a policy that "
-                "starts from the base abstains at least 0.3 more often than one that has learned "
-                "without a cost", OURS, tuple(at_quarter), at_least=0.3)
+    yield Claim("at a cost of 0.25, a policy from the base abstains at least 0.3 more often than "
+                "one that has learned without a cost", OURS, tuple(at_quarter), at_least=0.3)
     shown = {"base": x["base"]} | {side: best[side] for side in DRAWN}
     yield lambda axis: chart.dots(
-        axis, {side.replace(", 10 rounds, 3 passes", ""): columns["hallucinated"]
-               for side, columns in shown.items()}, xlim=(0, 1.03), xlabel="share that is made up")
+        axis, {re.sub(LONG, "", side): columns["hallucinated"] for side, columns in shown.items()},
+        xlim=(0, 1.03), xlabel="share that is made up")
     yield lambda axis: chart.curves(
         axis, {f"{case}, {name}": x[case][f"{start}: abstained"] for case in AT_COSTS
                for start, name in ((BASE, "base"), (ABLE, "trained"))},
