@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read play report help test quick lint mutants sync diff count seeds bases nano-seeds lines play-experiments \
-        zoo error-rates names r1 lab replicate stale bench gemma gemma-sweep recipes families gpu conform site screenshot \
+        zoo error-rates names r1 lab ledger replicate stale bench gemma gemma-sweep recipes families gpu conform site screenshot \
         screenshot-trl clean
 
 ##@ To start
@@ -78,7 +78,7 @@ count:                   ## count the lines of each folder by kind of file
 
 ##@ To measure; the results go to docs/, mostly into the page named here
 
-seeds: $(READY)          ## make run with several seeds, each with its own base: lab.md, README.md
+seeds: $(READY)          ## make run with several seeds, each with its own base: bases.md, README.md
 	$(PY) -m lab.measure seeds $(SEEDS)
 
 lines: $(READY)          ## measure nano.py without each of its lines (6 hours of one core): pieces.md
@@ -87,7 +87,7 @@ lines: $(READY)          ## measure nano.py without each of its lines (6 hours o
 bases: $(READY)          ## how often a base fails, with many seeds, rates and roundings (4 hours): bases.md
 	$(PY) -m lab.bases
 
-nano-seeds: $(READY)     ## nano.py with ten seeds: lab.md, and README.md's picture
+nano-seeds: $(READY)     ## nano.py with ten seeds: bases.md, and README.md's picture
 	$(PY) -m lab.measure nano 0 1 2 3 4 5 6 7 8 9
 
 play-experiments: $(READY) ## measure the experiments of docs/play.html, with node: play.html
@@ -99,7 +99,10 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-replicate: $(READY)      ## make replicate A="kl masking" SEED=1000: repeat claims on other seeds: lab.md
+ledger: $(READY)         ## make the lab's tables, charts and docs/lab/ledger.html from stored numbers
+	$(PY) -m lab --draw
+
+replicate: $(READY)      ## make replicate A="kl masking" SEED=1000: repeat claims on other seeds
 	$(PY) -m lab $(A) --replicate $(or $(SEED),1000)
 
 r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md

@@ -2,8 +2,7 @@
 import os
 
 import common
-from lab import bench, replicate
-from lab.docs import put
+from lab import bench, ledger
 from report import parser, start
 
 
@@ -15,7 +14,7 @@ def main(argv=None):
                        help="number of processes at a time (default: one for each core)")
     modes = flags.add_mutually_exclusive_group()
     modes.add_argument("--draw", action="store_true",
-                       help="measure nothing: make pages and charts from the stored numbers")
+                       help="measure nothing: make the pages and the ledger again (make ledger)")
     modes.add_argument("--check", action="store_true",
                        help="measure nothing: report the pages whose code now computes otherwise")
     modes.add_argument("--replicate", type=int, metavar="SEED",
@@ -31,18 +30,15 @@ def main(argv=None):
         stale = [name for name in chosen if not bench.check(name)]
         if stale:
             common.fail(f"stale: {', '.join(stale)}: their first steps are no longer the same", 1)
-    elif args.replicate is not None:
-        for name in chosen:
-            replicate.replicate(name, args.replicate, args.processes)
-        text = replicate.compared()
-        put("replication", text, "replicate")
-        print(text)
-    else:
-        for name in chosen:
-            if not args.draw:
-                bench.measure(name, args.processes)
-            bench.publish(name)
-        bench.publish_overview()
+        return
+    for name in chosen:
+        if args.replicate is not None:
+            bench.replicate(name, args.replicate, args.processes)
+        elif not args.draw:
+            bench.measure(name, args.processes)
+        bench.publish(name)
+    bench.publish_overview()
+    ledger.publish()
 
 
 if __name__ == "__main__":

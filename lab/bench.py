@@ -11,18 +11,18 @@ whatever differs from DEFAULTS:
                     METRICS are kept of each step of a script, and SCORES of the trained policy
   ONE_BASE = True   if all seeds start from one base; else each seed has its own
   OTHER_SEEDS       seeds that measure uses besides SEEDS and TUNING
-  EQUAL, TUNED      what its page says about fairness, if it is not what docs/lab.md says
   CHECK             a command whose first two steps show whether the code has changed, if none of
                     SIDES does
-  page(x)           yields Claims, one or two functions that draw on an axis, and tables as Markdown
+  page(x)           yields the answer of its page, in two sentences; Claims; one or two functions
+                    that draw on an axis; and a table in Markdown, of at most 14 rows
+  PAGE              the page in docs/lab/ where its claims stand, if it is not its own
 x is {case: {column: array}}, whose first axis counts the seeds: what was measured, as stored in
 docs/lab/NAME.json. What can be computed exactly is computed in page.
 
-You write docs/lab/NAME.md yourself: a title, the marks of the generated part, and the sections
-Claim, Prediction and Method before the first run; afterwards Outcome, which says what you predicted
-correctly.
+You write docs/lab/NAME.md yourself, in the order of docs/lab/kl.md: the marks of the answer, the
+picture and the table; what this means; where it may not hold; what was predicted, which you write
+before the first run; and, folded, how it was measured. All verdicts go to docs/lab/ledger.html.
 """
-import collections
 import contextlib
 import functools
 import importlib
@@ -30,6 +30,7 @@ import itertools
 import json
 import math
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +48,9 @@ from lab import docs
 from lab.docs import put, run_once, table
 from report import chart, replaced
 
-# The experiments by the question that they answer, in the order of docs/lab.md and of make lab
-QUESTIONS = {"Rewards": ("hacking", "tests", "wrongrewards"),
-             "KL and learning rates": ("kl", "rates"),
-             "Samples and credit": ("credit", "signal", "masking", "hints"),
-             "What RL adds": ("abstain", "imitation", "sharpen", "beliefs", "rare"),
-             "How to measure": ("methods", "bugs")}
-NAMES = tuple(name for names in QUESTIONS.values() for name in names)
-FINDINGS = ("abstain", "hacking", "rates")     # shown with charts
+# The experiments, in the order of docs/lab.md and of make lab
+NAMES = ("hacking", "tests", "wrongrewards", "kl", "rates", "methods", "credit", "signal",
+         "masking", "hints", "abstain", "imitation", "sharpen", "beliefs", "rare", "bugs")
 # The questions that readers come with, chosen before any run with twelve seeds: the experiment, and
 # the first words of the claim that answers it
 ASKED = {
@@ -83,12 +79,8 @@ NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 # What an experiment has unless its module says something else
 DEFAULTS = {"CASES": (), "FEWER": {}, "SIDES": {}, "COMPARED": (), "TUNING": (),
-            "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py",
-            "EQUAL": "base, problems, batches and other flags",
-            "TUNED": "nothing; the learning rate is 5e-4",
+            "ONE_BASE": False, "OTHER_SEEDS": (), "CHECK": "grpo.py", "PAGE": "",
             "score": lambda columns, what: columns[what]}
-ONE = "All seeds share one base, so for any other base the intervals are much too narrow."
-READ = "[How to read a verdict](../lab.md#how-to-read-a-verdict)."
 # The first two steps after a short base, and what they show
 SHORT = ("--base_steps 5 --max_steps 2 --num_prompts 4 --num_eval_problems 4 --num_eval_samples 1 "
          "--device cpu")
@@ -191,24 +183,47 @@ def measure(name, processes):
     store.move(docs.DOCS / f"lab/{name}.json")
 
 
-def load(name):
-    """Load the stored results. -> {case: {column: array}}, a dict about the measurement"""
+def replicate(name, first, processes):
+    """Repeat an experiment with as many new seeds, from `first` on, each side at its best rate, and
+    add the results to docs/lab/NAME.json."""
+    one = module(name)
+    x, about = load(name)
+    used = {*one.SEEDS, *one.TUNING, *one.OTHER_SEEDS, *added(about)}
+    unused = [seed for seed in range(first, first + len(used) + len(one.SEEDS)) if seed not in used]
+    cases = [*one.CASES, *(tune(name, x, *pair)[1] for pair in one.COMPARED)]
+    jobs = [(case, seed) for case in dict.fromkeys(cases)
+            for seed in unused[:len(seeds_of(one, case))]]
+    more = docs.describe(processes) | {"seeds": sorted({seed for _, seed in jobs})}
+    store = docs.measured(f"replicate-{name}", lambda _: jobs, functools.partial(perform, name),
+                          more, processes)
+    path = docs.DOCS / f"lab/{name}.json"
+    content = measuring.read(path, "measure it again")
+    content["about"].setdefault("repeated", []).append(store.about)
+    content["jobs"] += store.content()["jobs"]
+    measuring.write(path, content)
+    store.path.unlink()
+
+
+def added(about):
+    """List the seeds that `replicate` added."""
+    return [seed for more in about.get("repeated", ()) for seed in more["seeds"]]
+
+
+def load(name, without=()):
+    """Load the stored results, without those of some seeds. -> {case: {column: array}}, a dict
+    about the measurement"""
     results, about = docs.load(f"lab/{name}", f"run: python -m lab {name}")
-    return arrays(results), about
+    return arrays({job: one for job, one in results.items() if job[1] not in without}), about
 
 
-def columns(results):
-    """Group the results of jobs. -> {case: {column: a list with an entry for each seed}}"""
+def arrays(results):
+    """Group the results of jobs. -> {case: {column: array with an entry for each seed}}"""
     found = {}
     for (case, _), result in results.items():
         for column, values in result.items():
             found.setdefault(case, {}).setdefault(column, []).append(values)
-    return found
-
-
-def arrays(results):
-    return {case: {column: array(rows) for column, rows in found.items()}
-            for case, found in columns(results).items()}
+    return {case: {column: array(rows) for column, rows in columns.items()}
+            for case, columns in found.items()}
 
 
 def array(rows):
@@ -266,8 +281,8 @@ class Claim:
     exact: bool = False             # the numbers are no sample: all must lie in the region
     computed: bool = False          # the numbers do not depend on the seeds of the experiment
     comparisons: int = 1            # number of effects that were compared; this is the largest
-    finding: str = ""               # the result, as a sentence
-    rates: tuple = ()               # the learning rates of the two sides, if its page shows them
+    sides: tuple = ()               # the two sides, if the effect is not given as a pair
+    rates: tuple = ()               # the learning rates of the sides
 
     def __post_init__(self):
         values = self.effect
@@ -340,39 +355,31 @@ class Claim:
         return NOT_FOUND if verdict == CONTRADICTED and self.source != OURS else verdict
 
     @property
-    def title(self):
-        """The finding, with its verdict unless the finding contains it."""
-        if self.finding and not self.reason:
-            if self.verdict in (UNDECIDED, SAME):
-                return f"{self.finding} ({self.verdict})"
-            return self.finding
-        return f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
-
-    def cells(self):
-        """Write the row of a table. -> list"""
+    def measured(self):
+        """The effect with its interval, as a text."""
+        if not numpy.isfinite(self.values).all():
+            return "none"
         numbers = numpy.array([self.mean, *self.interval])
         effect, low, high = (f"{x:.3g}" for x in (numpy.exp(numbers) if self.ratio else numbers))
         times = " times" if self.ratio else ""
-        measured = f"{effect}{times} ({low} to {high})"
         if self.exact:
-            measured = " to ".join(dict.fromkeys((low, high))) + times
-        if not numpy.isfinite(self.values).all():
-            measured = "none"
-        region = f"{self.at_least:g} to {self.at_most:g}"
-        region = region.replace("-inf to ", "≤ ")
-        if self.at_most == math.inf:
-            region = f"≥ {self.at_least:g}"
-        paper = self.source.removeprefix("after ")
-        link = f"[{paper}]({PAPERS[paper]})" if paper in PAPERS else paper
-        verdict = f"**{self.verdict}**"
-        if self.reason:
-            verdict += f": {self.reason}"
-        return [self.text, verdict, measured, region, self.source.replace(paper, link)]
+            return " to ".join(dict.fromkeys((low, high))) + times
+        return f"{effect}{times} ({low} to {high})"
 
-    def sides(self):
-        """Write the mean of each side, and its learning rate, as the cell of a table."""
-        return ", ".join(f"{numpy.mean(values):.3g} ({rate})"
-                         for values, rate in zip(self.effect, self.rates))
+    @property
+    def region(self):
+        """The claimed range, as a text."""
+        if self.at_most == math.inf:
+            return f"≥ {self.at_least:g}"
+        return f"{self.at_least:g} to {self.at_most:g}".replace("-inf to ", "≤ ")
+
+    @property
+    def compared(self):
+        """The mean of each side, and its learning rate, as texts."""
+        sides = self.sides or (self.effect if isinstance(self.effect, tuple) else [self.effect])
+        return [f"{numpy.mean(values):.3g}{f' at {rate}' if rate else ''}"
+                for values, rate in itertools.zip_longest(sides, self.rates)
+                if rate or len(sides) > 1]
 
 
 def means(rows, window):
@@ -435,147 +442,82 @@ def spans(seeds):
                         for start, end in zip(starts, ends))
 
 
-def chosen(name, x):
-    """List the cases by which an experiment is judged: CASES, and each side at its best rate."""
-    one = module(name)
-    return list(dict.fromkeys([*one.CASES, *(tune(name, x, *pair)[1] for pair in one.COMPARED)]))
+def parts(name, without=()):
+    """Judge the claims of an experiment. -> claims, functions that draw, texts"""
+    found = list(module(name).page(load(name, without)[0]))
+    return [[part for part in found if is_kind(part)]
+            for is_kind in (lambda part: isinstance(part, Claim), callable,
+                            lambda part: isinstance(part, str))]
 
 
-def repetitions():
-    """Load what make replicate measured. -> {name: content of a store}"""
-    path = docs.DOCS / "replication.json"
-    return measuring.read(path, "delete it") if path.exists() else {}
+def claims(name):
+    """Judge the claims of an experiment by all seeds. -> [(Claim, its verdict with the reason; if
+    it was another one before make replicate, with that, too)]"""
+    new = added(load(name)[1])
+    found = parts(name)[0]
+    rows = []
+    for claim, before in zip(found, parts(name, new)[0] if new else found):
+        verdict = f"{claim.verdict}: {claim.reason}" if claim.reason else claim.verdict
+        if before.verdict != claim.verdict:
+            verdict += f" ({before.verdict} with the first {len(before.values)} seeds)"
+        rows.append((claim, verdict))
+    return rows
 
 
-def repeated(name, x):
-    """Look up what make replicate measured of an experiment with other seeds, if it measured the
-    cases and rates by which the page is judged. -> {case: {column: rows}}, a dict about the
-    measurement; {}, {} if there is nothing"""
-    content = repetitions().get(name)
-    found = columns(measuring.results_of(content)) if content else {}
-    return (found, content["about"]) if found and {*found} == {*chosen(name, x)} else ({}, {})
+def commits(about):
+    """List the commits at which an experiment was measured, in parts."""
+    return re.findall(r"\b[0-9a-f]{7,8}\b", f"{about['commit']} {about.get('before', '')}")
 
 
-def joined(name, x, found, keep):
-    """Join repeated measurements, {case: {column: rows}}, with the numbers of a page. The rows of
-    the seeds that chose the rates stay, so each side keeps its rate, and the others stay if `keep`.
-    -> numbers in the form of x"""
-    one = module(name)
-    numbers = dict(x)
-    for case, more in found.items():
-        first = None if keep else 0 if case in one.CASES else len(one.TUNING)
-        numbers[case] = {column: array(unpadded(x[case][column][:first]) + rows)
-                         for column, rows in more.items()}
-    return numbers
-
-
-def unpadded(rows):
-    """Undo `array`. -> list of numbers or lists"""
-    if rows.ndim == 1:
-        return rows.tolist()
-    return [row[:len(row) - int(numpy.isnan(row[::-1]).argmin())].tolist() for row in rows]
-
-
-def judged(name, x):
-    """Judge the claims of an experiment by the numbers x. -> claims, the other parts of its page"""
-    parts = list(module(name).page(x))
-    claims = [part for part in parts if isinstance(part, Claim)]
-    return claims, [part for part in parts if not isinstance(part, Claim)]
+def how(name):
+    """Write how an experiment was measured. -> Markdown"""
+    one, (_, about) = module(name), load(name)
+    bases = "all from one base" if one.ONE_BASE else "each with its own base"
+    chosen = f" Seeds {spans(one.TUNING)} chose the learning rates." if one.TUNING else ""
+    more = f" `make replicate` added the seeds {spans(added(about))}." if added(about) else ""
+    return (f"`make lab-{name}` repeats this with seeds {spans(one.SEEDS)}, {bases}: "
+            f"{about['seconds']} s in {about['processes']} process"
+            f"{'es' * (about['processes'] > 1)} on {about['machine'].split(' (')[0]}, at "
+            f"{', '.join(commits(about))}.{chosen}{more} [All verdicts](ledger.html#{name})\n")
 
 
 def page(name):
-    """Judge the claims of an experiment. -> claims, {file: function that draws}, its page's text"""
-    x, about = load(name)
-    one = module(name)
-    found, about_more = repeated(name, x)
-    claims, parts = judged(name, joined(name, x, found, keep=True))
-    draws = dict(zip([f"{name}.svg", f"{name}-2.svg"], filter(callable, parts)))
-    bases = "all from one base" if one.ONE_BASE else "each with its own base"
-    rows = [claim.cells() for claim in claims]
-    for claim, row, before in zip(claims, rows, judged(name, x)[0]):
-        if one.ONE_BASE and not claim.computed:
-            row[2] += ", one base"
-        if before.verdict != claim.verdict:
-            row[1] += f" ({before.verdict} with the first {len(before.values)} seeds)"
-    heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
-    if any(claim.rates for claim in claims):
-        heads.insert(3, "both sides (best rates)")
-        for claim, row in zip(claims, rows):
-            row.insert(3, claim.sides())
-    note = [f"{ONE}\n"] if one.ONE_BASE else []
-    fair = "".join(f"{what}: {vars(one)[key]}. " for key, what in (
-        ("EQUAL", "Held equal"), ("TUNED", "Tuned")) if vars(one)[key] != DEFAULTS[key])
-    before = f" ({about['before']})" if "before" in about else ""
-    more = ""
-    if found:
-        more = (" The verdicts are those of these seeds and of seeds "
-                f"{spans(about_more['seeds'])}, which `make replicate` added.")
-    return claims, draws, "\n".join([
-        f"**{claims[0].title}.**\n", *(f"![chart]({file})\n" for file in draws),
-        f"{fair}{READ}\n",
-        table(heads, rows), *note,
-        *(part for part in parts if isinstance(part, str)),
-        f"`make lab-{name}` repeats this experiment with seeds {spans(one.SEEDS)}, "
-        f"{bases}. It took {about['seconds']} s in {about['processes']} process"
-        f"{'es' * (about['processes'] > 1)} on "
-        f"{about['machine'].split(' (')[0]}, at commit {about['commit']}{before}.{more}\n"])
-
-
-def link_to(name):
-    link = f"[{name}](lab/{name}.md)"
-    return f"{link}, one base" if module(name).ONE_BASE else link
-
-
-def answers(claims):
-    """Write the table of the questions ASKED. claims: {name: its claims}. -> Markdown"""
-    rows = []
-    for question, (name, words) in ASKED.items():
-        [claim] = [claim for claim in claims[name] if claim.text.startswith(words)]
-        text, verdict, measured, *_ = claim.cells()
-        rows.append([question, verdict, text, measured, len(claim.values), link_to(name)])
-    heads = ["question", "verdict", "claim", "effect (95% interval)", "seeds", "page"]
-    return table(heads, rows)
+    """Write the parts of an experiment's page: the answer with pictures and the table, and how it
+    was measured. -> {name of the part: Markdown}, {file: function that draws}"""
+    _, draws, texts = parts(name)
+    found = {f"{name}-run": how(name)}
+    if texts:                                   # else they are on another page
+        answer, rows = texts
+        found[name] = f"**{answer}**\n\n![chart]({name}.svg)\n\n{rows}"
+    return found, dict(zip([f"{name}.svg", f"{name}-2.svg"], draws))
 
 
 def overview():
-    """Write the generated parts of docs/lab.md: findings with their charts, the questions ASKED,
-    and the number of verdicts with a table of experiments.
-    -> str, str, str"""
-    claims = {name: page(name)[0] for name in NAMES if (docs.DOCS / f"lab/{name}.json").exists()}
-    findings = [f"**{claims[name][0].title}** ([{name}](lab/{name}.md)).\n\n"
-                f"![chart](lab/{name}.svg)\n"
-                for name in FINDINGS if name in claims]
-    found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
-    counts = ", ".join(f"{found[word]} {word}"
-                       for word in (SHOWN, CONTRADICTED, NOT_FOUND, SAME, UNDECIDED))
-    shown = [(claim, name) for name, each in claims.items() for claim in each
-             if claim.verdict == SHOWN]
-    computed = sum(claim.computed for claim, _ in shown)
-    one_base = sum(module(name).ONE_BASE and not claim.computed for claim, name in shown)
-    tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. Of "
-              f"those shown, {computed} were computed without a run, and {one_base} have one base. "
-              "The table has the first one of each page, unless a question has it.\n"]
-    rows = []
-    for name, (claim, *_) in claims.items():
-        text, verdict, *_, source = claim.cells()
-        if claim.finding and claim.verdict in (CONTRADICTED, NOT_FOUND):
-            verdict += f": {text}"                  # the finding says the opposite
-        if not any(at == name and text.startswith(words) for at, words in ASKED.values()):
-            rows.append([claim.title, verdict, source, link_to(name)])
-    tables.append(table(["finding", "verdict", "source", "page"], rows))
-    return "\n".join(findings), answers(claims), "\n".join(tables)
+    """Write the generated parts of docs/lab.md: the questions ASKED, and a line for each page.
+    -> str, str"""
+    rows, lines = [], []
+    for question, (name, words) in ASKED.items():
+        [(claim, verdict)] = [pair for pair in claims(name) if pair[0].text.startswith(words)]
+        rows.append([f"{question} [{name}](lab/{module(name).PAGE or name}.md)",
+                     f"**{verdict}**: {claim.text}", claim.measured])
+    for name in NAMES:
+        if texts := parts(name)[2]:
+            first, *_ = texts[0].split(". ")
+            lines.append(f"- [{name}](lab/{name}.md): {first}.\n")
+    return table(["question", "verdict and claim", "effect (95% interval)"], rows), "".join(lines)
 
 
 def publish(name):
-    """Draw the charts of an experiment, and write its page."""
-    _, draws, text = page(name)
+    """Draw the charts of an experiment, and write its parts of a page."""
+    texts, draws = page(name)
     for file, draw in draws.items():
         with chart.figure(docs.DOCS / "lab" / file) as axis:
             draw(axis)
-    put(name, text, f"lab-{name}")
+    for part, text in texts.items():
+        put(part, text, f"lab-{name}")
 
 
 def publish_overview():
     """Write the generated parts of docs/lab.md."""
-    for part, text in zip(("findings", "asked", "experiments"), overview()):
+    for part, text in zip(("asked", "pages"), overview()):
         put(part, text, "lab")

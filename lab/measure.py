@@ -41,8 +41,7 @@ PACKAGES = [f"{name} {version(name)}" for name in ("torch", "triton", "transform
 ON_DEVICE = ", ".join([f"{NAME}: {MACHINE}", *PACKAGES])
 SCORES = {                              # heading: name
     "greedy accuracy": "greedy", "after a forced `<think>`": "greedy_forced_think",
-    "pass@1": "pass@1", "right if it thinks": "accuracy_given_think",
-    "fraction that thinks": "think_share"}
+    "pass@1": "pass@1"}
 # What simpler things than RL reach: the command, and whether its policy is the base. The last base
 # reads the textbook three times as long, and the forum as long as before.
 CONTROLS = {
@@ -96,7 +95,7 @@ def measure_main(case, seed):
 
 
 def main_page():
-    """Write the controls into docs/lab.md, and parts of the first run into README.md."""
+    """Write the controls into docs/lab/bases.md, and parts of the first run into README.md."""
     results, about = load("seeds", "run: make seeds")
     first, *_ = results.values()
     shown = re.sub("(?m)^ {7}.*\n|^\\d+ steps, (?s:.*)(?=```)", "", first["printed"])  # no samples
@@ -154,7 +153,7 @@ def picture(results):
 
 
 def nano_page():
-    """Write nano.py's part of docs/lab.md, and docs/nano.svg."""
+    """Write nano.py's part of docs/lab/bases.md, and docs/nano.svg."""
     results, about = load("nano-seeds", "run: make nano-seeds")
     (DOCS / "nano.svg").write_text(picture(results), "utf-8")
     seeds = results.values()

@@ -1,5 +1,6 @@
 """The lab: verdicts, learning rates and pages, which all experiments share; that each measure fills
 the columns of its file; and that the scripts accept what the lab asks of them."""
+import html
 import math
 import shlex
 import sys
@@ -17,7 +18,7 @@ import grpo
 import lab.__main__
 import plumbing
 import ppo
-from lab import bench, docs, error_rates, training
+from lab import bench, docs, error_rates, ledger, training
 from lab.claims import credit
 from tasks import preferences
 
@@ -43,11 +44,8 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     ([0.5, 0.4], {"at_least": 0.45, "exact": True}, "not found here", "0.4 to 0.5"),
     (([0.2] * 3, [0.21, 0.2, 0.22]), {"at_least": 0.1}, "the same", "-0.01 (-0.0348 to 0.0148)")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(effect, region, verdict, measured):
-    claim = bench.Claim("so", "after VinePPO", effect, finding="It is so", **region)
-    assert claim.cells()[:3] == ["so", f"**{verdict}**", measured]
-    assert claim.cells()[4] == "after [VinePPO](https://arxiv.org/abs/2410.01679)"
-    is_named = verdict in ("undecided", "the same")
-    assert claim.title == (f"It is so ({verdict})" if is_named else "It is so")
+    claim = bench.Claim("so", "after VinePPO", effect, **region)
+    assert (claim.verdict, claim.measured) == (verdict, measured)
     own = bench.Claim("so", bench.OURS, effect, **region).verdict
     assert own == ("contradicted" if verdict == "not found here" else verdict)
 
@@ -87,11 +85,52 @@ def test_rates_are_chosen_on_other_seeds_and_the_best_one_is_never_at_an_end(mon
     assert bench.spans((0, 1, 2, 5, 7, 8)) == "0 to 2 and 5 and 7 to 8"
 
 
-@pytest.mark.parametrize("name", bench.NAMES)
-def test_the_page_follows_from_the_stored_numbers(name):
-    *_, text = bench.page(name)
-    assert f"make lab-{name}: {name} -->\n{text}<!-- end" in (
-        ROOT / f"docs/lab/{name}.md").read_text("utf-8")
+def test_pages_and_ledger_follow_from_the_stored_numbers_and_the_ledger_has_each_claim_once():
+    texts = "".join(path.read_text("utf-8") for path in (ROOT / "docs/lab").glob("*.md"))
+    page = (ROOT / "docs/lab/ledger.html").read_text("utf-8")
+    assert page == ledger.text(), "run: make ledger"
+    found = 0
+    for name in bench.NAMES:
+        for part, text in bench.page(name)[0].items():
+            assert f"make lab-{name}: {part} -->\n{text}<!-- end of {part} -->" in texts
+        for claim, _ in bench.claims(name):
+            assert page.count(f"<td>{html.escape(claim.text)}<td>") == 1, claim.text
+            found += 1
+    assert page.count("<td><code>make lab-") == found
+
+
+def test_a_heading_of_the_ledger_sorts_its_rows(browser):
+    page = browser.new_page()
+    page.goto((ROOT / "docs/lab/ledger.html").as_uri())
+    shown = "() => [...document.querySelectorAll('tbody tr')].map(row => [" \
+            "+row.cells[3].dataset.value, row.cells[2].textContent])"
+    before = page.evaluate(shown)
+    page.click("text=effect")
+    effects = page.evaluate(shown)
+    assert effects == sorted(before, key=lambda row: row[0]) != before
+    page.click("text=effect")
+    assert [row[0] for row in page.evaluate(shown)] == [row[0] for row in effects][::-1]
+    page.click("thead >> text=verdict")
+    verdicts = [row[1].partition(":")[0] for row in page.evaluate(shown)]
+    assert verdicts == sorted(verdicts) and len(verdicts) > 100
+
+
+def test_a_replicated_experiment_is_judged_by_all_seeds_and_shows_a_verdict_that_changed(
+        own_folder, monkeypatch):
+    monkeypatch.setattr(docs, "ROOT", own_folder)
+    monkeypatch.setattr(docs, "DOCS", own_folder)
+    effects = {0: 0.1, 1: 0.1, 2: 0.11, 3: 0.0, 4: -0.1, 5: 0.0}
+    monkeypatch.setitem(sys.modules, "lab.claims.made_up", types.SimpleNamespace(
+        SEEDS=(0, 1, 2), CASES=["a"], SIDES={}, measure=lambda case, seed: {"up": effects[seed]},
+        page=lambda x: iter([bench.Claim("up", bench.OURS, x["a"]["up"], at_least=0.08)])))
+    monkeypatch.setattr(bench, "first_steps", lambda name: [])
+    bench.measure("made_up", None)
+    assert [verdict for _, verdict in bench.claims("made_up")] == ["shown"]
+    bench.replicate("made_up", 1, None)
+    x, about = bench.load("made_up")
+    assert bench.added(about) == [3, 4, 5] and x["a"]["up"].tolist() == [*effects.values()]
+    assert [verdict for _, verdict in bench.claims("made_up")] == [
+        "undecided (shown with the first 3 seeds)"]
 
 
 def test_the_page_has_the_table_and_the_curves_of_the_runs_of_gemma():

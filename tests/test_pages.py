@@ -15,7 +15,7 @@ from small_runs import SMALL, arguments, steps
 
 import common
 import plumbing
-from lab import bench, docs, error_rates, measure, names, r1, replicate
+from lab import bench, docs, error_rates, measure, names, r1
 from lab.conform import compare as conform
 from report.check import mapping
 
@@ -88,8 +88,7 @@ def test_the_tables_are_those_of_the_stored_numbers(monkeypatch):
                "gpu: report": measure.tables("gpu"),
                "r1: r1": r1.text(*docs.load("r1", "")), "names: names": names.names(),
                "names: rules": names.rules()}
-    tables |= dict(zip(("lab: findings", "lab: asked", "lab: experiments"), bench.overview()))
-    tables |= {"replicate: replication": replicate.compared()}
+    tables |= dict(zip(("lab: asked", "lab: pages"), bench.overview()))
     for module, page in ((measure, measure.main_page), (measure, measure.nano_page),
                          (error_rates, error_rates.page)):
         monkeypatch.setattr(module, "put", lambda name, text, target: (
@@ -117,7 +116,7 @@ def test_the_readme_names_the_commit_that_ran_on_a_gpu():
 def anchors(path):
     """List what a link to a page may name after #: its headings, spelled as GitHub does, or ids."""
     text = LANGUAGE_BLOCK.sub("", path.read_text("utf-8"))
-    titles = re.findall(r'^#+ (.*)|<a id="(.*?)">', text, re.M)
+    titles = re.findall(r'^#+ (.*)|<(?:a|tr) id="?(.*?)"?>', text, re.M)
     return {re.sub(r"[^\w -]", "", "".join(title).lower()).replace(" ", "-") for title in titles}
 
 

@@ -89,18 +89,14 @@ def page(x):
     flat = [name for name in MISTAKES if "flat" in named(x[name]) and name not in found]
     alarms = sum(values.sum() for name in (CORRECT, CONTROL) for column, values in x[name].items()
                  if column.startswith("check "))
+    yield (f"The reward still rises with {learning} of 10 bugs that we planted in grpo.py, one "
+           f"at a time. {len(unseen)} of them show in none of the {len(metrics(x[CORRECT]))} "
+           f"metrics that a run logs; report.check names {len(found)}, and of {len(flat)} more "
+           "it says that the reward does not rise.")
     yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
-                learning, at_least=6, exact=True, finding="The reward still rises with "
-                f"{learning} of 10 bugs that we planted in grpo.py, one at a time. "
-                f"{len(unseen)} of them show in none of the {len(metrics(x[CORRECT]))} metrics "
-                f"that a run logs. report.check names {len(found)}, and of {len(flat)} more it "
-                "says that the reward does not rise")
-    both = sorted({*unseen} & {*found})
+                learning, at_least=6, exact=True)
     yield Claim("for some bugs, no logged metric shows them with at least 4 of 5 seeds", OURS,
-                len(unseen), at_least=1, exact=True,
-                finding=f"For {len(unseen)} of the 10 bugs, no metric shows them with at least 4 "
-                f"of 5 seeds: {', '.join(unseen)}. report.check, which compares metrics, names "
-                f"{len(both)} of these: {', '.join(both)}")
+                len(unseen), at_least=1, exact=True)
     yield Claim("report.check names at least half of the bugs with at least 4 of 5 seeds", OURS,
                 len(found), at_least=5, exact=True)
     yield Claim("report.check finds at most one thing in ten correct runs", OURS, alarms,

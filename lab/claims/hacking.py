@@ -45,13 +45,15 @@ def page(x):
     end = {name: rows[:, -1] for name, rows in accuracy.items()}
     first = accuracy["frozen"][:, 0]
     line = accuracy["frozen"].mean(axis=0)                              # as in the chart
+    yield (f"Accuracy rises to {line.max():.0%} and then falls to {line[-1]:.0%}, although the "
+           "score of a frozen reward model keeps rising. If the model is trained again every 12 "
+           f"steps, accuracy ends at {end['fresh'].mean():.0%}.")
     yield Claim("against a frozen reward model, accuracy rises and then falls (the smaller of the "
                 "rise and the fall)", "Gao and others",
-                (peak["frozen"], numpy.maximum(first, end["frozen"])), at_least=FALL,
-                finding=f"Accuracy rises to {line.max():.0%} and then falls to {line[-1]:.0%}, "
-                "although a frozen reward model's score keeps rising")
+                (peak["frozen"], numpy.maximum(first, end["frozen"])), at_least=FALL)
     yield Claim("the score of a frozen reward model rises during training", "Gao and others",
-                score["frozen"][:, -1] - score["frozen"][:, 0], at_least=0.1)
+                score["frozen"][:, -1] - score["frozen"][:, 0],
+                sides=(score["frozen"][:, -1], score["frozen"][:, 0]), at_least=0.1)
     yield Claim("accuracy ends higher against a fresh reward model than against a frozen one that "
                 "is trained on 5 times the pairs", OURS,
                 (end["fresh"], end["frozen, 5 times the pairs"]), at_least=FALL)

@@ -6,18 +6,14 @@ import functools
 import dpo
 import grpo
 import gspo
-import plumbing
 import ppo
 import reinforce
 from lab.bench import OURS, Claim, at_best, numbers
-from lab.docs import run_once, table
+from lab.docs import run_once
 from report import chart, replaced
 from tasks import extract
 
 SEEDS, TUNING = range(12), (12, 13)
-EQUAL = ("base, problems, and 15,360 outputs, those for PPO's critic included; the number of "
-         "updates is in the table")
-TUNED = "the learning rate of each way, on two other seeds; PPO's critic keeps its rate of 2e-3"
 SCRIPTS = {module.__name__: module for module in (reinforce, grpo, gspo, ppo, dpo)}
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 PASS = "pass@1"
@@ -68,18 +64,8 @@ EXACT, POINTS, PARITY = "exact", "points", "even or odd"
 SIDES = {f"{reward}: {way}": (None, rates[place])
          for place, reward in enumerate((EXACT, POINTS, PARITY))
          for way, (_, *rates) in WAYS.items() if rates[place]}
-DRAWN = (ROUND, THREE, TEN, NONE, BATCH, GRPO, COLD, WARM)
 COMPARED = [(side, PASS) for side in SIDES]
 CHECK = f"{imitation(3, 3)} --reward points"
-
-
-def budget(command):
-    """Count what a way's command line uses. -> number of outputs, number of updates"""
-    script, *words = command.split()
-    cfg = plumbing.parse_flags(SCRIPTS[script.removesuffix(".py")].Config, words)
-    batches = cfg.max_steps + getattr(cfg, "critic_pretrain_steps", 0)
-    return (batches * cfg.num_prompts * cfg.num_generations,
-            cfg.max_steps * cfg.num_iterations * cfg.num_mini_batches)
 
 
 def parity(problem, text, given):
@@ -135,71 +121,61 @@ def train(command, rate, changes, seed, scores):
         return run_once(f"{command} --learning_rate {rate} --base_seed {seed}", seed, (), scores)
 
 
-# a reward; the way that is claimed to be better, the other one; by how much; a finding
+# a reward; the way that is claimed to be better, the other one; by how much
 JUDGED = (
     (EXACT, THREE, GRPO, GAIN, "imitation in three rounds of three passes gets a higher pass@1 "
-     "than GRPO", "From as many outputs, imitation of its own right ones gets a pass@1 of {:.3f}, "
-     "and GRPO one of {:.3f}"),
+     "than GRPO"),
     (EXACT, FEW, GRPO, -GAIN, "with as many updates, too, imitation in three rounds of one pass is "
-     "not behind GRPO", ""),
-    (EXACT, NONE, GRPO, -GAIN, "REINFORCE without a baseline is not behind GRPO", ""),
-    (EXACT, NONE, BATCH, GAIN, "REINFORCE is better without the batch's mean as the baseline", ""),
-    (EXACT, THREE, ROUND, GAIN, "three rounds of imitation are better than one", ""),
+     "not behind GRPO"),
+    (EXACT, NONE, GRPO, -GAIN, "REINFORCE without a baseline is not behind GRPO"),
+    (EXACT, NONE, BATCH, GAIN, "REINFORCE is better without the batch's mean as the baseline"),
+    (EXACT, THREE, ROUND, GAIN, "three rounds of imitation are better than one"),
     (EXACT, NONE, BY_LENGTH, GAIN, "REINFORCE is better if its loss is not divided by each "
-     "output's length", ""),
-    (POINTS, BATCH, NONE, 0.05, "REINFORCE is better with the batch's mean as the baseline",
-     "Under a judge's points, REINFORCE gets a pass@1 of {:.2f} with the batch's mean as the "
-     "baseline, and {:.2f} without"),
+     "output's length"),
+    (POINTS, BATCH, NONE, 0.05, "REINFORCE is better with the batch's mean as the baseline"),
     (POINTS, LESS, BATCH, -GAIN, "REINFORCE with 5 points less for each output, and no "
-     "baseline, is not behind the batch's mean", ""),
+     "baseline, is not behind the batch's mean"),
     (POINTS, GRPO, BATCH, GAIN, "GRPO, with the group's mean, the std and the clip, is better than "
-     "REINFORCE with the batch's mean", ""),
+     "REINFORCE with the batch's mean"),
     (POINTS, MANY, GRPO, -GAIN, "imitation of the best of each group, in ten rounds of six passes, "
-     "is not behind GRPO", "Under a judge's points, imitation of the best output of each group "
-     "gets a pass@1 of {:.2f}, and GRPO one of {:.2f}"),
-    (POINTS, TEN, ROUND, GAIN, "ten rounds of imitation are better than one", ""),
+     "is not behind GRPO"),
+    (POINTS, TEN, ROUND, GAIN, "ten rounds of imitation are better than one"),
     (POINTS, BATCH, POSITIVE, GAIN, "REINFORCE with the batch's mean is better if it also makes "
-     "bad outputs less likely", "Under a judge's points, REINFORCE with the batch's mean gets a "
-     "pass@1 of {:.2f}, and {:.2f} if it never makes an output less likely"),
+     "bad outputs less likely"),
     (POINTS, NONE, BY_LENGTH, GAIN, "REINFORCE without a baseline is better if its loss is not "
-     "divided by each output's length", ""),
+     "divided by each output's length"),
     (POINTS, WARM, COLD, GAIN, "PPO is better if ten of the 60 batches train the critic alone "
-     "first", "Under a judge's points, PPO gets a pass@1 of {:.2f} if its critic is trained first, "
-     "and {:.2f} if it is not"),
+     "first"),
     (POINTS, COLD_LESS, WARM, -GAIN, "PPO whose critic was not trained first is not behind one "
-     "whose critic was, if each output gets 5.5 points less", ""),
-    (POINTS, WARM, GRPO, -GAIN, "PPO whose critic was trained first is not behind GRPO", ""),
+     "whose critic was, if each output gets 5.5 points less"),
+    (POINTS, WARM, GRPO, -GAIN, "PPO whose critic was trained first is not behind GRPO"),
     (PARITY, NONE, BY_LENGTH, 0.1, "REINFORCE without a baseline is better if its loss is not "
-     "divided by each output's length", "Under a reward that sees only even or odd, REINFORCE "
-     "without a baseline gets a pass@1 of {:.2f} if its loss sums over an output's tokens, and "
-     "{:.2f} if it divides by their number"),
-    (PARITY, NONE, GRPO, -0.05, "REINFORCE without a baseline is not behind GRPO by more than 0.05",
-     ""),
-    (PARITY, TEN, GRPO, -GAIN, "ten rounds of imitation are not behind GRPO", ""))
+     "divided by each output's length"),
+    (PARITY, NONE, GRPO, -0.05, "REINFORCE without a baseline is not behind GRPO by more than "
+                                "0.05"),
+    (PARITY, TEN, GRPO, -GAIN, "ten rounds of imitation are not behind GRPO"))
 TITLES = {EXACT: "under the exact verifier", POINTS: "under points",
           PARITY: "under a reward for even or odd"}
+TABLED = {EXACT: (ROUND, THREE, NONE, GRPO),
+          POINTS: (TEN, NONE, BATCH, POSITIVE, LESS, GRPO, COLD, WARM)}
 
 
 def page(x):
     best = {side: columns for (side, _), columns in at_best("imitation", x).items()}
-    for reward, *ways, gain, text, finding in JUDGED:
+    ends = {side: columns[PASS].mean() for side, columns in best.items()}
+    yield ("From as many outputs, imitation of its own right ones gets "
+           f"{ends[f'{EXACT}: {THREE}']:.1%} of its samples right, and GRPO "
+           f"{ends[f'{EXACT}: {GRPO}']:.1%}. If a judge gives points, imitation of the best of "
+           f"each group gets {ends[f'{POINTS}: {TEN}']:.1%}, and GRPO "
+           f"{ends[f'{POINTS}: {GRPO}']:.1%}.")
+    for reward, *ways, gain, text in JUDGED:
         pair = [best[f"{reward}: {way}"] for way in ways]
-        number = min(len(columns[PASS]) for columns in pair)
-        values = tuple(columns[PASS][:number] for columns in pair)
-        shown = finding.format(*(value.mean() for value in values))
-        yield Claim(f"{TITLES[reward]}, {text}", OURS, values, at_least=gain, finding=shown,
-                    rates=tuple(columns["rate"] for columns in pair))
-    shown = {side: columns[PASS] for side, columns in best.items()
-             if side.partition(": ")[2] in DRAWN and not side.startswith(PARITY)}
-    yield lambda axis: chart.dots(axis, shown, xlim=(0, 1.03),
-                                  xlabel="pass@1 on held-out problems")
-    for reward, title in TITLES.items():
-        yield numbers({side.partition(": ")[2]: {
-            "updates": str(budget(WAYS[side.partition(": ")[2]][0])[1]),
-            "best rate": columns["rate"],
-            "greedy": columns["greedy"], PASS: columns[PASS], "pass@8": columns["pass@8"],
-            "share that thinks": columns["think_share"]}
-            for side, columns in best.items() if side.startswith(f"{reward}:")}, title, ".2f")
-    yield table(["way", "command, without the rate, `--base_seed` and the reward"],
-                [[way, f"`python {command.replace(f' {SCORED}', '')}`"]
-                 for way, (command, *_) in WAYS.items() if way not in CHANGES])
+        yield Claim(f"{TITLES[reward]}, {text}", OURS, tuple(one[PASS] for one in pair),
+                    at_least=gain, rates=tuple(one["rate"] for one in pair))
+    shown = {side: best[side] for reward, ways in TABLED.items() for way in ways
+             for side in [f"{reward}: {way}"]}
+    yield lambda axis: chart.dots(
+        axis, {side: columns[PASS] for side, columns in shown.items()}, xlim=(0, 1.03),
+        xlabel="pass@1 on held-out problems")
+    yield numbers({side: {"most likely output": columns["greedy"], "samples (pass@1)":
+                          columns[PASS]} for side, columns in shown.items()}, "reward: way", ".2f")

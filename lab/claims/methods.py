@@ -1,16 +1,12 @@
 """Methods: how many samples three scripts need to reach 75% accuracy, each at its own learning
 rate"""
-from lab.bench import Claim, at_best, numbers, steps_to
-from report import chart
+from lab.bench import Claim, at_best, steps_to
 
 SEEDS, TUNING = (*range(5), *range(8, 15)), range(5, 8)
 LEVEL = 0.75                                    # a base that always thinks answers 69%
+PAGE = "rates"
 WINDOW = 5                                      # number of batches that accuracy is averaged over
 STEPS, SAMPLES_A_STEP = 40, 32 * 8
-EQUAL = ("base, problems and other flags (but the upper clip range is 0.28 in grpo.py, 0.2 in "
-         "ppo.py)")
-TUNED = ("the learning rate of each script, on three other seeds; the critic of ppo.py keeps its "
-         "rate of 2e-3")
 TIMES = 1.2                                     # as many samples as the other script, at most
 FLAGS = f"--eval_steps 1000 --max_steps {STEPS} --num_eval_problems 256"
 SIDES = {name: (f"{name} {FLAGS}", 5e-4) for name in ("reinforce.py", "ppo.py", "grpo.py")}
@@ -32,10 +28,5 @@ def page(x):
         is_met = (samples[one] <= TIMES * samples["ppo.py"]).astype(float)
         yield Claim(f"with most seeds, {one} needs at most {TIMES} times the samples of ppo.py",
                     source, is_met, share=True, at_least=0.5,
-                    finding=f"At the best learning rate of each, {one} needs at most {TIMES} times "
-                    f"the samples of ppo.py with {is_met.sum():.0f} of {len(is_met)} seeds")
-    yield numbers({side: {
-        "best rate": columns["rate"], NEEDED: samples[side],
-        "greedy accuracy, held out": columns["greedy"], "pass@1, held out": columns["pass@1"]}
-        for side, columns in ends.items()}, "script", ".2f")
-    yield lambda axis: chart.dots(axis, samples, STEPS * SAMPLES_A_STEP / 1000, xlabel=NEEDED)
+                    sides=(samples[one], samples["ppo.py"]),
+                    rates=(ends[one]["rate"], ends["ppo.py"]["rate"]))

@@ -24,8 +24,6 @@ LISTS = {FEWER_LISTS: 0.2, FEWEST_LISTS: 0.05}      # of the forum's texts; else
 SIDES = dict.fromkeys(TASKS, (None, 5e-4))
 COMPARED = [(side, "reward") for side in SIDES]
 SCORES = ("all_tests", "shown_tests", "cases", "greedy_all_tests")
-EQUAL = "problems, batches, other flags, and the base except where its texts or tasks differ"
-TUNED = "the learning rate of each side, by its own reward, on two other seeds"
 CHECK = "grpo.py --task program:shown"
 
 
@@ -51,16 +49,15 @@ def page(x):
     runs = {side: columns for (side, _), columns in at_best("tests", x).items()}
     right = {side: columns["trained all_tests"] for side, columns in runs.items()}
     before, lists = runs[SHOWN]["base all_tests"], runs[SHOWN]["trained cases"]
+    yield (f"If the reward runs only the tests that the policy sees, {lists.mean():.0%} of the "
+           f"programs become lists of these tests, and {right[SHOWN].mean():.0%} pass all tests. "
+           f"If it runs one hidden test more, {right[ONE_HIDDEN].mean():.0%} do.")
     yield Claim("if the reward runs only the shown tests, fewer programs pass all tests after RL "
                 "than before", OURS, (right[SHOWN], before), at_most=-GAIN,
-                finding="If the reward runs only the tests that the policy sees, "
-                f"{lists.mean():.0%} of the programs become lists of these tests. With "
-                f"{(right[SHOWN] < 0.06).sum()} of {len(right[SHOWN])} seeds fewer than 6% pass "
-                f"all tests, with one {right[SHOWN].max():.0%}. If it runs one hidden test more, "
-                f"{right[ONE_HIDDEN].mean():.0%} do, and if it runs all, {right[ALL].mean():.0%}")
+                rates=(runs[SHOWN]["rate"],))
     yield Claim("if the reward runs one hidden test, the share that passes all tests ends at most "
                 f"{GAIN} lower than if it runs all seven", OURS, (right[ONE_HIDDEN], right[ALL]),
-                at_least=-GAIN)
+                at_least=-GAIN, rates=(runs[ONE_HIDDEN]["rate"], runs[ALL]["rate"]))
     for side, what in ((KL, "with a KL penalty (beta 0.1)"),
                        (SHORTER, "with a penalty for each token from the second one on"),
                        (MIXED, "if half of the problems are arithmetic"),
@@ -69,15 +66,15 @@ def page(x):
                        (FEWEST_LISTS, "from a base whose forum lists cases in 5%, not 35%, of "
                                       "its texts")):
         yield Claim(f"with the shown tests, more programs pass all tests {what}", OURS,
-                    (right[side], right[SHOWN]), at_least=GAIN)
+                    (right[side], right[SHOWN]), at_least=GAIN,
+                    rates=(runs[side]["rate"], runs[SHOWN]["rate"]))
     dots = {"the base": before} | right
     yield lambda axis: chart.dots(axis, dots, xlim=(0, 1.03),
                                   xlabel="programs that pass all ten tests")
     rows = {f"{side}: {when}": {
-        "best rate": columns["rate"] if when == "trained" else "",
-        **{name: columns[f"{when} {key}"] for name, key in (
+        name: columns[f"{when} {key}"] for name, key in (
             ("pass the shown tests", "shown_tests"), ("pass all tests", "all_tests"),
-            ("lists", "cases"), ("greedy: pass all tests", "greedy_all_tests"))}}
+            ("lists", "cases"))}
         for side, columns in runs.items() for when in ("base", "trained")
-        if when == "trained" or side in (SHOWN, MIXED, *LISTS)}
+        if when == "trained" or side in (SHOWN, FEWEST_LISTS)}
     yield numbers(rows, "reward", ".2f")

@@ -82,7 +82,6 @@ def stage(page, text):
     text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
                         "<button id=scheme", 1)
     text = re.sub(r"(?m)^\|.*`.*", lambda row: row[0].replace(r"\|", "|"), text)    # as on GitHub
-    text = re.sub(r"\*\*(shown|contradicted|undecided)\*\*", r"<b class=\1>\1</b>", text)
     for script in re.findall(r"(?s)<script>(.*?)</script>", text):  # a page allows it by its hash
         digest = b64encode(sha256(script.encode()).digest()).decode()
         text = re.sub("(?<=script-src 'sha256-)[^']*", digest, text)
@@ -115,11 +114,12 @@ def make_searchable(html_pages):
         elif not UNSEARCHED.search(item["location"]):
             found.append(item)
     for page in html_pages:
-        path = ["Play"] if page.stem == "play" else ["Read", page.stem]
+        path = {"play": ["Play"], "ledger": ["Lab"]}.get(page.stem, ["Read", page.stem])
         for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
             section = re.sub(r"<h2><code>(.*?)</code>(.*?)</h2>", r"<h2>\2 (\1)</h2>", section)
             title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
-                             re.findall(r"<h[12].*?</h[12]>|<p\b[^>]*>.*?</p>", section, re.S))
+                             re.findall(r"<h[12].*?</h[12]>|<p\b[^>]*>.*?</p>|<td>[^<]+(?=<td)",
+                                        section, re.S))
             found.append({"location": f"{page}#{name}".strip("#"), "level": 2, "tags": [],
                           "title": unescape(title), "text": " ".join(texts), "path": path})
     for term, text in TERM.findall(WORDS.read_text("utf-8"))[1:]:
