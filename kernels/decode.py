@@ -29,8 +29,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import namedtuple
 
 import torch
 import torch.nn.functional as F
@@ -49,12 +48,7 @@ TOLERANCE = 0.01                        # share of the states' size by which rou
 
 # ---- 1. the state of a rollout ---------------------------------------------------------------
 
-class Own(NamedTuple):
-    """Functions of the script."""
-    read_prompts: Callable
-    sample_token: Callable
-    logprobs: Callable
-    rotate: Callable
+Own = namedtuple("Own", "read_prompts sample_token logprobs rotate")        # of the script
 
 
 def allocate(model, prompts, cfg, uniforms, own):
