@@ -10,7 +10,6 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
-from small_models import NEEDS
 from small_runs import SMALL, arguments, at_work, changed_weights, load
 
 import common
@@ -99,22 +98,6 @@ def test_pages_and_ledger_follow_from_the_stored_numbers_and_the_ledger_has_each
     assert page.count("<td><code>make lab-") == found
 
 
-def test_a_heading_of_the_ledger_sorts_its_rows(browser):
-    page = browser.new_page()
-    page.goto((ROOT / "docs/lab/ledger.html").as_uri())
-    shown = "() => [...document.querySelectorAll('tbody tr')].map(row => [" \
-            "+row.cells[3].dataset.value, row.cells[2].textContent])"
-    before = page.evaluate(shown)
-    page.click("text=effect")
-    effects = page.evaluate(shown)
-    assert effects == sorted(before, key=lambda row: row[0]) != before
-    page.click("text=effect")
-    assert [row[0] for row in page.evaluate(shown)] == [row[0] for row in effects][::-1]
-    page.click("thead >> text=verdict")
-    verdicts = [row[1].partition(":")[0] for row in page.evaluate(shown)]
-    assert verdicts == sorted(verdicts) and len(verdicts) > 100
-
-
 def test_a_replicated_experiment_is_judged_by_all_seeds_and_shows_a_verdict_that_changed(
         own_folder, monkeypatch):
     monkeypatch.setattr(docs, "ROOT", own_folder)
@@ -131,17 +114,6 @@ def test_a_replicated_experiment_is_judged_by_all_seeds_and_shows_a_verdict_that
     assert bench.added(about) == [3, 4, 5] and x["a"]["up"].tolist() == [*effects.values()]
     assert [verdict for _, verdict in bench.claims("made_up")] == [
         "undecided (shown with the first 3 seeds)"]
-
-
-def test_the_page_has_the_table_and_the_curves_of_the_runs_of_gemma():
-    pytest.importorskip("transformers", reason=NEEDS)
-    from lab import gemma
-    results, _ = docs.load("gemma", "")
-    page = (gemma.DOCS / "real-models.md").read_text()
-    assert page.count(
-        f"gemma -->\n{gemma.CHART}{gemma.describe(results)}<!-- end of gemma -->") == 1
-    seeds = {name: numpy.shape(rows) for name, rows in gemma.rewards(results).items()}
-    assert seeds["learning rate 3e-6"] == (3, gemma.JOB.steps) and len(seeds) == 4
 
 
 # ---- every measure ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from learn.path import lines, measure, page, runs, worked
+from learn.path import lines, measure, runs
 from learn.path.rungs import NANO
 
 SMALL = (("P = 32 ", "P = 4 "), ("HELD_OUT = 500 ", "HELD_OUT = 4 "), ("T = 38 ", "T = 8 "))
@@ -103,29 +103,3 @@ def test_what_the_table_of_pieces_says_is_so():
 
 
 # ---- before rung 1 ---------------------------------------------------------------------------
-
-def test_the_gradient_on_the_page_is_that_of_pytorch_and_that_of_differences():
-    theta = torch.tensor(worked.THETA, dtype=torch.float64, requires_grad=True)
-    p = theta.sigmoid()
-    pi = torch.stack([o.share * (p if o.thinks else 1 - p) for o in worked.OUTPUTS])
-    rewards = torch.tensor([o.reward for o in worked.OUTPUTS], dtype=torch.float64)
-    J = (pi * rewards).sum()
-    [exact] = torch.autograd.grad(J, theta, retain_graph=True)
-    assert pi.sum().item() == pytest.approx(1) and J.item() == worked.expected_reward()
-    assert exact.item() == pytest.approx(worked.exact_gradient())
-    text = page.mathematics()
-    assert text.count(f"{exact:.4f}") == 3                  # one of them is that of differences
-    chosen = [worked.OUTPUTS.index(o) for o in worked.SAMPLE]
-    assert [i for i, o in enumerate(worked.SAMPLE, 1) if o.reward] == [3, 4, 8]     # as on the page
-    loss = -(rewards[chosen] * pi[chosen].log()).mean()                 # of rung 1
-    [slope] = torch.autograd.grad(loss, theta)
-    assert f"{-slope:.4f}" in text and f"{loss:.2f} for the sample" in text
-    for scale, found in zip((1, 2, 2 * 7 / 8), worked.estimates()):   # 2: points
-        assert fmean(found) == pytest.approx(scale * exact.item(), abs=0.03)
-
-
-def test_the_rewards_of_the_page_are_those_of_the_verifier_and_its_answer_is_right():
-    module = runs.Watch(NANO, 0).module
-    assert eval(worked.QUESTION[:-1]) == worked.ANSWER
-    assert [module.verify(worked.ANSWER, o.text) for o in worked.OUTPUTS] == [
-        o.reward for o in worked.OUTPUTS]

@@ -1,9 +1,7 @@
 """What a run logs and shows is what it says: metrics, scores and pages, each on a case in which a
 near mistake gives another number."""
-import dataclasses
 from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 from conftest import close, f64
@@ -19,8 +17,7 @@ import reinforce
 from common import Problem
 from engines import here
 from examples import distill, lag, turns, zoo
-from report import chart, observers
-from report.page import command
+from report import observers
 
 
 def test_the_critic_has_a_learning_rate_of_its_own(tmp_path, monkeypatch):
@@ -101,15 +98,6 @@ def test_a_token_above_the_range_of_clip_cov_keeps_its_gradient():
         loss = zoo.clip_cov(
             logps, logps.detach(), A, mask, clip_cov_ratio=0.5, clip_cov_ub=upper)
         assert (loss == 0).sum() == chosen
-
-
-def test_a_flag_that_is_off_is_written_so_and_a_mean_on_a_log_axis_is_geometric():
-    flags = dataclasses.asdict(distill.Config(distillation_mode="topk_logits",
-                                              distillation_add_tail=False))
-    assert "--no-distillation_add_tail" in command("distill.py", flags)
-    rows = numpy.array([[1.0, 10.0], [100.0, 10.0]])
-    assert chart.mean(rows, "log").tolist() == pytest.approx([10, 10])
-    assert chart.mean(rows, "linear").tolist() == [50.5, 10]
 
 
 def test_a_certain_token_has_log_probability_and_entropy_0():

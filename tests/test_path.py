@@ -5,7 +5,6 @@ import functools
 import io
 import random
 import re
-from statistics import fmean
 
 import pytest
 import torch
@@ -147,21 +146,6 @@ def call(monkeypatch, own_folder, capsys):
         path.main()
         return capsys.readouterr().out
     return call
-
-
-def test_a_chapter_ends_with_its_numbers_next_to_those_of_the_page(call, monkeypatch):
-    assert call("imitation").splitlines()[-1].startswith("  imitation ")     # without the base
-    said = call("dpo")
-    assert "DPO, r/w (orange on the page): path/15_dpo_orange.py" in said
-    assert f"imitate, r/w: seed {measure.default_seed('dpo')}\n" in said
-    shares = measure.ends("dpo")["with"]
-    low, mean, high = min(shares), fmean(shares), max(shares)
-    assert "(and their range).\n" in said
-    assert said.splitlines()[-3].split() == f"DPO 30% {mean:.0%} ({low:.0%} to {high:.0%})".split()
-    monkeypatch.setattr(measure.STORE, "results", {})   # as after a change of nano.py
-    said = call("dpo", "--seed", 7)
-    assert "DPO, r/w: seed 7\n" in said and "with seed 7;" in said
-    assert said.splitlines()[-3].split() == ["DPO", "30%", "not", "measured"]
 
 
 @pytest.mark.parametrize("words", ["write", "write gspo", "gspo", "write gspo --real"])

@@ -16,11 +16,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from learn.path import runs
 from learn.practice import __main__ as practice
 from learn.practice import grades, hunt
 from learn.practice.exercise import MISTAKES, Exercise, mistakes
-from report.page import read_run
 from vectors.edits import load, parse, replace_once
 
 PAGE = (ROOT / "docs/practice.md").read_text("utf-8")
@@ -271,27 +269,6 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     path.write_text("mine")
     code, said = run("hunt", name, level)
     assert code == 2 and path.read_text() == "mine"
-
-
-def test_a_watched_run_of_nano_has_what_its_page_shows(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(hunt, "STEPS", 2)
-    text = replace_once((ROOT / "nano.py").read_text(), "base_steps=1000", "base_steps=1")
-    (tmp_path / "nano.py").write_text(replace_once(text, "HELD_OUT = 500", "HELD_OUT = 8"))
-    assert run("watch", "nano.py", "a")[0] == 0
-    shown = read_run("a")
-    assert {*shown["metrics"][1]} == {"step", *hunt.METRICS.values()} and len(shown["metrics"]) == 2
-    numbers = {"reward": 0, "right": 1, "tokens": 2, "think": 3, "silent": 4, "cut": 5, "kl": 6}
-    monkeypatch.setattr(runs, "run", lambda *_, **__: {
-        "steps": [numbers | {"step_kl": 7}], "accuracy": [0.25, 0.75], "seconds": 3.0})
-    run("watch", "nano.py", "b")
-    shown = read_run("b")
-    assert shown["metrics"] == [{
-        "reward": 0, "accuracy": 1, "completions/mean_length": 2, "think_share": 3,
-        "frac_reward_zero_std": 4, "completions/clipped_ratio": 5, "kl": 6, "policy_kl": 7,
-        "step": 1}]
-    assert (shown["summary"]["base"], shown["summary"]["trained"]) == (
-        {"greedy": 0.25}, {"greedy": 0.75})
-    assert run("watch", "nano.py", "a")[0] == 2         # nothing is overwritten
 
 
 def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():

@@ -31,9 +31,3 @@ def test_the_pages_in_docs_are_what_the_scripts_give_today(pages):
             last = 10.0 ** -len(x.partition(".")[2])    # sums may differ there on other machines
             found, wanted = (float(number.replace("−", "-")) for number in (x, y))
             assert found == pytest.approx(wanted, abs=1.1 * last), f"{name}: run make read"
-
-
-def test_a_value_is_named_after_what_the_line_assigns(lessons):
-    names = {name for lesson in lessons.values() for values in lesson.notes.values()
-             for name in values}
-    assert "batch.values" in names and "t" not in names     # t is only an index

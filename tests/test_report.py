@@ -236,20 +236,3 @@ def test_a_sample_of_trl_has_its_rewards_and_no_other_number_counts(
     assert [one["reward"] for one in group] == rewards and group[0]["remark"] == remark
     assert note in run["note"] and bool(note) == bool(run["note"])
     assert [one.get("reward") for one in run["metrics"]] == [0.5] * 2 * (rewards != [None] * 2)
-
-
-@pytest.mark.parametrize("steps, shown, answers", [([2], [1, 3], 0), ([2, 3], [1, 2, 3], 1)])
-def test_the_page_says_that_an_evaluation_replaces_the_completions_of_its_step(
-        steps, shown, answers, tmp_path):
-    found = [{"step": step, "eval_a_reward": 0.5} for step in (0, *steps)]      # step 0: no file
-    run = write_trl(
-        tmp_path, found[:1] + log_of([1, 2, 3], train_runtime=7.0) + found[1:], [1, 2, 3],
-        step=lambda step: [step] * 3, right=[0.0, 1.0, 1.0],
-        prompt=lambda step: ["held out" if step in steps else "1+1="] * 2 + [f"{step}+1="],
-        completion=lambda step: [f"first at {step}", "second", "2"])
-    assert sorted({one["step"] for one in run["samples"]}) == shown and run["summary"]["steps"] == 3
-    assert f"Evaluations have replaced the samples of {len(steps)} of 3" in run["note"]
-    assert [(one[end]["text"], one[end]["label"]) for one in run["evaluation"]
-            for end in ("base", "trained")] == [
-        (f"first at {step}", f"evaluation at step {step}, reward 0.0") for step in steps] * answers
-    assert ("after a second evaluation" in run["note"]) == (not answers)

@@ -28,7 +28,7 @@ MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
 # only a new capability raises them.
 MOST_OF_CODE = 28179                    # outside tests/
-MOST_OF_TESTS = 11573
+MOST_OF_TESTS = 11784
 
 
 # The scripts are written to show these, so they may differ. kl has the estimators that each needs.
