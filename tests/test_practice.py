@@ -2,14 +2,13 @@
 a blank is graded WRONG and named. A learner's work is never overwritten. Every bug hunt can be
 won."""
 import ast
-import faulthandler
 import multiprocessing
 import re
 import shlex
 import subprocess
 import sys
 import threading
-import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -191,6 +190,15 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     assert done.returncode == 0 and command.endswith(" practice/grpo_2.py")
 
 
+class WhenReached(threading.Timer):
+    """A timer whose time runs out as soon as the learner's line 144 runs."""
+    def run(self):
+        while not self.finished.wait(0.01):
+            stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
+            if ("practised.py", 144) in [(one.filename, one.lineno) for one in stack]:
+                self.function()
+
+
 @pytest.mark.parametrize("old, new, words", [
     ("    A = rew", "    A = = rew", "practice/nano.py, line 144: invalid syntax"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
@@ -198,24 +206,15 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_trains_if_all_is_right(
     ("-torch.min(ratio * A, clipped", "torch.min(ratio * A, clipped",
      " surrogate_loss: (2) is right so far, (3) is wrong, (5) is not graded yet"),
     ("\ndef descend", "\nnone_such\n\ndef descend", "line 156: NameError: name 'none_such'"),
-    ("    A = rewards", "    while True: open('begun', 'w').close()\n    A = rewards",
+    ("    A = rewards", "    while True: A = rewards",
      "line 144: has not ended after 600 seconds"),
     ("    A = rew", "    raise KeyboardInterrupt; rew", "line 144: KeyboardInterrupt:   (shapes"),
     ("import zlib", "import zlib, os; print(4 * '2 of 2 functions are right.'); os._exit(0)",
      "ends the program before it is graded")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
-    faulthandler.cancel_dump_traceback_later()      # of pytest: a forked child could set no other
     monkeypatch.setattr(grades, "SPAWN", multiprocessing.get_context("fork"))   # has torch already
-    end_after = faulthandler.dump_traceback_later
-
-    def end_once_begun(limit, **options):
-        """The clock of the limit: it runs out as soon as the learner's line has begun."""
-        def wait():
-            while not Path("begun").exists():
-                time.sleep(0.01)
-            end_after(0.01, **options)
-        threading.Thread(target=wait, daemon=True).start()
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", end_once_begun)
+    if "while" in new:
+        monkeypatch.setattr(threading, "Timer", WhenReached)
     run("nano")
     text = replace_once((ROOT / "nano.py").read_text(), old, new)
     (tmp_path / "practice/nano.py").write_text(text)

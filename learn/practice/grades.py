@@ -10,14 +10,15 @@ is named. The right numbers are computed from the batches of numbers.txt; no res
 import ast
 import contextlib
 import dataclasses
-import faulthandler
 import functools
 import inspect
 import itertools
 import multiprocessing
+import os
 import re
 import sys
 import tempfile
+import threading
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,8 +266,8 @@ def grades_of(path, exercise):
                 yield graded
         except EOFError:
             child.join()
-            written = stack.read_text("utf-8")
-            line = re.search(r'"practised.py", line (\d+)|$', written)[1]
+            written = stack.read_text("utf-8") if stack.exists() else ""
+            line = ([""] + re.findall(r'"practised.py", line (\d+)', written))[-1]
             raise ValueError(f"{path}{f', line {line}' if line else ''}: " + (
                 f"has not ended after {LIMIT} seconds" if written
                 else "ends the program before it is graded")) from None
@@ -278,19 +279,31 @@ def send_grades(sender, stack, path, file, limit):
     """Send the grades of a file, or what it raises. After the limit, write the stack, and exit."""
     exercise = Exercise(file)
     right = load_script(exercise.source)
-    with open(stack, "w", encoding="utf-8") as lines:
-        faulthandler.dump_traceback_later(limit, exit=True, file=lines)
-        try:
-            for graded in grades(exercise, path.read_text(encoding="utf-8-sig")):
-                sender.send(graded)
-                faulthandler.dump_traceback_later(limit, exit=True, file=lines)
-            sender.send(None)
-        except SyntaxError as error:
-            sender.send(f", line {error.lineno}: {error.msg}")
-        except BaseException as error:          # a file may raise anything
-            line = line_of(error, sys.modules.get("practised", right))
-            sender.send(f", line {line}: {type(error).__name__}: {escape(str(error))}")
-        faulthandler.cancel_dump_traceback_later()
+    grading = threading.get_ident()
+
+    def stop():
+        with open(stack, "w", encoding="utf-8") as lines:
+            traceback.print_stack(sys._current_frames()[grading], file=lines)
+        os._exit(1)
+
+    def timed():
+        timer = threading.Timer(limit, stop)
+        timer.daemon = True
+        timer.start()
+        return timer
+    timer = timed()
+    try:
+        for graded in grades(exercise, path.read_text(encoding="utf-8-sig")):
+            sender.send(graded)
+            timer.cancel()
+            timer = timed()
+        sender.send(None)
+    except SyntaxError as error:
+        sender.send(f", line {error.lineno}: {error.msg}")
+    except BaseException as error:              # a file may raise anything
+        line = line_of(error, sys.modules.get("practised", right))
+        sender.send(f", line {line}: {type(error).__name__}: {escape(str(error))}")
+    timer.cancel()
 
 
 def grades(exercise, source):
