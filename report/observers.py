@@ -123,8 +123,8 @@ def sample_records(run, batch, A, score):
         shade = (logps - batch.logps[first]).exp()                              # (4 G, T)
     records = []
     for row, shades in enumerate(shade[first].tolist()):
+        problem = batch.problems[row]
         if row % G == 0:
-            problem = batch.problems[row]
             records.append({"prompt": problem.prompt, "answer": problem.answer, "completions": [],
                             "shade": "ratio" if batch.values is None else "value"})
         length = int(batch.lengths[row])
@@ -137,7 +137,6 @@ def sample_records(run, batch, A, score):
             "tokens": [common.decode([i]) for i in tokens],
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [finite(round(x, 4)) for x in shades[:length]]})
-        problem = batch.problems[row]
         part = part_of(run.task, problem)
         if isinstance(part, Task) and (remark := part.remark(problem, batch.texts[row])):
             records[-1]["completions"][-1]["remark"] = remark

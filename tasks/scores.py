@@ -30,8 +30,11 @@ def scores(batch, task, greedy):
     thinking = [row for row, part in enumerate(parts) if can_think(part)]
     if thinking:
         result |= thought_scores(batch, is_correct, parts, thinking, greedy)
-    for name, values in own_shares(batch, parts).items():
-        result[f"{prefix}{name}"] = mean(values)
+    shares = collections.defaultdict(list)          # what tasks themselves say of completions
+    for problem, text, part in zip(batch.problems, batch.texts, parts):
+        for name, value in part.shares(problem, text).items():
+            shares[f"{prefix}{name}"].append(value)
+    result |= {name: mean(values) for name, values in shares.items()}
     if greedy:
         result["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text,
@@ -49,16 +52,6 @@ def scores(batch, task, greedy):
         best_returns = [parts[row].best_return(batch.problems[row]) for row in moves]
         result["best_return"] = mean([best for best in best_returns if best < math.inf])
     return result
-
-
-def own_shares(batch, parts):
-    """Collect what tasks themselves say of completions, such as whether a program passes the tests
-    that its prompt shows. -> {name: a value for each}"""
-    found = collections.defaultdict(list)
-    for problem, text, part in zip(batch.problems, batch.texts, parts):
-        for name, value in part.shares(problem, text).items():
-            found[name].append(value)
-    return found
 
 
 def part_of(task, problem):

@@ -27,7 +27,7 @@ MOST_SHARED = 869                       # in common.py and plumbing.py, which ev
 MOST_DIFFERENT = 45                     # lines of make diff A=grpo B=gspo
 # Lines of .py and .txt files, as make count has them. Whoever deletes lines lowers these numbers;
 # only a new capability raises them.
-MOST_OF_CODE = 28179                    # outside tests/
+MOST_OF_CODE = 28180                    # outside tests/
 MOST_OF_TESTS = 11784
 
 

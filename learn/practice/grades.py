@@ -286,17 +286,14 @@ def send_grades(sender, stack, path, file, limit):
             traceback.print_stack(sys._current_frames()[grading], file=lines)
         os._exit(1)
 
-    def timed():
-        timer = threading.Timer(limit, stop)
-        timer.daemon = True
-        timer.start()
-        return timer
-    timer = timed()
+    timer = threading.Timer(limit, stop)
+    timer.start()
     try:
         for graded in grades(exercise, path.read_text(encoding="utf-8-sig")):
             sender.send(graded)
             timer.cancel()
-            timer = timed()
+            timer = threading.Timer(limit, stop)
+            timer.start()
         sender.send(None)
     except SyntaxError as error:
         sender.send(f", line {error.lineno}: {error.msg}")
