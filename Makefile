@@ -108,7 +108,7 @@ replicate: $(READY)      ## make replicate A="kl masking" SEED=1000: repeat clai
 r1: $(READY)             ## run R1-Zero and the stages of R1 from one base, five seeds: pipelines.md
 	$(PY) -m lab.r1
 
-zoo: $(READY)            ## draw how much a token counts in the losses of examples/zoo.py: zoo.md
+zoo: $(READY)            ## draw how much a token counts in the losses of examples/zoo.py: methods.md
 	$(PY) -m lab.zoo
 
 stale: $(READY)          ## repeat two steps of each experiment: which pages of the lab are stale?

@@ -1,7 +1,7 @@
 """The zoo: more losses and advantages of TRL and verl, each as one function.
 
 --loss_type names what replaces L_t in grpo.py. While pi = pi_old, each loss except Clip-Cov has the
-gradient of -A log pi. They differ in what happens to a token once its ratio has moved; docs/zoo.md
+gradient of -A log pi. They differ in what happens to a token once its ratio has moved; docs/methods.md
 has a picture of most of them. rho_t, A and L are those of grpo.py; sg is stop-gradient.
 
 A ratio misleads about rare and about likely tokens: a rare one may well become ten times as likely,
@@ -69,7 +69,7 @@ Departures: the means in (7) are over a micro-batch, as in verl. They leave out 
 is 0, because grpo.py does; such outputs have no penalty in (10). REINFORCE++ has no KL in
 r. ReMax has several outputs per prompt. H_t is the entropy when the output was sampled, instead of
 in each update. The flags that come from grpo.py name its equations. Other methods, such as LUSPO,
-are flags of the scripts: docs/zoo.md has a table of names.
+are flags of the scripts: docs/methods.md has their names.
 
 Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """

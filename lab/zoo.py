@@ -1,5 +1,5 @@
 """Draw how each loss treats a token whose ratio has moved, as its own function computes it:
-python -m lab.zoo (make zoo), for docs/zoo.md.
+python -m lab.zoo (make zoo), for docs/methods.md.
 
 A panel of docs/zoo.svg shows the gradient of a loss in log pi of one token, for all ratios up to
 2.5, divided by the gradient of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient.
