@@ -1,8 +1,8 @@
 """The zoo: more losses and advantages of TRL and verl, each as one function.
 
 --loss_type names what replaces L_t in grpo.py. While pi = pi_old, each loss except Clip-Cov has the
-gradient of -A log pi. They differ in what happens to a token once its ratio has moved; docs/methods.md
-has a picture of most of them. rho_t, A and L are those of grpo.py; sg is stop-gradient.
+gradient of -A log pi. They differ in what happens to a token once its ratio has moved (pictures:
+docs/methods.md). rho_t, A and L are those of grpo.py; sg is stop-gradient.
 
 A ratio misleads about rare and about likely tokens: a rare one may well become ten times as likely,
 but one of 0.99 should not fall to 0.8. So DPPO (2602.04879) bounds how far the probability p of a
